@@ -1,4 +1,4 @@
-"""What happens: facts in the past tense, and what a workflow asks handlers to do."""
+"""What happens: facts, in the past tense. What is asked for is a command, in ``shop.py``."""
 
 from jetspark.app import Event
 
@@ -19,24 +19,29 @@ class PaymentOverdue(Event, type="order.payment_overdue", key="order_id", subjec
     order_id: str
 
 
-class ReserveStock(Event, type="stock.reserve", key="article", subject="stock.{article}.reserve"):
+class OrderConfirmed(Event, type="order.confirmed", key="order_id", subject="orders.{order_id}.confirmed"):
+    """Its stock is reserved, and it is paid."""
+
     order_id: str
+
+
+class OrderShipped(Event, type="order.shipped", key="order_id", subject="orders.{order_id}.shipped"):
+    order_id: str
+    label: str
+
+
+class StockAdded(Event, type="stock.added", key="article", subject="stock.{article}.added"):
     article: str
     count: int
 
 
-class ReleaseStock(Event, type="stock.release", key="article", subject="stock.{article}.release"):
-    order_id: str
+class StockReserved(Event, type="stock.reserved", key="article", subject="stock.{article}.reserved"):
     article: str
-
-
-class StockReserved(Event, type="stock.reserved", key="order_id", subject="orders.{order_id}.reserved"):
     order_id: str
+    count: int
 
 
-class StockMissing(Event, type="stock.missing", key="order_id", subject="orders.{order_id}.missing"):
+class StockReleased(Event, type="stock.released", key="article", subject="stock.{article}.released"):
+    article: str
     order_id: str
-
-
-class ShipOrder(Event, type="order.ship", key="order_id", subject="orders.{order_id}.ship"):
-    order_id: str
+    count: int

@@ -1,21 +1,26 @@
-"""The application: a command that places orders, the stock as entities, and the workflow that holds them together.
+"""The application: commands for orders and stock, the workflow that holds them together, and the parcels as entities.
 
 ``jetspark run fulfilment.shop:app --apply`` runs all of it. Deploy as many processes as you like.
+
+The workflow asks for stock by commands, not by events that handlers take. What one run asks for has an order then: the
+stock is released after it was reserved, also if the reservation fails at first, waits in the dead letters over the
+payment's time-out, and is done a day later. Two handlers that take two events have no order between them: the release
+would find nothing to release, and the reservation, done later, would stay for ever.
 """
 
 import msgspec
 
 from fulfilment.events import (
+    OrderConfirmed,
     OrderPaid,
     OrderPlaced,
+    OrderShipped,
     PaymentOverdue,
-    ReleaseStock,
-    ReserveStock,
-    ShipOrder,
-    StockMissing,
+    StockAdded,
+    StockReleased,
     StockReserved,
 )
-from jetspark.app import App, Command, Context, Decision, EntityChange, Event, Past, Refused
+from jetspark.app import App, Command, CommandAnswered, Context, Decision, EntityChange, Event, Past, Refused
 
 PAYMENT_S = 30 * 60
 
@@ -24,7 +29,7 @@ app = App(
     stream="KV_shop",  # states, events and timers in one stream, which is that of bucket `shop`
     subjects=["orders.>", "stock.>"],
     source="/shop",
-    events=[ReleaseStock, ShipOrder, StockMissing, StockReserved],
+    events=[OrderShipped],
     timers=True,
 )
 
@@ -49,86 +54,148 @@ class PlaceOrder(Command):
         return [OrderPlaced(order_id=self.order_id, article=self.article, count=self.count)]
 
 
-# ---- the stock: its state is the truth -------------------------------------------------------------------------------
+# ---- the stock: its events are the truth, and commands decide on them ------------------------------------------------
 
 
 class Stock(msgspec.Struct, frozen=True):
     free: int = 0
     reserved: dict[str, int] = {}
-    """By order. So a request that comes again is recognised."""
+    """By order, also those that are shipped. So a request that comes again is recognised."""
 
 
-app.entities("stock", state=Stock)
+@app.projection("stock", events=[StockAdded, StockReserved, StockReleased], bucket="stock")
+class StockLevels:
+    """What there is of each article, for everybody who asks, and for the commands below."""
+
+    def key(self, event: StockAdded | StockReserved | StockReleased) -> str:
+        return event.article
+
+    def apply(self, state: Stock | None, event: StockAdded | StockReserved | StockReleased) -> Stock:
+        free, reserved = (0, {}) if state is None else (state.free, state.reserved)
+        match event:
+            case StockAdded():
+                return Stock(free + event.count, reserved)
+            case StockReserved():
+                return Stock(free - event.count, reserved | {event.order_id: event.count})
+            case StockReleased():
+                return Stock(free + event.count, {key: reserved[key] for key in reserved if key != event.order_id})
 
 
-@app.handler(ReserveStock, durable="reserve")
-async def reserve(event: ReserveStock, ctx: Context) -> None:
-    def decide(change: EntityChange) -> None:
-        stock: Stock = change.state or Stock()
-        if event.order_id in stock.reserved:
-            return  # done, and told with it
-        if stock.free < event.count:
-            change.emit(StockMissing(order_id=event.order_id))
-            return
-        reserved = stock.reserved | {event.order_id: event.count}
-        change.set(Stock(free=stock.free - event.count, reserved=reserved))
-        change.emit(StockReserved(order_id=event.order_id))
+class StockCommand(Command):
+    """One that is decided on all that has happened to an article."""
 
-    await ctx.entities("stock").modify(event.article, decide)
+    article: str
+
+    def reads(self) -> list[str]:
+        return [f"stock.{self.article}.>"]
+
+    def snapshot_key(self) -> str:
+        return self.article
 
 
-@app.handler(ReleaseStock, durable="release")
-async def release(event: ReleaseStock, ctx: Context) -> None:
-    def decide(change: EntityChange) -> None:
-        stock: Stock = change.state or Stock()
-        if event.order_id in stock.reserved:
-            reserved = {order: count for order, count in stock.reserved.items() if order != event.order_id}
-            change.set(Stock(free=stock.free + stock.reserved[event.order_id], reserved=reserved))
+@app.command("stock.add", snapshot="stock")
+class AddStock(StockCommand):
+    count: int
 
-    await ctx.entities("stock").modify(event.article, decide)
+    def decide(self, past: Past) -> list[Event]:
+        return [StockAdded(article=self.article, count=self.count)]
+
+
+@app.command("stock.reserve", snapshot="stock")
+class ReserveStock(StockCommand):
+    order_id: str
+    count: int
+
+    def decide(self, past: Past) -> list[Event]:
+        stock: Stock = past.state or Stock()
+        if self.order_id in stock.reserved:
+            return []
+        if stock.free < self.count:
+            raise Refused("out of stock")
+        return [StockReserved(article=self.article, order_id=self.order_id, count=self.count)]
+
+
+@app.command("stock.release", snapshot="stock")
+class ReleaseStock(StockCommand):
+    order_id: str
+
+    def decide(self, past: Past) -> list[Event]:
+        stock: Stock = past.state or Stock()
+        if self.order_id not in stock.reserved:
+            return []  # the reservation was refused
+        count = stock.reserved[self.order_id]
+        return [StockReleased(article=self.article, order_id=self.order_id, count=count)]
 
 
 # ---- the workflow ----------------------------------------------------------------------------------------------------
 
 
 class Flow(msgspec.Struct, frozen=True):
-    article: str
     step: str
     is_paid: bool = False
 
 
 @app.workflow("fulfilment", key="order_id")
 class Fulfilment:
-    """Placed, reserved and paid in whatever order the last two come; or given up, with the stock released."""
+    """Placed, reserved and paid, the last two in any order, and shipped; or given up, with the stock released."""
 
     def react(
-        self, state: Flow | None, event: OrderPlaced | StockReserved | StockMissing | OrderPaid | PaymentOverdue
+        self, state: Flow | None, event: OrderPlaced | CommandAnswered | OrderPaid | PaymentOverdue | OrderShipped
     ) -> Decision | None:
-        id = event.order_id
         if state is None:
-            if not isinstance(event, OrderPlaced):
-                return None
-            return Decision(
-                state=Flow(event.article, "reserving"),
-                events=[ReserveStock(order_id=id, article=event.article, count=event.count)],
-                compensations=[ReleaseStock(order_id=id, article=event.article)],
-                timers={"payment": (PaymentOverdue(order_id=id), PAYMENT_S)},
-            )
+            return self._begin(event) if isinstance(event, OrderPlaced) else None
         match event:
-            case StockReserved() if state.is_paid:
-                return self._ship(id, state)
-            case StockReserved():
-                return Decision(state=msgspec.structs.replace(state, step="waiting for payment"))
+            case CommandAnswered(name="reserve", refused=str(reason)):
+                return Decision(failed=reason)
+            case CommandAnswered(name="reserve") if state.is_paid:
+                return self._confirm(event.run)
+            case CommandAnswered(name="reserve"):
+                return Decision(state=Flow("waiting for payment"))
             case OrderPaid() if state.step == "waiting for payment":
-                return self._ship(id, state)
-            case OrderPaid():
-                return Decision(state=msgspec.structs.replace(state, is_paid=True), cancels=["payment"])
-            case StockMissing():
-                return Decision(failed="out of stock")
+                return self._confirm(event.order_id)
+            case OrderPaid() if state.step == "reserving":
+                return Decision(state=Flow("reserving", is_paid=True), cancels=["payment"])
             case PaymentOverdue():
                 return Decision(failed="not paid in time")
+            case OrderShipped():
+                return Decision(state=Flow("shipped", is_paid=True), is_done=True)
         return None
 
-    def _ship(self, id: str, state: Flow) -> Decision:
-        shipped = msgspec.structs.replace(state, step="shipped", is_paid=True)
-        return Decision(state=shipped, events=[ShipOrder(order_id=id)], is_done=True)
+    def _begin(self, event: OrderPlaced) -> Decision:
+        id, article = event.order_id, event.article
+        return Decision(
+            state=Flow("reserving"),
+            commands={"reserve": ReserveStock(order_id=id, article=article, count=event.count)},
+            # Here, and not when the answer comes: the run may fail while the reservation is on its way.
+            compensations=[ReleaseStock(order_id=id, article=article)],
+            timers={"payment": (PaymentOverdue(order_id=id), PAYMENT_S)},
+        )
+
+    def _confirm(self, id: str) -> Decision:
+        confirmed = Flow("shipping", is_paid=True)
+        return Decision(state=confirmed, events=[OrderConfirmed(order_id=id)], cancels=["payment"])
+
+
+# ---- the parcels: work outside is a handler's, and what came of it is an entity --------------------------------------
+
+
+class Parcel(msgspec.Struct, frozen=True):
+    label: str
+
+
+app.entities("parcels", state=Parcel)
+
+
+@app.handler(OrderConfirmed, durable="shipping")
+async def ship(event: OrderConfirmed, ctx: Context) -> None:
+    label = await ctx.once("label", print_label, event.order_id)
+
+    def decide(change: EntityChange) -> None:
+        change.set(Parcel(label))
+        change.emit(OrderShipped(order_id=event.order_id, label=label))
+
+    await ctx.entities("parcels").modify(event.order_id, decide)
+
+
+async def print_label(order_id: str) -> str:
+    return f"label of {order_id}"  # ask a carrier here

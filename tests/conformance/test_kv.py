@@ -11,8 +11,10 @@ from support.drivers import Driver, Recorder, on_both_drivers
 from support.lossy import LossyProxy
 from support.patience import PATIENCE_S
 from support.peers import Proxy
+from support.replicas import stale_replica
 
 import jetspark
+import jetspark.blocking
 from jetspark import KVConfig, StreamSource
 from jetspark.server import NatsServer
 
@@ -60,6 +62,21 @@ async def test_a_value_is_written_read_and_deleted(driver: Driver, url: str) -> 
         other = await kv.put("order.2", b"x")
         with pytest.raises(jetspark.KeyNotFound):
             await kv.get("order.1", revision=other)
+
+
+@on_both_drivers
+async def test_the_leader_can_be_asked_where_a_replica_may_be_behind(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        kv = await nc.jetstream().create_kv(KVConfig(bucket="behind", history=5))
+        await kv.put("k", b"old")
+        await kv.put("k", b"new")
+        with jetspark.blocking.connect(url) as other:
+            js = other.jetstream()
+            stale_replica(js, js.stream("KV_behind"), 1)
+        assert {(await kv.get("k")).value for _ in range(40)} == {b"old", b"new"}
+        assert {(await kv.get("k", direct=False)).value for _ in range(40)} == {b"new"}
+        with pytest.raises(jetspark.KeyNotFound):
+            await kv.get("never", direct=False)
 
 
 @on_both_drivers
@@ -357,7 +374,7 @@ async def test_a_snapshot_is_one_moment_now_or_then(driver: Driver, url: str) ->
         with pytest.raises(jetspark.KeyNotFound):
             await kv.get_at("b", then - 1)
         with pytest.raises(jetspark.ConfigError, match="expected a list of keys"):
-            await kv.snapshot("a")  # type: ignore[arg-type]
+            await kv.snapshot("a")
 
 
 @on_both_drivers

@@ -99,7 +99,29 @@ COURSES = {
             ),
         ],
     ),
-    "schedules_off": Course({}, [Published("s", b"", {"Nats-Schedule": "@at +1", "Nats-Schedule-Target": "t"})]),
+    "schedules_off": Course(
+        {},
+        [
+            Published("s", b"", {"Nats-Schedule": "@at +1", "Nats-Schedule-Target": "t"}),
+            Published("end", b"", {"Nats-Scheduler": "s", "Nats-Schedule-Next": "purge"}),
+        ],
+    ),
+    "ends": Course(
+        {"allow_msg_schedules": True, "allow_atomic": True},
+        [
+            Published("plain", b"no schedule"),
+            Published("end", b"1", {"Nats-Scheduler": "plain", "Nats-Schedule-Next": "purge"}),
+            Published("end", b"2", {"Nats-Scheduler": "end", "Nats-Schedule-Next": "purge"}),
+            Published("end", b"3", {"Nats-Scheduler": "*", "Nats-Schedule-Next": "purge"}),
+            Published("end", b"4", {"Nats-Scheduler": "", "Nats-Schedule-Next": "purge"}),
+            Published("end", b"5", {"Nats-Scheduler": "none"}),
+            Published("end", b"6", {"Nats-Scheduler": "none", "Nats-Schedule-Next": "2030-01-01T00:00:00Z"}),
+            Published("end", b"7", {"Nats-Scheduler": "none", "Nats-Schedule-Next": "purge"}),
+            Published("end", b"8", {"Nats-Schedule-Next": "purge"}),
+            Published("s1", b"x", {"Nats-Schedule": "@at +1", "Nats-Schedule-Target": "never"}),
+            Published("s1", b"replaced", {"Nats-Rollup": "sub"}),
+        ],
+    ),
 }
 
 

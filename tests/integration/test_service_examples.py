@@ -38,10 +38,14 @@ def test_the_tests_of_the_example_pass(folder: Path, name: str) -> None:
     assert "passed" in finished.stdout
 
 
-@pytest.mark.timeout(600)
-def test_the_example_is_checked_run_and_published_to_from_the_shell(folder: Path, nats_url: str) -> None:
-    checked = _run([*COMMAND, "check", "--strict", "billing.service:app"], folder)
+@pytest.mark.parametrize("app", ["billing.service:app", "fulfilment.shop:app"])
+def test_there_is_nothing_to_say_against_the_example(folder: Path, app: str) -> None:
+    checked = _run([*COMMAND, "check", "--strict", app], folder)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.timeout(600)
+def test_the_example_is_run_and_published_to_from_the_shell(folder: Path, nats_url: str) -> None:
     with connect(nats_url) as client:
         workers = subprocess.Popen(
             [*COMMAND, "run", "billing.service:app", "--apply", "--servers", nats_url], cwd=folder

@@ -16,7 +16,7 @@ import jetspark
 from jetspark.aio.jetstream import JetStream as AsyncJetStream
 from jetspark.app.replay import ReplayRequest, plan_replay, rebuild, rebuilding, run_replay, verify
 from jetspark.app.replay.engines import RangeFold
-from jetspark.app.replay.places import read_position
+from jetspark.app.replay.places import noted_position
 from jetspark.app.replay.ranges import Extent
 from jetspark.blocking import JetStream
 from jetspark.blocking.steps import ProcedureRunner
@@ -188,6 +188,6 @@ def test_states_that_replace_each_other_are_no_lost_events_on_spark(spark: Spark
 
 def position_of(server: NatsServer) -> int:
     async def read(js: AsyncJetStream) -> int:
-        return ((await read_position(js, "mixed_sums")).sequence or 0) + 1
+        return ((await noted_position(js, "mixed_sums")).sequence or 0) + 1
 
     return ask(server, read)

@@ -1,42 +1,43 @@
 """Live projections in virtual time: the real workers and the real client, on a model server and a network that fails.
 
-One seed is one run. Workers are killed anywhere, the server and its connections too, streams lose their leaders, and
-two engines may work at a time. The checkers look at what the buckets have, again and again:
+One seed is one run. Workers are killed anywhere, the server and its connections too, streams lose their leaders,
+replicas fall behind and answer with what was, and two engines may work at a time. The checkers look at each message of
+each bucket at the moment when it is stored:
 
-* every value that was ever stored is what a plain loop over the first events makes of its key, and no later one is
-  behind an earlier one;
-* a position is never ahead of what is stored;
+* every value that is stored is what a plain loop over the first events makes of its key, and no later one is behind an
+  earlier one;
+* a position is never ahead of what is stored before it;
 * in the end every key has all of its events, and every message that cannot be read has one letter.
+
+What is right is said by :mod:`support.oracle`, which uses nothing of the product.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
-from collections import defaultdict
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 from unittest import mock
 
-from support.projections import bank, folded, in_model, some_events
+from support.oracle import BankOracle
+from support.projections import bank, cells, in_model, some_events
 
 from jetspark.aio.client import Client
 from jetspark.aio.connecting import connect
 from jetspark.app import App, encode
 from jetspark.app.clock import utc_now
-from jetspark.app.projections.folding import KeyState, Recorded, Router
 from jetspark.app.projections.leases import Lease
-from jetspark.app.projections.live import LiveOptions, ProjectionWorker
+from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import position_key
-from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.projections.worker import ProjectionWorker
 from jetspark.app.topology.provisioning import apply_topology
 from jetspark.core.headers import Headers
 from jetspark.errors import ConnectionLost, JetSparkError, NoServersAvailable
 from jetspark.jetstream.kv import operation_of
-from jetspark.publish.steps import Procedure
-from jetspark.state.changes import MARK_HEADER, SEQUENCE_HEADER, Current
-from jetspark.state.store import StateBucket
+from jetspark.state.changes import MARK_HEADER, SEQUENCE_HEADER
+from jetspark.testing.model.store import ModelMessage
 from jetspark.testing.virtual_loop import model_network, run_in_virtual_time
 
 URL = "nats://model:4222"
@@ -54,10 +55,15 @@ class ProjectionWorld:
     def __init__(self, seed: int, *, faults: bool = True) -> None:
         self.rng = random.Random(seed)
         self.network = model_network(seed)
-        self.app = bank(has_lookups=seed % 10 == 6)
+        replicas = self.rng.choice([1, 3])
+        self.app = bank(has_lookups=seed % 10 == 6, replicas=replicas)
+        self.replicated = ["BANK"] if replicas == 3 else []
+        """Streams whose leaders go, and of which a replica may fall behind."""
         for spec in self.app.projections.values():
             object.__setattr__(spec.bucket, "history", 64)  # for the checkers
             object.__setattr__(spec.bucket, "replicas", self.rng.choice([1, 3]))
+            if spec.bucket.replicas == 3:
+                self.replicated.append(f"KV_{spec.bucket.bucket}")
         self.events = some_events(self.rng, self.rng.choice([20, 60, 120]), accounts=self.rng.choice([2, 6, 30]))
         self.has_faults = faults
         self.kind = self.rng.choice([ProjectionWorker, Reckless])
@@ -70,62 +76,42 @@ class ProjectionWorld:
             partitions=3 if seed % 10 == 7 else 1,
         )
         self.patience_s = 600.0
-        self.outdated = 0
-        self._folded_through = -1
+        self.held_replicas = 0
+        self._oracle, self._folded_through = BankOracle(), 0
+        self.wrong: list[str] = []
+        """What the checkers have found."""
         self.kills = self.looks = self.conflicts = self.restarts = 0
         self._killed: set[bytes] = set()
-        self._seen: dict[tuple[str, str], int] = defaultdict(int)
-        self._prefixes: dict[tuple[str, str], dict[int, tuple[bytes | None, str]]] = {}
 
     def run(self) -> None:
-        release, load_all = Lease.release, StateBucket.load_all
+        release = Lease.release
 
         async def release_alive(lease: Lease) -> None:
             if lease._owner not in self._killed:
                 await release(lease)
 
-        def load_old(bucket: StateBucket, keys: Sequence[str], **options: Any) -> Procedure[dict[str, Current]]:
-            found = yield from load_all(bucket, keys, **options)
-            return self._outdated(bucket, found) if bucket.is_replicated else found
-
-        with (
-            mock.patch.object(Lease, "release", release_alive),
-            mock.patch.object(StateBucket, "load_all", load_old),
-        ):
+        with mock.patch.object(Lease, "release", release_alive):
             run_in_virtual_time(self._main(), self.network)
-
-    def _outdated(self, bucket: StateBucket, found: dict[str, Current]) -> dict[str, Current]:
-        """What a replica may say that is behind: states that were."""
-        if self.rng.random() < 0.7:
-            return found
-        history: dict[str, list[Current]] = {}
-        prefix = f"$KV.{bucket.name}."
-        for message in self.network.front.model.messages(f"KV_{bucket.name}"):
-            headers = message.headers or Headers()
-            value = message.data if operation_of(headers) == "put" else None
-            sequence = int(headers.get(SEQUENCE_HEADER) or 0)
-            current = Current(value, sequence, message.sequence, None, headers.get(MARK_HEADER))
-            history.setdefault(message.subject.removeprefix(prefix), []).append(current)
-        self.outdated += 1
-        chosen = {key: self.rng.choice([None, *history.get(key, [])]) for key in found}
-        return {key: current for key, current in chosen.items() if current is not None}
 
     # ---- what happens ------------------------------------------------------------------------------------------
 
     async def _main(self) -> None:
         async with connect(URL, name="set-up") as client:
             await apply_topology(client.jetstream(), self.app)
+        for name, spec in self.app.projections.items():
+            store = self.network.front.model.stream(f"KV_{spec.bucket.bucket}").store
+            store.watchers.append(BucketChecker(self, name, spec.bucket.bucket))
         publishing = asyncio.create_task(self._publish())
         workers = [asyncio.create_task(self._work(number)) for number in range(self.rng.choice([1, 2, 3]))]
-        troubles = asyncio.create_task(self._trouble())
-        looking = asyncio.create_task(self._look())
+        troubles = [asyncio.create_task(each) for each in (self._trouble(), self._hold_replicas())]
         try:
-            await self._until_done(publishing, [*workers, looking])
+            await self._until_done(publishing, [*workers, *troubles])
         finally:
-            for task in (publishing, troubles, looking, *workers):
+            tasks = [publishing, *troubles, *workers]
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait([publishing, troubles, looking, *workers])
-        self.look()
+            await asyncio.wait(tasks)
+        self.check()
 
     async def _publish(self) -> None:
         with suppress(ConnectionLost):  # of unconfirmed messages: each was sent until it was confirmed
@@ -198,20 +184,28 @@ class ProjectionWorld:
 
     async def _trouble(self) -> None:
         rng, network = self.rng, self.network
-        streams = ["BANK", *(f"KV_{spec.bucket.bucket}" for spec in self.app.projections.values())]
         for _ in range(rng.choice([0, 2, 6]) if self.has_faults else 0):
             await asyncio.sleep(rng.choice([0.02, 0.2, 1.0]) * rng.random())
-            match rng.randrange(5):
+            match rng.randrange(5 if self.replicated else 3):
                 case 0:
                     network.cut()
                 case 1:
                     network.kill_server(rng.choice([0.1, 3.0]))
                 case 2:
-                    network.lose_leader(rng.choice(streams), rng.choice([0.1, 2.0]))
-                case 3:
                     network.refuse(rng.choice([0.1, 2.0]))
+                case 3:
+                    network.lose_leader(rng.choice(self.replicated), rng.choice([0.1, 2.0]))
                 case 4:
-                    network.slow_down(rng.choice(streams), rng.choice([0.1, 2.0]), apply_s=rng.choice([0.01, 0.3]))
+                    stream = rng.choice(self.replicated)
+                    network.slow_down(stream, rng.choice([0.1, 2.0]), apply_s=rng.choice([0.01, 0.3]))
+
+    async def _hold_replicas(self) -> None:
+        """Again and again one replica of a bucket takes over nothing for a while, and answers all the same."""
+        while buckets := [each for each in self.replicated if each != "BANK"]:
+            seconds = self.rng.choice([0.05, 0.5, 3.0])
+            self.network.hold_replica(self.rng.choice(buckets), seconds)
+            self.held_replicas += 1
+            await asyncio.sleep(seconds * 2 * self.rng.random())
 
     async def _until_done(self, publishing: asyncio.Task[None], others: list[asyncio.Task[None]]) -> None:
         async with asyncio.timeout(self.patience_s):
@@ -220,68 +214,79 @@ class ProjectionWorld:
                 for task in (publishing, *others):
                     if task.done():
                         task.result()
-                if publishing.done() and in_model(self.network, self.app) == folded(self.app, self._recorded()):
+                self.check()
+                if publishing.done() and self.is_done():
                     return
 
     # ---- the checkers ------------------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
-        while True:
-            await asyncio.sleep(self.rng.choice([0.005, 0.05, 0.5]))
-            self.look()
+    def check(self) -> None:
+        assert not self.wrong, self.wrong[0]
 
-    def look(self) -> None:
-        self.looks += 1
-        self._fold_prefixes()
-        for name, spec in self.app.projections.items():
-            states: dict[str, int] = {}
-            position = 0
-            prefix = f"$KV.{spec.bucket.bucket}."
-            for message in self.network.front.model.messages(f"KV_{spec.bucket.bucket}"):
-                key = message.subject.removeprefix(prefix)
-                if key == position_key():
-                    position = FoldPosition.decode(message.data).sequence
-                if key.startswith(position_key()):
-                    continue
-                headers = message.headers or Headers()
-                sequence = int(headers.get(SEQUENCE_HEADER) or 0)
-                value = message.data if operation_of(headers) == "put" else None
-                right = self._prefixes[name, key].get(sequence, "nothing")
-                assert (value, (headers.get(MARK_HEADER) or "").split(" ")[0]) == right, (
-                    f"{name} {key} at {sequence}: {value!r}, expected {right!r}"
-                )
-                assert sequence >= states.get(key, 0), f"{name} {key} went back to {sequence} from {states[key]}"
-                states[key] = sequence
-            for (other, key), prefixes in self._prefixes.items():
-                if other == name:
-                    needed = max((each for each in prefixes if each <= position), default=0)
-                    assert states.get(key, 0) >= needed, (
-                        f"{name} is at position {position}, but key {key} at {states.get(key, 0)}, not {needed}"
-                    )
+    def is_done(self) -> bool:
+        tables, letters = in_model(self.network, self.app)
+        oracle = self.oracle()
+        are_equal = all(cells(table) == oracle.tables[name] for name, table in tables.items())
+        return are_equal and letters == oracle.letters
 
-    def _fold_prefixes(self) -> None:
-        """What each key is after each of its events."""
-        last = self.network.front.model.last_sequence(self.app.stream)
-        if last == self._folded_through:
-            return
-        self._folded_through = last
-        states: dict[tuple[str, str], KeyState] = {}
-        self._prefixes = defaultdict(dict)
-        router = Router(self.app.projections.values(), self.app.catalogue)
-        for message in self._recorded():
-            for row in router.route(message).rows:
-                place, spec = (row.projection, row.key), self.app.projections[row.projection]
-                state = states.setdefault(place, KeyState(spec, row.key, Current(None, 0, 0)))
-                self._prefixes[place].setdefault(0, (None, "1"))
-                state.apply(spec, row.key, row.sequence, row.event)
-                if state.sequence:
-                    self._prefixes[place][state.sequence] = (state.value, "1")
+    def oracle(self) -> BankOracle:
+        """What the events make that the stream has now."""
+        messages = self.network.front.model.messages(self.app.stream)
+        new = [each for each in messages if self._is_next(each.sequence)]
+        return self._oracle.fold((each.sequence, each.subject, each.data, 0) for each in new)
 
-    def _recorded(self) -> list[Recorded]:
-        return [
-            Recorded(each.sequence, each.subject, each.data, each.headers, 0)
-            for each in self.network.front.model.messages(self.app.stream)
-        ]
+    def _is_next(self, sequence: int) -> bool:
+        is_next, self._folded_through = sequence > self._folded_through, max(sequence, self._folded_through)
+        return is_next
+
+
+class BucketChecker:
+    """Sees every message of a bucket at the moment when it is stored."""
+
+    def __init__(self, world: ProjectionWorld, name: str, bucket: str) -> None:
+        self._world, self._name, self._prefix = world, name, f"$KV.{bucket}."
+        self._sequences: dict[str, int] = {}
+        self._parked: set[str] = set()
+
+    def on_removed(self, message: ModelMessage) -> None:
+        """The bucket keeps so many of a key."""
+
+    def on_stored(self, message: ModelMessage) -> None:
+        self._world.looks += 1
+        key = message.subject.removeprefix(self._prefix)
+        oracle = self._world.oracle()
+        if key == position_key():
+            self._check_position(json.loads(message.data)["sequence"], oracle)
+        elif not key.startswith(position_key()):
+            self._check_value(key, message, oracle.past.get((self._name, key), {}))
+
+    def _check_value(self, key: str, message: ModelMessage, past: dict[int, bytes | None]) -> None:
+        """It is what a plain loop makes of the first events of its key, and not behind the one before."""
+        headers = message.headers or Headers()
+        sequence = int(headers.get(SEQUENCE_HEADER) or 0)
+        value = message.data if operation_of(headers) == "put" else None
+        if past.get(sequence, b"nothing") != value:
+            self._tell(f"key {key} at {sequence}: {value!r}, expected {past.get(sequence, b'nothing')!r}")
+        before = self._sequences.get(key, 0)
+        if sequence < before:
+            self._tell(f"key {key} went back to {sequence} from {before}")
+        self._sequences[key] = sequence
+        if " parked " in (headers.get(MARK_HEADER) or ""):
+            self._parked.add(key)
+
+    def _check_position(self, position: int, oracle: BankOracle) -> None:
+        for (name, key), values in oracle.past.items():
+            if name != self._name:
+                continue
+            needed = max(each for each in values if each <= position)
+            if self._sequences.get(key, 0) < needed:
+                self._tell(f"at position {position}, but key {key} at {self._sequences.get(key, 0)}, not {needed}")
+            cell = oracle.tables[name].get(key)
+            if cell and cell.parked_at and cell.parked_at <= position and key not in self._parked:
+                self._tell(f"at position {position}, but key {key} is not parked")
+
+    def _tell(self, what: str) -> None:
+        self._world.wrong.append(f"{self._name}: {what}")
 
 
 def world_of(seed: int, **options: Any) -> ProjectionWorld:

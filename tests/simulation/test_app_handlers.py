@@ -74,23 +74,51 @@ def check_rate(world: World) -> None:
             assert last - first + 1 <= burst + rate * (world.starts[last] - began) + 1e-3
 
 
-@pytest.mark.parametrize("seed", seeds.given() or [*range(40), *seeds.fresh(5)])
+@pytest.mark.parametrize("seed", seeds.tried(range(40), 5))
 def test_without_faults_every_event_is_done_exactly_once(seed: int) -> None:
     world = world_of(seed, Faults())
     finish(world)
     assert set(world.done.values()) == {1}, seeds.again(seed)
 
 
-@pytest.mark.parametrize("seed", seeds.given() or [*range(40), *seeds.fresh(5)])
+@pytest.mark.parametrize("seed", seeds.tried(range(40), 5))
 def test_lost_acknowledgements_repeat_nothing_that_is_remembered(seed: int) -> None:
     world = world_of(seed, Faults(lost_answer=0.2))
     finish(world)
 
 
-@pytest.mark.parametrize("seed", seeds.given() or [*range(150), *seeds.fresh(20)])
+@pytest.mark.parametrize("seed", seeds.tried(range(150), 20))
 def test_crashes_lose_nothing_and_keep_the_order_of_a_key(seed: int) -> None:
     chance = random.Random(seed).choice([0.002, 0.01, 0.03])
     world = world_of(seed, Faults(crash=chance, lost_answer=0.05))
+    world.run_until_quiet()
+    world.faults.crash = 0.0
+    finish(world)
+
+
+@pytest.mark.parametrize("seed", seeds.tried(range(80), 10))
+def test_no_key_stands_still_when_an_operator_discards_while_workers_work(seed: int) -> None:
+    world = world_of(seed, Faults(crash=0.005, lost_answer=0.05))
+    world.trouble |= {each: ["reject"] * 1000 for each in world.stream if world.rng.random() < 0.2}
+
+    is_over = False
+
+    def operate() -> None:
+        for sequence in world.open():
+            if world.rng.random() < 0.5:
+                world.discard_meanwhile(sequence)
+        if not is_over:
+            world.at(world.rng.uniform(0.1, 5.0), operate, of_worker=False)
+
+    operate()
+    world.run_until_quiet()
+    world.faults.crash, is_over = 0.0, True
+    finish(world)
+
+
+@pytest.mark.parametrize("seed", seeds.tried(range(80), 10))
+def test_what_others_give_up_while_no_worker_runs_is_not_lost(seed: int) -> None:
+    world = world_of(seed, Faults(crash=0.01, lost_answer=0.05, given_up=0.3))
     world.run_until_quiet()
     world.faults.crash = 0.0
     finish(world)
@@ -112,3 +140,7 @@ def test_the_seeds_reach_what_they_are_for() -> None:
     assert {1, 2, 5} <= most_running
     assert {1, 4, 30} <= most_held
     assert min(crashes, letters) > 50
+    given_up = [world_of(seed, Faults(crash=0.01, given_up=0.3)) for seed in range(20)]
+    for world in given_up:
+        world.run_until_quiet()
+    assert sum(world.given_up for world in given_up) > 50

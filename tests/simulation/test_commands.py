@@ -19,7 +19,7 @@ def check(world: CommandWorld) -> None:
     check_linearizable(world.operations, world.entries(), ledger_model(5), 0)
 
 
-@pytest.mark.parametrize("seed", seeds.given() or [*range(8), *seeds.fresh(2)])
+@pytest.mark.parametrize("seed", seeds.tried(range(8), 2))
 def test_commands_are_linearizable_whatever_dies_and_gets_lost(seed: int) -> None:
     world = CommandWorld(seed, EnterFive)
     check(world)

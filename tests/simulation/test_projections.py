@@ -10,9 +10,12 @@ from simulation.partition_world import quiet
 from simulation.projection_world import world_of
 from support import seeds
 
-from jetspark.app.projections import live, states
+from jetspark.app.projections import states
+from jetspark.app.projections.engine import LiveEngine
 from jetspark.app.projections.folding import KeyState
 from jetspark.state.changes import Change
+from jetspark.state.lookup import Lookup
+from jetspark.state.store import StateBucket
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +24,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("seed", seeds.given() or [*range(8), 13, 477])
+@pytest.mark.parametrize("seed", seeds.tried([*range(8), 13, 477], 0))
 def test_every_state_is_what_a_plain_loop_makes_whatever_dies(seed: int) -> None:
     world_of(seed).run()
 
@@ -44,7 +47,7 @@ def test_the_seeds_reach_what_they_are_for() -> None:
         world.run()
     assert sum(world.kills for world in worlds) > 10
     assert sum(world.conflicts for world in worlds) > 2
-    assert sum(world.outdated for world in worlds) > 2
+    assert sum(world.held_replicas for world in worlds) > 10
     assert sum(world.looks for world in worlds) > 50
 
 
@@ -67,13 +70,13 @@ def _applies_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _moves_the_position_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Says that events are stored that were only read: after a crash they are skipped."""
-    store = live._Engine._store_in
+    store = LiveEngine._store_in
 
-    async def store_in(self: live._Engine, place: Any, with_position: bool) -> bool:
+    async def store_in(self: LiveEngine, place: Any, with_position: bool) -> bool:
         self._through = self._read
         return await store(self, place, with_position)
 
-    monkeypatch.setattr(live._Engine, "_store_in", store_in)
+    monkeypatch.setattr(LiveEngine, "_store_in", store_in)
 
 
 def _forgets_tombstones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,8 +94,8 @@ def _writes_without_looking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores whatever is there."""
     take = states.LiveStates.take
 
-    def careless(self: states.LiveStates, checked: Any = None) -> list[Change]:
-        return [change._replace(revision=None) for change in take(self, checked)]
+    def careless(self: states.LiveStates) -> list[Change]:
+        return [change._replace(revision=None) for change in take(self)]
 
     monkeypatch.setattr(states.LiveStates, "take", careless)
 
@@ -113,19 +116,57 @@ def _skips_what_it_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async def skip(*args: Any) -> None:
         pass
 
-    monkeypatch.setattr(live._Engine, "_write_letter", skip)
+    monkeypatch.setattr(LiveEngine, "_write_letter", skip)
+
+
+def _skips_after_a_nak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes events in the order in which a consumer delivers them that was given one back: 2, 3, 4, then 1."""
+    fold = LiveEngine._fold
+
+    async def out_of_order(self: LiveEngine, messages: Any) -> None:
+        await fold(self, [*messages[1:], messages[0]])
+
+    monkeypatch.setattr(LiveEngine, "_fold", out_of_order)
+
+
+def _mixes_two_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes the value of a key from one moment, and its sequence and revision from another."""
+    load_all = StateBucket.load_all
+    earlier: dict[tuple[int, str], bytes | None] = {}
+
+    def mixing(self: StateBucket, keys: Any) -> Any:
+        found = yield from load_all(self, keys)
+        mixed = {}
+        for key, current in found.items():
+            mixed[key] = current._replace(value=earlier.setdefault((id(self._config), key), current.value))
+        return mixed
+
+    monkeypatch.setattr(StateBucket, "load_all", mixing)
+
+
+def _believes_any_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes what a replica says that is behind for what is."""
+    init = Lookup.__init__
+
+    def credulous(self: Lookup, *args: Any, at_least: int = 0, witness: str | None = None) -> None:
+        init(self, *args)
+
+    monkeypatch.setattr(Lookup, "__init__", credulous)
 
 
 @pytest.mark.parametrize(
     ("mistake", "first"),
     [
         # The first seed that shows the mistake today, so that none before it is run each time for nothing.
-        (_applies_twice, 5),
-        (_moves_the_position_first, 68),  # it takes a look between two moments
-        (_forgets_tombstones, 1),
-        (_writes_without_looking, 5),
-        (_drops_rows_in_conflict, 0),
-        (_skips_what_it_cannot_read, 8),
+        (_applies_twice, 2),
+        (_moves_the_position_first, 4),
+        (_forgets_tombstones, 0),
+        (_writes_without_looking, 2),
+        (_drops_rows_in_conflict, 1),
+        (_skips_what_it_cannot_read, 1),
+        (_skips_after_a_nak, 0),
+        (_mixes_two_snapshots, 0),
+        (_believes_any_replica, 4),
     ],
 )
 def test_an_engine_that_is_wrong_is_caught(

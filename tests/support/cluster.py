@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import jetspark
+from jetspark.app import App
 from jetspark.server import NatsCluster, NatsServer
 
 
@@ -29,6 +30,19 @@ async def create_on_new_cluster(js: jetspark.JetStream, config: jetspark.StreamC
                 return await js.create_stream(config)
             except (jetspark.RequestTimeout, jetspark.JetStreamUnavailable, jetspark.ServerError):
                 await asyncio.sleep(0.2)
+
+
+async def apply_on_new_cluster(app: App, urls: list[str]) -> None:
+    """As :func:`create_on_new_cluster`, everything that an application declares."""
+    async with asyncio.timeout(90):
+        while True:
+            try:
+                await app.apply(urls)
+                return
+            except jetspark.JetSparkError as error:
+                if not error.may_pass:
+                    raise
+                await asyncio.sleep(0.3)
 
 
 async def leading_node(cluster: NatsCluster, of: jetspark.Stream | jetspark.Consumer) -> NatsServer:

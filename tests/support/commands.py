@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import multiprocessing.process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import jetspark
 from jetspark.app import App, AppClient
 from support.accounts import bank
+from support.processes import start_process
 
 
 @asynccontextmanager
@@ -44,16 +44,9 @@ async def are_serving(url: str | list[str], name: str, workers: int = 1) -> None
                 await asyncio.sleep(0.05)
 
 
-_FORKING = multiprocessing.get_context("forkserver")
-# A process that has everything imported, and is copied for each worker: a Python that starts anew takes a second.
-_FORKING.set_forkserver_preload(["support.accounts", "jetspark.app.running", "jetspark.aio.client"])
-
-
-def start_worker(url: str | list[str], app: str, replicas: int = 1) -> multiprocessing.process.BaseProcess:
+def start_worker(url: str | list[str], app: str, replicas: int = 1) -> BaseProcess:
     """A worker of a bank, in a process of its own."""
-    process = _FORKING.Process(target=_work, args=(url, app, replicas), daemon=True)
-    process.start()
-    return process
+    return start_process(_work, url, app, replicas)
 
 
 def _work(url: str | list[str], app: str, replicas: int) -> None:

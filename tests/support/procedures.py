@@ -104,6 +104,10 @@ class MemoryBucket(MemoryServer):
         self.log: list[tuple[str, bytes, dict[str, str]]] = []
         """Every message that was ever stored: the revision is its place, from 1."""
         self.requests: list[str] = []
+        self.lag: Callable[[], int] = lambda: 0
+        """By how many messages the replica is behind that answers next; the leader never is."""
+        self.answers_as = "KV_b"
+        """The stream whose replica answers: the bucket's own, or a mirror of it."""
 
     def _perform_own(self, step: Any) -> Any:
         match step:
@@ -117,8 +121,9 @@ class MemoryBucket(MemoryServer):
         self.log.append((f"$KV.b.{key}", value, headers or {}))
         return len(self.log)
 
-    def last(self, subject: str) -> int:
-        return max((number for number, each in enumerate(self.log, start=1) if each[0] == subject), default=0)
+    def last(self, subject: str, up_to: int | None = None) -> int:
+        log = self.log if up_to is None else self.log[:up_to]
+        return max((number for number, each in enumerate(log, start=1) if matches(subject, each[0])), default=0)
 
     def table(self) -> dict[str, tuple[bytes, int]]:
         """Key to value and sequence."""
@@ -132,8 +137,9 @@ class MemoryBucket(MemoryServer):
         if request.subject.endswith("STREAM.INFO.KV_b"):
             config = {"name": "KV_b", "subjects": ["$KV.b.>"], "allow_direct": True, "allow_batched": self._is_batched}
             return {"config": config, "state": {"messages": len(self.log), "last_seq": len(self.log)}}
-        revision = self.last(json.loads(request.data)["last_by_subj"])
-        if not revision:
+        asked = json.loads(request.data)
+        revision = self.last(asked["last_by_subj"]) if "last_by_subj" in asked else asked["seq"]
+        if not 0 < revision <= len(self.log):
             return {"error": {"code": 404, "err_code": 10037, "description": "no message found"}}
         subject, value, headers = self.log[revision - 1]
         found = {"subject": subject, "seq": revision, "data": _base64(value), "time": "2026-01-01T00:00:00Z"}
@@ -142,8 +148,9 @@ class MemoryBucket(MemoryServer):
     def _give(self, answers: Any) -> None:
         request = answers.request()
         self.requests.append(request.subject)
-        asked = sorted(filter(None, map(self.last, json.loads(request.data)["multi_last"])))
-        messages = list(self._messages(asked))
+        up_to = max(0, len(self.log) - self.lag())
+        found = (self.last(each, up_to) for each in json.loads(request.data)["multi_last"])
+        messages = list(self._messages(sorted(filter(None, found)), up_to))
         if self._is_fault():
             del messages[self._rng.randrange(len(messages))]
         for message in messages:
@@ -151,19 +158,19 @@ class MemoryBucket(MemoryServer):
         if not answers.is_over:
             answers.lost()
 
-    def _messages(self, revisions: list[int]) -> Iterator[CoreMessage]:
+    def _messages(self, revisions: list[int], up_to: int) -> Iterator[CoreMessage]:
         before = 0
         for revision in revisions:
             subject, value, headers = self.log[revision - 1]
             own = "".join(f"{name}: {text}\r\n" for name, text in headers.items())
             block = (
-                f"NATS/1.0\r\n{own}Nats-Subject: {subject}\r\nNats-Sequence: {revision}\r\n"
-                f"Nats-Last-Sequence: {before}\r\n\r\n"
+                f"NATS/1.0\r\n{own}Nats-Stream: {self.answers_as}\r\nNats-Subject: {subject}\r\n"
+                f"Nats-Sequence: {revision}\r\nNats-Last-Sequence: {before}\r\n\r\n"
             )
             yield CoreMessage("_INBOX", value, None, block.encode(), None)
             before = revision
-        end = f"NATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: {before}\r\n\r\n" if before else None
-        yield CoreMessage("_INBOX", b"", None, (end or "NATS/1.0 404 No Results\r\n\r\n").encode(), None)
+        end = f"204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: {before}\r\nNats-UpTo-Sequence: {up_to}"
+        yield CoreMessage("_INBOX", b"", None, f"NATS/1.0 {end if before else '404 No Results'}\r\n\r\n".encode(), None)
 
     def _store(
         self, subject: str, value: bytes, headers: bytes | dict[str, str] | None = None

@@ -23,6 +23,7 @@ from jetspark.app.projections.windows import Window
 from jetspark.blocking import JetStream
 from jetspark.errors import StreamNotFound
 from jetspark.state.changes import Current
+from support.oracle import AccountsOracle, cell_of
 
 app = App("bank", stream="BANK", subjects=["bank.>"])
 
@@ -134,7 +135,7 @@ def messages(count: int, *, accounts: int = 40, unreadable: int = 3, seed: int =
         yield encoded.subject, data, encoded.headers
 
 
-def fresh(url: str, js: JetStream) -> JetStream:
+def fresh(url: str | list[str], js: JetStream) -> JetStream:
     """With an empty stream and empty buckets."""
     topology = app.topology()
     for name in [each.name for each in topology.streams] + [f"KV_{each.bucket}" for each in topology.buckets]:
@@ -154,24 +155,30 @@ State = tuple[bytes | None, int, str | None]
 
 
 def folded(js: JetStream, name: str, *, last: int | None = None) -> dict[str, State]:
-    """What one process that folds the stream message by message comes to, from the first to the last."""
+    """What one process that folds the stream message by message comes to, from the first to the last.
+
+    It has to agree with one that uses nothing of the product.
+    """
     spec = app.projections[name]
-    router = Router([spec], app.catalogue)
+    router, oracle = Router([spec], app.catalogue), AccountsOracle()
     states: dict[str, KeyState] = {}
     for message in js.stream(app.stream).get_messages(1):
         if last is not None and message.sequence > last:
             break
         time_us = microseconds(message.timestamp)
+        oracle.take(message.sequence, message.subject, message.data, time_us)
         recorded = Recorded(message.sequence, message.subject, message.data, message.headers, time_us)
         for row in router.route(recorded).rows:
             state = states.setdefault(row.key, KeyState(spec, row.key, Current(None, 0, 0)))
             state.apply(spec, row.key, row.sequence, row.event)
     changes = {key: state.change(spec, key) for key, state in states.items()}
-    return {
+    found = {
         key: (change.value if change.operation == "put" else None, change.sequence or 0, change.mark)
         for key, change in changes.items()
         if change is not None
     }
+    assert {key: cell_of(*each) for key, each in found.items()} == oracle.tables[name]
+    return found
 
 
 def stored(js: JetStream, bucket: str) -> dict[str, State]:

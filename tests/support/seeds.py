@@ -8,16 +8,21 @@ every process of the run has the same. To repeat a failure, which names its seed
 To repeat a whole run, fresh seeds included, give it the number from its header::
 
     JETSPARK_FRESH_SEED=7050 .venv/bin/python -m pytest tests/simulation
+
+To try many that nobody has tried, say how many of each simulation::
+
+    JETSPARK_SEEDS=5000 nice .venv/bin/python -m pytest -n 1 tests/simulation/test_app_partitions.py
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterable
 
-__all__ = ["again", "draw", "fresh", "given", "header"]
+__all__ = ["again", "draw", "fresh", "given", "header", "tried"]
 
-ONE, FRESH = "JETSPARK_SEED", "JETSPARK_FRESH_SEED"
+ONE, FRESH, MANY = "JETSPARK_SEED", "JETSPARK_FRESH_SEED", "JETSPARK_SEEDS"
 
 
 def given() -> list[int] | None:
@@ -41,6 +46,12 @@ def fresh(count: int) -> list[int]:
     return list(range(first, first + count))
 
 
+def tried(fixed: Iterable[int], count: int) -> list[int]:
+    """What a simulation tries: ``fixed`` seeds and ``count`` fresh ones, or what is asked for instead."""
+    many = os.environ.get(MANY)
+    return given() or (fresh(int(many)) if many else [*fixed, *fresh(count)])
+
+
 def again(seed: int) -> str:
     """How to try a seed again, in the words of a shell; the command follows."""
     return f"{ONE}={seed}"
@@ -52,4 +63,6 @@ def header() -> str:
     if given() is not None:
         return f"seeds: {os.environ[ONE]} only"
     first = os.environ[FRESH]
+    if os.environ.get(MANY):
+        return f"seeds: {os.environ[MANY]} of each simulation from {first} on; one seed alone: {ONE}=..."
     return f"seeds: fresh ones from {first} on; this run again: {FRESH}={first}, one seed alone: {ONE}=..."

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
 import random
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from jetspark.app import App, AppClient, EntityChange, Event
 from jetspark.app.contracts.envelope import read_envelope
 from jetspark.errors import JetSparkError
 from support.apps import until
+from support.processes import start_process
 
 OPENED = 100
 
@@ -104,16 +104,10 @@ async def transfer(client: AppClient, source: str, target: str, cents: int, id: 
 
 # ---- programs that are killed ----------------------------------------------------------------------------------------
 
-_FORKING = multiprocessing.get_context("forkserver")
-_FORKING.set_forkserver_preload(["support.transfers", "jetspark.aio.client"])
-
 
 def start_transfers(urls: list[str], name: str, acknowledged: Path, accounts: int, replicas: int) -> BaseProcess:
     """A program that moves money until it is killed, and writes down what was acknowledged."""
-    arguments = (urls, name, acknowledged, accounts, replicas)
-    process = _FORKING.Process(target=_transfer_for_ever, args=arguments, daemon=True)
-    process.start()
-    return process
+    return start_process(_transfer_for_ever, urls, name, acknowledged, accounts, replicas)
 
 
 def _transfer_for_ever(urls: list[str], name: str, acknowledged: Path, accounts: int, replicas: int) -> None:

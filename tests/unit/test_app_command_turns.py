@@ -14,7 +14,7 @@ from jetspark.app.commands.turns import BoundaryTurns, DecidingPlaces
 FILTERS = ("a", "b", "c")
 
 
-@pytest.mark.parametrize("seed", seeds.given() or [*range(20), *seeds.fresh(5)])
+@pytest.mark.parametrize("seed", seeds.tried(range(20), 5))
 async def test_a_turn_is_had_by_one_and_nothing_stays_taken_when_some_are_cancelled(seed: int) -> None:
     rng, turns, places = random.Random(seed), BoundaryTurns(), DecidingPlaces(2)
     inside: list[tuple[str, ...]] = []

@@ -130,8 +130,19 @@ def test_ids_follow_from_the_event() -> None:
     assert len({*ids, other.new_id()}) == 3
     assert one.idempotency_key("charge") == again.idempotency_key("charge") != one.idempotency_key("ship")
     assert (one.now(), one.event_id, one.correlation_id, one.is_redrive) == (NOW, "evt-1", "evt-1", False)
-    assert one.log.extra is not None
-    assert one.log.extra["sequence"] == 7
+
+
+def test_log_records_say_which_event_they_are_about() -> None:
+    assert context().log.extra == {
+        "handler": "billing",
+        "event_id": "evt-1",
+        "event_type": "order.paid",
+        "key": "o-1",
+        "stream": "ORDERS",
+        "sequence": 7,
+        "attempt": 2,
+        "correlation_id": "evt-1",
+    }
 
 
 async def test_a_context_says_what_its_handler_was_not_declared_for() -> None:

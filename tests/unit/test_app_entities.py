@@ -26,7 +26,7 @@ from jetspark.app.entities.changes import (
 )
 from jetspark.app.entities.committing import ATTEMPTS, Committer
 from jetspark.app.entities.comparing import EntityState, Folded, NotRepairable, Repair, difference, repair_of
-from jetspark.app.entities.declaring import EntitySpec
+from jetspark.app.entities.declaring import EntitySpec, StatePlace
 from jetspark.app.testing import TestApp
 from jetspark.core.backoff import Backoff
 from jetspark.core.headers import Headers
@@ -45,6 +45,9 @@ from jetspark.jetstream.info import StoredMessage
 class Order(msgspec.Struct):
     status: str
     cents: int = 0
+
+
+PLACE = StatePlace.of("shop", "KV_shop")
 
 
 def shop(**options: Any) -> App:
@@ -66,10 +69,18 @@ def test_states_are_in_the_stream_of_the_events() -> None:
     assert stream.allow_rollup
 
 
+def test_states_in_a_stream_that_is_no_buckets_have_a_subject_of_the_application() -> None:
+    app = App("shop", stream="ORDERS", subjects=["orders.>"])
+    spec = app.entities("orders", state=Order)
+    [stream] = app.topology().streams
+    assert stream.subjects == ["orders.>", "states.shop.>"]
+    assert (stream.allow_rollup, stream.max_messages_per_subject) == (True, None)
+    assert (spec.subject_of("o.1"), spec.place.bucket) == ("states.shop.orders.o=2E1", None)
+
+
 @pytest.mark.parametrize(
     ("app", "name", "state", "words"),
     [
-        (App("shop", stream="ORDERS", subjects=["orders.>"]), "orders", Order, "KV_orders"),
         (App("shop", stream="KV_shop"), "orders", Order, "expected subjects="),
         (shop(max_messages_per_subject=5), "orders", Order, "max_messages_per_subject=5"),
         (shop(max_age_s=3600.0), "orders", Order, r"entities 'orders' with max_age_s=3600.0: .* drops their states"),
@@ -94,7 +105,7 @@ def test_a_kind_of_entity_is_declared_once() -> None:
 
 
 def test_a_state_is_canonical_and_can_be_read_back() -> None:
-    spec = EntitySpec("orders", Order, "KV_shop")
+    spec = EntitySpec("orders", Order, PLACE)
     assert spec.encode(Order("paid", 5)) == b'{"cents":5,"status":"paid"}'
     assert spec.decode(b'{"status":"new"}') == Order("new")
     for wrong in (Order(5), {"cents": 1}, object(), float("nan")):  # type: ignore[arg-type]
@@ -106,7 +117,7 @@ def test_a_state_is_canonical_and_can_be_read_back() -> None:
 
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_two_entities_have_two_keys(one: str, other: str) -> None:
-    spec = EntitySpec("orders", Order, "KV_shop")
+    spec = EntitySpec("orders", Order, PLACE)
     assert (spec.key_of(one) == spec.key_of(other)) == (one == other)
 
 
@@ -373,7 +384,9 @@ class CorrectingFold(OrderFold):
 
 
 def spec_of(truth: Any = "events", fold: type[Any] = OrderFold) -> EntitySpec:
-    return EntitySpec("orders", Order, "KV_shop", truth=truth, events=[Placed, Corrected], fold=fold)
+    return EntitySpec(
+        "orders", Order, StatePlace.of("shop", "KV_shop"), truth=truth, events=[Placed, Corrected], fold=fold
+    )
 
 
 def folded(spec: EntitySpec, *cents: int | None) -> Folded:
@@ -469,8 +482,8 @@ def test_a_truth_needs_what_tells_it(options: dict[str, Any], words: str) -> Non
 
 
 def test_a_key_that_is_too_long_for_a_bucket_is_in_a_header() -> None:
-    spec, long = EntitySpec("orders", Order, "KV_shop"), "ä.b" * 100
-    assert spec.key_in(spec.key_of("a.b")) == "a.b"
+    spec, long = EntitySpec("orders", Order, PLACE), "ä.b" * 100
+    assert spec.key_in(spec.subject_of("a.b"), {}) == "a.b"
     assert spec.key_headers("a.b") == {}
-    assert spec.key_in(spec.key_of(long)) is None
-    assert spec.key_in(spec.key_of(long), spec.key_headers(long)) == long
+    assert spec.key_in(spec.subject_of(long), {}) is None
+    assert spec.key_in(spec.subject_of(long), spec.key_headers(long)) == long

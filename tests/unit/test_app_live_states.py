@@ -129,14 +129,3 @@ def test_a_state_that_is_gone_is_told_and_a_mark_that_was_tidied_away_is_not() -
     assert "was removed" in (parking.mark or "")
     [change] = [each for each in cache.take() if each.key == "b"]
     assert (change.value, change.sequence, change.revision) == (b"1", 5, 0)
-
-
-def test_an_event_that_was_ignored_is_not_forgotten_before_the_leader_was_asked() -> None:
-    cache = states()
-    fold(cache, ("a", 5, 0))  # a replica has said that there is no state
-    assert cache.unchecked() == ["a"]
-    fold(cache, ("b", 6, 0))  # and this one comes while the leader is asked
-    cache.look_again(["a"], {"a": Current(b"1", 4, 2, None, "1")})
-    [change] = cache.take(["a"])
-    assert (change.operation, change.sequence, change.revision) == ("delete", 5, 2)
-    assert cache.unchecked() == ["b"]

@@ -7,12 +7,21 @@ from typing import Any
 
 import pytest
 
-from jetspark.app import App, Command, Event, Past, Private, contract_of
+from jetspark.app import App, Command, Decision, Event, Past, Private, Setting, contract_of
 from jetspark.app.causes import child_of, new_trace
 from jetspark.app.commands.declaring import CommandMeta
 from jetspark.app.contracts.asyncapi import asyncapi
 from jetspark.app.contracts.ids import NewIds
-from jetspark.app.topology.declared import OWNER, ConsumerPlace, Found, Step, Topology, TopologyPlan, plan_changes
+from jetspark.app.topology.declared import (
+    OWNER,
+    ConsumerPlace,
+    Found,
+    Step,
+    Topology,
+    TopologyPlan,
+    inherit_replicas,
+    plan_changes,
+)
 from jetspark.app.topology.lints import lint_apps
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
@@ -94,12 +103,14 @@ def test_a_topology_follows_from_what_is_declared() -> None:
     async def mail(event: OrderPaid) -> None: ...
 
     full = app.topology()
-    assert [stream.name for stream in full.streams] == ["ORDERS", "ORDERS_DLQ", "ORDERS_RETRY"]
+    assert [stream.name for stream in full.streams] == ["ORDERS", "ORDERS_DLQ", "ORDERS_RETRY", "ORDERS_ADVISORIES"]
     assert [bucket.bucket for bucket in full.buckets] == ["prices", "orders_schemas", "orders_handlers"]
     consumers = {(place.stream, place.name): place.config for place in full.consumers}
     assert sorted(consumers) == [
         ("ORDERS", "billing"),
         ("ORDERS", "mail"),
+        ("ORDERS_ADVISORIES", "orders-billing"),
+        ("ORDERS_ADVISORIES", "orders-mail"),
         ("ORDERS_RETRY", "billing"),
         ("ORDERS_RETRY", "mail"),
     ]
@@ -118,8 +129,138 @@ def test_the_stream_of_another_app_is_read_and_not_made() -> None:
     async def bill(event: OrderPaid) -> None: ...
 
     topology = app.topology()
-    assert [stream.name for stream in topology.streams] == ["BILLING_DLQ", "BILLING_RETRY"]
+    assert [stream.name for stream in topology.streams] == ["BILLING_DLQ", "BILLING_RETRY", "BILLING_ADVISORIES"]
     assert [bucket.bucket for bucket in topology.buckets] == ["billing_handlers"]
+
+
+class Statuses:
+    def key(self, event: OrderPaid) -> str:
+        return event.order_id
+
+    def apply(self, state: dict[str, Any] | None, event: OrderPaid) -> dict[str, Any]:
+        return {"paid": True}
+
+
+class Noting:
+    def react(self, state: dict[str, Any] | None, event: OrderPaid) -> Decision:
+        return Decision(state={})
+
+
+def everything(**config: Any) -> App:
+    """An application with one of everything that needs something of its own on the server."""
+    stream = StreamConfig(name="KV_shop", subjects=["orders.>"], **config)
+    own = KVConfig(bucket="own", replicas=5)
+    app = App("orders", stream=stream, buckets=["prices", own], timers=True)
+
+    @app.handler(OrderPaid, durable="billing", idempotent="transaction", bucket="balances")
+    async def bill(event: OrderPaid) -> None: ...
+
+    @app.handler(OrderPaid, durable="parts", partitions=2)
+    async def divide(event: OrderPaid) -> None: ...
+
+    app.projection("statuses", events=[OrderPaid], bucket="states")(Statuses)
+    app.settings("flags", currency=Setting(str, "USD"))
+    app.workflow("noting", key="order_id", events=[OrderPaid])(Noting)
+    return app
+
+
+def test_everything_an_app_declares_is_as_safe_as_its_stream() -> None:
+    topology = everything(replicas=3).topology()
+    replicas = {each.name: each.replicas for each in topology.streams}
+    replicas |= {each.bucket: each.replicas for each in topology.buckets}
+    assert replicas == {
+        **dict.fromkeys(["KV_shop", "ORDERS_DLQ", "ORDERS_RETRY", "ORDERS_ADVISORIES", "ORDERS_parts_PARTITIONS"], 3),
+        **dict.fromkeys(["prices", "flags", "balances", "states"], 3),
+        **dict.fromkeys(["orders_schemas", "orders_handlers", "orders_projections"], 3),
+        "own": 5,  # its owner said so
+    }
+    # Not mentioned is the server's default, a disk.
+    assert {each.storage for each in topology.streams} == {each.storage for each in topology.buckets} == {None}
+    unsaid = everything().topology()
+    assert {each.replicas for each in unsaid.streams} | {each.replicas for each in unsaid.buckets} == {None, 5}
+
+
+def test_more_replicas_are_a_safe_change_of_everything() -> None:
+    def server_has(app: App) -> dict[str, StreamConfig]:
+        made = [*app.topology().streams, *(each.to_stream() for each in app.topology().buckets)]
+        return {each.name: dataclasses.replace(each, storage="file", replicas=each.replicas or 1) for each in made}
+
+    found, declared = Found(streams=server_has(everything())), everything(replicas=3).topology()
+    steps = [step for step in plan_changes(declared, found).steps if step.kind != "consumer"]
+    assert len(steps) == len(declared.streams) + len(declared.buckets) - 1
+    assert {str(change) for step in steps for change in step.changes} == {"replicas: 1 -> 3"}
+    assert {step.safety for step in steps} == {"safe"}
+
+
+def test_where_the_app_says_nothing_of_replicas_the_servers_stream_counts() -> None:
+    app = App("billing", stream="ORDERS", buckets=["prices", KVConfig(bucket="own", replicas=1)])
+
+    @app.handler(OrderPaid, durable="billing")
+    async def bill(event: OrderPaid) -> None: ...
+
+    found = Found(streams={"ORDERS": STREAM, "KV_prices": StreamConfig(name="KV_prices", replicas=5)})
+    inherited = inherit_replicas(app.topology(), found)
+    assert {each.name: each.replicas for each in inherited.streams} == dict.fromkeys(
+        ["BILLING_DLQ", "BILLING_RETRY", "BILLING_ADVISORIES"], 3
+    )
+    # What has more, or was said, stays as it is.
+    assert {each.bucket: each.replicas for each in inherited.buckets} == {
+        "prices": None,
+        "own": 1,
+        "billing_handlers": 3,
+    }
+    assert inherit_replicas(app.topology(), Found()) == app.topology()
+    own = declared()
+    assert inherit_replicas(own.topology(), found).streams[0].replicas is None  # the stream itself is as it is
+
+
+def test_an_app_stores_the_advisories_about_its_own_consumers() -> None:
+    app = App("billing", stream="ORDERS")
+
+    @app.handler(OrderPaid, durable="mail")
+    async def mail(event: OrderPaid) -> None: ...
+
+    @app.handler(OrderPaid, durable="parts", partitions=2)
+    async def divide(event: OrderPaid) -> None: ...
+
+    def about(stream: str, consumer: str) -> set[str]:
+        prefix = "$JS.EVENT.ADVISORY.CONSUMER"
+        return {f"{prefix}.{kind}.{stream}.{consumer}" for kind in ("MSG_TERMINATED", "MAX_DELIVERIES")}
+
+    topology = app.topology()
+    [stream] = [each for each in topology.streams if each.name == "BILLING_ADVISORIES"]
+    # Of the stream that others read too, its own consumer alone: another app stores those of its own.
+    of_mail, of_parts = about("ORDERS", "mail"), about("BILLING_parts_PARTITIONS", "*")
+    retries = about("BILLING_RETRY", "*")
+    assert set(stream.subjects or ()) == of_mail | of_parts | retries
+    assert (stream.max_age_s, stream.max_bytes, stream.discard) == (30 * 86400, 32 << 20, "old")
+    consumers = {place.name: place.config for place in topology.consumers if place.stream == stream.name}
+    assert {name: set(each.filter_subjects or ()) for name, each in consumers.items()} == {
+        "billing-mail": of_mail | retries,
+        "billing-parts": of_parts | retries,
+    }
+
+
+def test_advisories_that_another_stream_stores_are_read_there() -> None:
+    def app(**options: Any) -> App:
+        app = App("billing", stream="ORDERS", **options)
+        app.handler(OrderPaid, durable="mail")(_nothing)
+        return app
+
+    audit = StreamConfig(name="AUDIT", subjects=["$JS.EVENT.ADVISORY.>"])
+    topology = app().topology()
+    taken = {subject: ["AUDIT"] for each in topology.streams for subject in each.subjects or () if "$JS." in subject}
+    found = Found(streams={"ORDERS": STREAM, "AUDIT": audit}, others=taken)
+    [conflict] = plan_changes(topology, found).refused(allow=True)
+    assert (conflict.kind, conflict.name) == ("stream", "BILLING_ADVISORIES")
+    assert "App(advisories='AUDIT') reads them there" in str(conflict)
+
+    there = app(advisories="AUDIT").topology()
+    assert "BILLING_ADVISORIES" not in [each.name for each in there.streams]
+    assert plan_changes(there, found).refused(allow=True) == []
+    deaf = dataclasses.replace(audit, subjects=["$JS.EVENT.ADVISORY.STREAM.>"])
+    [conflict] = plan_changes(there, Found(streams={"ORDERS": STREAM, "AUDIT": deaf})).refused(allow=True)
+    assert "AUDIT does not store '$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.ORDERS.mail'" in str(conflict)
 
 
 def test_nothing_is_declared_twice() -> None:

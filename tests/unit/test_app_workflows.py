@@ -20,6 +20,7 @@ from support.fulfilment import (
     fulfilment,
 )
 
+from jetspark import StreamConfig
 from jetspark.app import App, AppClient, Catalogue, Decision, Event, Retry, upcast
 from jetspark.app.testing import TestApp
 from jetspark.app.workflows.declaring import REMEMBERED, RunRecord, WorkflowSpec
@@ -155,9 +156,9 @@ def test_what_is_no_workflow_is_refused(kind: type, options: dict[str, Any], wor
         spec(kind, **options)
 
 
-def test_a_workflow_needs_a_stream_that_has_states() -> None:
-    app = App("shop", stream="ORDERS", subjects=["orders.>"])
-    with pytest.raises(ConfigError, match="KV_orders"):
+def test_a_workflow_needs_a_stream_that_keeps_states() -> None:
+    app = App("shop", stream=StreamConfig(name="ORDERS", max_age_s=3600.0), subjects=["orders.>"])
+    with pytest.raises(ConfigError, match="drops their states"):
         app.workflow("fulfilment", key="order_id")(Fulfilment)
 
 

@@ -17,7 +17,7 @@ from jetspark.state.lookup import Lookup, lookup_requests, stored_of
 
 def test_requests_have_each_subject_once_and_are_not_too_large() -> None:
     subjects = [f"$KV.b.{number}" for number in range(3000)]
-    assert list(map(len, lookup_requests(subjects + subjects))) == [1024, 1024, 952]
+    assert list(map(len, lookup_requests(subjects + subjects))) == [1023, 1023, 954]
     long = ["$KV.b." + "x" * 100_000 + str(number) for number in range(5)]
     assert list(map(len, lookup_requests(long))) == [2, 2, 1]
     assert list(lookup_requests([])) == []
@@ -42,8 +42,9 @@ def answer(subject: str, sequence: int, before: int, own: bytes = b"", data: byt
     return CoreMessage("_INBOX.x", data, None, raw, None)
 
 
-def end(before: int, left: int = 0) -> CoreMessage:
-    raw = b"NATS/1.0 204 EOB\r\nNats-Num-Pending: %d\r\nNats-Last-Sequence: %d\r\n\r\n" % (left, before)
+def end(before: int, left: int = 0, up_to: int | None = None) -> CoreMessage:
+    boundary = b"" if up_to is None else b"Nats-UpTo-Sequence: %d\r\n" % up_to
+    raw = b"NATS/1.0 204 EOB\r\nNats-Num-Pending: %d\r\nNats-Last-Sequence: %d\r\n%b\r\n" % (left, before, boundary)
     return CoreMessage("_INBOX.x", b"", None, raw, None)
 
 
@@ -150,3 +151,40 @@ def test_an_answer_may_be_that_there_is_nothing_or_nobody() -> None:
         Lookup("$JS.API", "KV_b", ["a"]).accept(status("503"))
     with pytest.raises(ServerError, match="Bad Request"):
         Lookup("$JS.API", "KV_b", ["a"]).accept(status("408 Bad Request"))
+
+
+def test_an_answer_counts_only_if_it_is_up_to_what_is_wanted() -> None:
+    lookup = Lookup("$JS.API", "KV_b", ["a", "never"], at_least=9, witness="w")
+    assert json.loads(lookup.request().data) == {"multi_last": ["a", "never", "w"]}
+    for up_to in (8, None):
+        lookup.request()
+        lookup.accept(answer("a", 3, 0))
+        lookup.accept(end(3, up_to=up_to))
+        assert (lookup.is_over, lookup.is_behind, lookup.left, lookup.found) == (True, True, ["a", "never"], [])
+    lookup.request()
+    assert not lookup.is_behind
+    lookup.accept(status("404 No Results"))
+    assert (lookup.is_behind, lookup.left) == (True, ["a", "never"])
+    lookup.request()
+    lookup.accept(answer("a", 3, 0))
+    lookup.accept(answer("w", 9, 3))
+    lookup.accept(end(9, up_to=12))
+    assert (lookup.is_behind, lookup.left, lookup.up_to) == (False, [], 12)
+    assert [each.subject for each in lookup.found] == ["a"]  # nobody has asked for the witness
+
+
+def test_a_witness_that_is_asked_for_anyway_is_asked_for_once() -> None:
+    lookup = Lookup("$JS.API", "KV_b", ["a", "w"], at_least=9, witness="w")
+    assert json.loads(lookup.request().data) == {"multi_last": ["a", "w"]}
+    lookup.accept(answer("w", 9, 0))
+    lookup.accept(end(9, up_to=9))
+    assert [each.subject for each in lookup.found] == ["w"]
+
+
+def test_what_a_mirror_says_does_not_count_where_the_place_matters() -> None:
+    for at_least in (0, 1):
+        lookup = Lookup("$JS.API", "KV_b_elsewhere", ["a"], at_least=at_least)
+        lookup.request()
+        lookup.accept(answer("a", 3, 0))
+        lookup.accept(end(3, up_to=3))
+        assert (lookup.is_behind, len(lookup.found)) == ((True, 0) if at_least else (False, 1))

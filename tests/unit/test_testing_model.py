@@ -248,6 +248,20 @@ def test_what_takes_time_to_apply_counts_shows_later_and_is_answered_then() -> N
     assert plain(server, now=7.0) == ['{"stream":"S","seq":6}']
 
 
+def test_a_replica_that_is_held_answers_every_second_direct_get_with_what_it_has() -> None:
+    server = make(replicas=3, allow_direct=True)
+    plain(server)
+    server.hold_replica("S", True)
+    plain(server)
+    stream = server.stream("S")
+    assert [stream.answering().last_sequence for _ in range(4)] == [2, 1, 2, 1]
+    assert server.last_sequence("S") == 2
+    server.hold_replica("S", False)
+    assert [stream.answering().last_sequence for _ in range(2)] == [2, 2]
+    with pytest.raises(ConfigError, match="one replica"):
+        make().hold_replica("S", True)
+
+
 @pytest.mark.parametrize(("drop", "left"), [(0, 3), (1, 1), (2, 1)])
 def test_an_atomic_batch_that_was_not_applied_is_lost_as_a_whole_or_not_at_all(drop: int, left: int) -> None:
     server = make(replicas=3)

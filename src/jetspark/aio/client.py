@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from jetspark.aio import clock
 from jetspark.aio.closing import Closing
 from jetspark.aio.context import DriverContext
 from jetspark.aio.finishing import is_interrupt
@@ -21,6 +21,7 @@ from jetspark.aio.publisher import WindowedPublisher
 from jetspark.aio.subscription import Callback, Subscription, subscribe
 from jetspark.aio.transport import WRITE_AT_BYTES, DriverAuth, Link
 from jetspark.core import ending
+from jetspark.core.arguments import function
 from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
 from jetspark.core.dispatcher import Dispatcher
@@ -58,8 +59,8 @@ class Client(ClientBase):
         self._machine = Connection(
             options,
             servers,
-            inbox=new_inbox_prefix(options.inbox_prefix, random.SystemRandom().getrandbits(128)),
-            jitter=random.SystemRandom().random,
+            inbox=new_inbox_prefix(options.inbox_prefix, clock.rng().getrandbits(128)),
+            jitter=clock.rng().random,
             message_class=Message,
             client=self,
         )
@@ -194,7 +195,7 @@ class Client(ClientBase):
 
         Args:
             timeout: Longest time in all (default ``request_timeout_s``).
-            max_messages: So many answers are enough.
+            max_messages: Stop after this many answers.
             stall: After the first answer, longest wait for each further one.
             stop: True for the message that ends the sequence; that message is not yielded.
 
@@ -205,6 +206,8 @@ class Client(ClientBase):
         """
         now = self._link.now
         timeout = timeout_of(timeout, self.options.request_timeout_s)
+        if stop is not None:
+            function("stop", stop, "a function that takes a message")
         collector = Collector(subject, now=now(), timeout_s=timeout, stall_s=stall, max_messages=max_messages)
         inbox = new_inbox(self._link)
         answers = subscribe(self._link, inbox, answers_to=subject)
@@ -289,7 +292,7 @@ class Client(ClientBase):
         await until_done(self._link, self._machine.flush, timeout, "flush")
 
     async def drain(self, timeout: float | None = None) -> None:
-        """Stop receiving, let every reader finish what was received, send everything, close.
+        """Stop receiving, let every reader finish the messages received so far, send everything, close.
 
         All of it within ``timeout`` (default ``drain_timeout_s``). A drain beside another one, or beside ``close``,
         waits for that one and returns. Called in a callback, it does not wait for that callback's own subscription.

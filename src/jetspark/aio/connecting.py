@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 from jetspark.aio.client import Client
 from jetspark.aio.transport import DriverAuth
 from jetspark.core.events import OnEvent
-from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig
+from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig, check_connect
 from jetspark.core.reconnect import parse_servers
 from jetspark.errors import NotAwaited, UsageError
 
@@ -41,6 +41,7 @@ def connect(
         ConfigError: A URL, an option or the credentials make no sense.
     """
     chosen = ConnectOptions.of(options, overrides)
+    check_connect(auth, tls, on_event)
     parsed = parse_servers(servers)
     return _Connecting(lambda: Client(parsed, auth, tls, on_event, chosen)._open())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any, cast
+from typing import Unpack, cast
 
 from jetspark.aio.calling import Callback, Calling, call
 from jetspark.aio.finishing import is_interrupt
@@ -13,16 +13,21 @@ from jetspark.aio.link_calls import drain, unsubscribe
 from jetspark.aio.message import Message
 from jetspark.aio.transport import Link
 from jetspark.aio.waiter import Changed
+from jetspark.core.arguments import function
 from jetspark.core.client_base import SubscriptionBase
 from jetspark.core.numbers import check_timeout, timeout_of
-from jetspark.core.subscription import SubscriptionState
+from jetspark.core.subscription import SubscriptionKind, SubscriptionState
 from jetspark.errors import ConnectionClosed, RequestTimeout
 
 __all__ = ["Callback", "Subscription", "SubscriptionReader", "subscribe"]
 
 
-def subscribe(link: Link, subject: str, queue: str = "", callback: Callback | None = None, **kind: Any) -> Subscription:
+def subscribe(
+    link: Link, subject: str, queue: str = "", callback: Callback | None = None, **kind: Unpack[SubscriptionKind]
+) -> Subscription:
     """Start receiving. ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
+    if callback is not None:
+        function("callback", callback, "a function that takes a message")
     link.check_caller()
     reader = SubscriptionReader(link)
     try:
@@ -134,13 +139,13 @@ class Subscription(SubscriptionBase):
         return bool(self._state.pending) or self._state.is_finished
 
     async def unsubscribe(self, max_messages: int = 0) -> None:
-        """End now, or when ``max_messages`` have been received in all. What was received can still be read."""
+        """End now, or when ``max_messages`` have been received in all. Messages received so far can still be read."""
         unsubscribe(self._link, self._state, max_messages)
 
     async def drain(self, timeout: float | None = None) -> None:
         """End without losing anything: the server stops sending, then the reader finishes what is here.
 
-        Should the session end first, no more comes either: what was on its way is lost with it.
+        Should the session end first, no more comes either: messages on their way are lost with it.
 
         Raises:
             RequestTimeout: The reader did not finish in time.

@@ -21,7 +21,7 @@ from jetspark.app.projections.views import View, ViewEntry, ViewPosition, ViewRe
 from jetspark.app.projections.windows import Window
 from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Settings, SettingsSpec
 from jetspark.app.telemetry import AttemptResult, HandlerAttempt, HandlerObserver, LetterChange
-from jetspark.app.timers import Timer, Timers
+from jetspark.app.timers import FiredTimer, Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
 from jetspark.app.workflows.commands import CommandAnswered
 from jetspark.app.workflows.runs import RunRetry, WorkflowRun, WorkflowRuns
@@ -51,6 +51,7 @@ __all__ = [
     "EntityChanges",
     "EntityDifference",
     "Event",
+    "FiredTimer",
     "Flag",
     "FlagValue",
     "HandlerAttempt",

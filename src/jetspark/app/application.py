@@ -210,6 +210,8 @@ class App(Declarations):
         compatibility: What a new version of an event is checked for, in the words of Confluent's registry.
         timers: Let the stream hold timers (:class:`Timers`), too.
         version: Of the application, as its workers tell those who look for services; three numbers.
+        advisories: A stream that stores the server's advisories already, such as one on ``$JS.EVENT.ADVISORY.>``: they
+            are read there. Without, the application has a stream of its own for those about its consumers.
     """
 
     @property
@@ -401,7 +403,7 @@ class App(Declarations):
             options: Those of a handler: concurrency (128 by default), retry, partitions and so on.
 
         Raises:
-            ConfigError: The class is no workflow, or the stream can have no entities (``App(stream="KV_...")``).
+            ConfigError: The class is no workflow, or the stream would drop the states of runs; see ``app.entities``.
         """
         _check_options(name, options, WorkflowOptions)
 

@@ -16,12 +16,15 @@ from jetspark.app.client import AppClient
 from jetspark.app.commands.wire import command_subject
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.compatibility import DEFAULT_MODE, Mode, check_mode
-from jetspark.app.entities.declaring import MANY, EntitySpec, Truth, state_subjects
+from jetspark.app.entities.declaring import MANY, EntitySpec, StatePlace, Truth
 from jetspark.app.handlers.partitions import PIN_GROUP, partition_consumer, partition_filter, partition_transforms
 from jetspark.app.timers import check_stream, timer_subjects
 from jetspark.app.topology.declared import OWNER, ConsumerPlace, Topology, TopologyPlan
 from jetspark.app.topology.keeping import check_keeps
 from jetspark.app.topology.names import (
+    ADVISORY_KINDS,
+    advisory_stream,
+    advisory_subject,
     check_app_name,
     dead_letter_stream,
     handler_bucket,
@@ -52,6 +55,10 @@ WORKERS = 8
 DUPLICATE_WINDOW_S = 120.0
 """How long a stream remembers ids, by default."""
 _is_version = re.compile(r"\d+\.\d+\.\d+(?:[-+][0-9A-Za-z.+-]+)?").fullmatch
+ADVISORIES_AGE_S = 30 * 86400.0
+"""How long it is known that an event was given up while no worker ran."""
+ADVISORIES_BYTES = 32 << 20
+"""About 80,000 of them."""
 MARKER_TTL_S = 60.0
 """How long watchers of the handlers' bucket can see that a key went away by its TTL."""
 
@@ -71,8 +78,12 @@ class Declarations:
         compatibility: Mode = DEFAULT_MODE,
         timers: bool = False,
         version: str = "0.0.0",
+        advisories: str | None = None,
     ) -> None:
         self.name = check_app_name(name)
+        self.advisories = advisory_stream(self.name) if advisories is None else advisories
+        """The stream in which the server's advisories about its consumers are."""
+        self._owns_advisories = advisories is None
         config = StreamConfig(name=stream) if isinstance(stream, str) else stream
         if config.subjects is not None and subjects:
             raise ConfigError(f"subjects={list(subjects)} with those of the StreamConfig: expected one of the two")
@@ -181,13 +192,14 @@ class Declarations:
         events: Sequence[type[Any]] = (),
         fold: type[Any] | None = None,
     ) -> EntitySpec:
-        """Declare a kind of entity: state in a bucket, changed together with its events.
+        """Declare a kind of entity: a state that is changed together with its events.
 
-        States and events are in one stream, which is that of a bucket: ``App(stream="KV_shop", ...)``. A client changes
-        them: ``async with client.entities("orders").change("o-1") as change``.
+        A client changes them: ``async with client.entities("orders").change("o-1") as change``. States and events are
+        in one stream, the application's. If it is called as that of a bucket, ``App(stream="KV_shop", ...)``, every
+        NATS client can read the states as bucket ``shop``; else they are on ``states.<app>.<name>.<key>``.
 
         Args:
-            name: Of the kind, the first part of its keys in the bucket.
+            name: Of the kind, the first part of its keys.
             state: The type of a state, which msgspec encodes: a Struct, a dataclass, a dict.
             truth: Which counts where state and events differ, because somebody wrote only one of them: the ``"state"``
                 or the ``"events"``. ``jetspark reconcile`` compares both, and repairs by this.
@@ -197,12 +209,13 @@ class Declarations:
                 events that lead from what the events make to the state.
 
         Raises:
-            ConfigError: The stream is no bucket's or not the app's own, it would drop states (a limit of age, messages
-                or bytes, or retention by acknowledgement), or the type or the name cannot be used.
+            ConfigError: The stream is not the app's own, it would drop states (a limit of age, messages or bytes, or
+                retention by acknowledgement), or the type or the name cannot be used.
         """
         if not self.owns_stream:
             raise ConfigError(f"entities {name!r}: expected subjects=; they are kept in a stream of the app's own")
-        spec = EntitySpec(name, state, self.stream, truth=truth, events=events, fold=fold)
+        place = StatePlace.of(self.name, self.stream)
+        spec = EntitySpec(name, state, place, truth=truth, events=events, fold=fold)
         if name in self.entity_specs:
             raise ConfigError(f"entities {name!r}: expected a name of its own; others have it")
         limit = self.stream_config.max_messages_per_subject
@@ -211,7 +224,7 @@ class Declarations:
                 f"entities with max_messages_per_subject={limit}: it would drop events of the same stream"
             )
         check_keeps(self.stream_config, f"entities {name!r}", "their states")
-        self._store_also(state_subjects(self.stream))
+        self._store_also(f"{place.prefix}>")
         self._add(*events)
         self.entity_specs[name] = spec
         return spec
@@ -247,22 +260,40 @@ class Declarations:
         if self.projections:
             buckets += [self._owned(spec.bucket_config, {}) for spec in self.projections.values()]
             description = "Which buckets projections are in, leases, and replays."
-            # As safe as the stream: without its leases and its record of buckets no worker begins.
-            more = {"limit_marker_ttl_s": MARKER_TTL_S, "replicas": self.stream_config.replicas}
-            buckets.append(self._bucket(projection_bucket(self.name), description, **more))
+            buckets.append(self._bucket(projection_bucket(self.name), description, limit_marker_ttl_s=MARKER_TTL_S))
         if self.handlers or self.projections:
             streams.append(self._dead_letters())
         if self.handlers:
             streams.append(self._retries())
+            if self._owns_advisories:
+                streams.append(self._advisory_stream())
             buckets.append(
                 self._bucket(handler_bucket(self.name), "What handlers remember.", limit_marker_ttl_s=MARKER_TTL_S)
             )
         streams += [self._copies(spec, spec.partitions) for spec in self.handlers.values() if spec.partitions]
         consumers = [place for spec in self.handlers.values() for place in self.consumers_of(spec)]
+        consumers += [self.advisory_consumer(spec) for spec in self.handlers.values()]
         replaces = {
             partition_stream(self.name, spec.name): (self.stream, spec.durable) for spec in self.handlers.values()
         }
-        return Topology(app=self.name, streams=streams, buckets=buckets, consumers=consumers, replaces=replaces)
+        return Topology(
+            app=self.name,
+            stream=self.stream,
+            streams=[self.as_safe(each) for each in streams],
+            buckets=[self.as_safe(each) for each in buckets],
+            consumers=consumers,
+            replaces=replaces,
+        )
+
+    def as_safe(self, config: Any) -> Any:
+        """A configuration with as many replicas as the application's stream has, unless it says how many.
+
+        An event that waits for its retry, or is a dead letter, is acknowledged in the stream: it must not be lost with
+        one machine where the stream would not be. Storage needs no such rule: what is not mentioned is on disk.
+        """
+        if config.replicas is not None or self.stream_config.replicas is None:
+            return config
+        return dataclasses.replace(config, replicas=self.stream_config.replicas)
 
     async def plan(self, servers: str | Iterable[str], **options: Any) -> TopologyPlan:
         """What differs between what the application declares and what the server has; nothing is changed.
@@ -311,7 +342,9 @@ class Declarations:
         if self.has_timers:
             defaults |= {"allow_message_schedules": True, "allow_message_ttl": True, "allow_rollup": True}
         if self.entity_specs:
-            defaults |= {"allow_rollup": True, "max_messages_per_subject": MANY}
+            defaults["allow_rollup"] = True
+            if StatePlace.of(self.name, self.stream).bucket is not None:
+                defaults["max_messages_per_subject"] = MANY
         age_s = self.stream_config.max_age_s
         if age_s and age_s < DUPLICATE_WINDOW_S:
             # As the server does for a new stream; for one that exists it refuses the age instead.
@@ -352,6 +385,42 @@ class Declarations:
             metadata={OWNER: self.name},
         )
 
+    def _advisory_stream(self) -> StreamConfig:
+        filters = [each for spec in self.handlers.values() for each in self._advisory_subjects(spec)]
+        return StreamConfig(
+            name=self.advisories,
+            description="What the server says of events that it, or another client, gave up.",
+            subjects=list(dict.fromkeys(filters)),
+            retention="limits",
+            max_age_s=ADVISORIES_AGE_S,
+            max_bytes=ADVISORIES_BYTES,
+            discard="old",
+            allow_direct=True,
+            metadata={OWNER: self.name},
+        )
+
+    def _advisory_subjects(self, spec: HandlerSpec) -> list[str]:
+        """Of a handler's consumers. Of a stream that others read as well its own alone: a subject has one stream."""
+        retries = retry_stream(self.name)
+        places = [(self.stream, spec.durable), (retries, "*")]
+        if spec.partitions is not None:
+            places[0] = (partition_stream(self.name, spec.name), "*")
+        return [advisory_subject(kind, stream, name) for kind in ADVISORY_KINDS for stream, name in places]
+
+    def advisory_consumer(self, spec: HandlerSpec) -> ConsumerPlace:
+        """The consumer by which the workers of a handler share what was said of its events."""
+        config = ConsumerConfig(
+            durable_name=f"{self.name}-{spec.name}",
+            ack_policy="explicit",
+            # Of what was before this handler there is nothing to mend.
+            deliver_policy="new",
+            ack_wait_s=10.0,
+            max_deliver=-1,
+            filter_subjects=self._advisory_subjects(spec),
+            metadata={OWNER: self.name, "jetspark-handler": spec.name},
+        )
+        return ConsumerPlace(self.advisories, config)
+
     def _copies(self, spec: HandlerSpec, partitions: int) -> StreamConfig:
         """What a handler with partitions reads: the server copies its events, with their partition in the subject.
 
@@ -365,7 +434,6 @@ class Declarations:
             sources=[StreamSource(name=self.stream, subject_transforms=transforms)],
             retention="limits",
             storage=config.storage,
-            replicas=config.replicas,
             max_age_s=config.max_age_s,
             allow_direct=True,
             metadata={OWNER: self.name, "jetspark-handler": spec.name},

@@ -17,7 +17,8 @@ from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.context import open_lifespans
 from jetspark.app.handlers.worker import HandlerWorker
 from jetspark.app.patience import patiently
-from jetspark.app.projections.live import LiveOptions, ProjectionWorker
+from jetspark.app.projections.live import LiveOptions
+from jetspark.app.projections.worker import ProjectionWorker
 from jetspark.app.topology.provisioning import apply_topology, check_for_drift
 from jetspark.errors import ConfigError
 

@@ -6,6 +6,11 @@ its event comes to handlers and projections like any other. A timer of the same 
 
 It is never dropped by age (``Nats-TTL: never``). What a stream drops by a limit of messages or bytes it would drop with
 the timers among it, so an application with timers cannot have such a limit: :func:`check_stream`.
+
+A timer that has fired is gone, and its event is in the stream, however late it is handled. Whether it still counts then
+can be read: a timer that was set anew is on its subject again, and a cancel that came after the firing has left a mark
+beside it, on ``timers.<app>.<name>.cancelled``, for a week. A cancel that came before leaves none: nothing fires. The
+mark has a subject of its own because the server ends no timer on a subject whose last message is none (10212).
 """
 
 from __future__ import annotations
@@ -17,27 +22,34 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from jetspark.aio.context import context_of
 from jetspark.app.clock import utc_now
+from jetspark.app.contracts.envelope import derived_id, read_envelope
+from jetspark.app.contracts.other_forms import header_of
 from jetspark.app.contracts.tokens import unescape
 from jetspark.app.topology.keeping import check_keeps
 from jetspark.app.topology.names import escape_token
 from jetspark.codes import Code
-from jetspark.errors import ConfigError, MessageNotFound, ServerError
+from jetspark.errors import ConfigError, MessageNotFound, ServerError, WrongLastSequence
+from jetspark.jetstream.operations import message_query
+from jetspark.jetstream.publishing import Expect
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.stream import Stream
-    from jetspark.app.contracts.envelope import Encoded
+    from jetspark.app.contracts.envelope import Decoded, Encoded, RawHeaders
     from jetspark.jetstream.config import StreamConfig
-    from jetspark.jetstream.info import StoredMessage
+    from jetspark.jetstream.info import PubAck, StoredMessage
 
 __all__ = [
+    "FiredTimer",
     "Seconds",
     "Timer",
     "Timers",
     "When",
     "cancelling",
     "check_stream",
+    "firing_subject",
     "timer_message",
     "timer_subject",
     "timer_subjects",
@@ -47,6 +59,14 @@ Seconds: TypeAlias = float | datetime.timedelta
 
 _WORDS = ("@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly")
 _MANY_YEARS_S = 100 * 366 * 86_400
+_SCHEDULER, _NEXT = "Nats-Scheduler", "Nats-Schedule-Next"
+_CANCELLED = ".cancelled"
+REMEMBERED_S = 7 * 86_400
+"""For how long a cancel is remembered that came after the firing; as the effects of ``ctx.once`` are."""
+TRIES = 20
+"""How often a timer is read anew because it fired or was set at that very moment."""
+LATER_EVENTS = 256
+"""Events behind one of a timer, on its subject, among which a later one of the same timer is looked for."""
 _is_zone = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*").fullmatch
 
 
@@ -64,7 +84,16 @@ def timer_subject(app: str, name: str) -> str:
 
 def cancelling(app: str, name: str) -> dict[str, str]:
     """Headers of a message with which a timer ends: the server does both, or neither."""
-    return {"Nats-Scheduler": timer_subject(app, name), "Nats-Schedule-Next": "purge"}
+    return {_SCHEDULER: timer_subject(app, name), _NEXT: "purge"}
+
+
+def firing_subject(headers: RawHeaders) -> str | None:
+    """The subject of the timer that has published a message; None if it was no timer.
+
+    A message that ends a timer names it in the same way. But that one is published by a program, under an id, which the
+    server takes off what it publishes itself.
+    """
+    return None if header_of(headers, "Nats-Msg-Id") is not None else header_of(headers, _SCHEDULER)
 
 
 def check_stream(config: StreamConfig) -> None:
@@ -117,6 +146,15 @@ class When:
         due = _moment(at) if after is None else now + datetime.timedelta(seconds=_seconds("after", after))
         return cls(f"@at {due.astimezone(datetime.UTC).isoformat().replace('+00:00', 'Z')}", due)
 
+    @classmethod
+    def of_decision(cls, now: datetime.datetime, when: datetime.datetime | Seconds) -> When:
+        """As a :class:`Decision` says it: a time with a zone, or how long from now.
+
+        Raises:
+            ConfigError: It is neither.
+        """
+        return cls.of(now, at=when) if isinstance(when, datetime.datetime) else cls.of(now, after=when)
+
     def headers(self, target: str) -> dict[str, str]:
         """What makes a message a timer that publishes to ``target``."""
         fields = {"Nats-Schedule": self.schedule, "Nats-Schedule-Target": target, "Nats-TTL": "never"}
@@ -142,6 +180,24 @@ class Timer:
         """When it fires; None for one that fires again and again."""
         kind, _, time = self.schedule.partition(" ")
         return datetime.datetime.fromisoformat(time) if kind == "@at" else None
+
+
+@dataclass(frozen=True, slots=True)
+class FiredTimer:
+    """The timer that has published an event: ``ctx.timer`` of a handler."""
+
+    name: str
+    """Of a name of more than 120 characters, its hash."""
+    due: datetime.datetime | None
+    """When it was to fire; None for one that fires again and again."""
+    subject: str
+    """Where the timer was, or is."""
+
+    @classmethod
+    def of(cls, decoded: Decoded) -> FiredTimer | None:
+        """The timer that has published an event; None if it was published by a program."""
+        subject = firing_subject(decoded.headers)
+        return None if subject is None else cls(_name_in(subject), decoded.time, subject)
 
 
 class Timers:
@@ -205,30 +261,100 @@ class Timers:
 
     def _explained(self, error: ServerError, name: str, when: When) -> ConfigError | None:
         if error.err_code in (Code.SCHEDULES_DISABLED, Code.TTL_DISABLED):
-            return ConfigError(
-                f"timer {name!r}: stream {self._stream_name} has no timers: declare them with App(..., timers=True), "
-                "and apply the app"
-            )
+            return self._no_timers(name)
         if error.err_code == Code.SCHEDULE_PATTERN_INVALID:
             return ConfigError(f"timer {name!r}: the server does not understand the schedule {when.schedule!r}")
         if error.err_code == Code.SCHEDULE_TIME_ZONE_INVALID:
             return ConfigError(f"timer {name!r}: the server does not know the time zone {when.time_zone!r}")
         return None
 
+    def _no_timers(self, name: str) -> ConfigError:
+        return ConfigError(
+            f"timer {name!r}: stream {self._stream_name} has no timers: declare them with App(..., timers=True), "
+            "and apply the app"
+        )
+
     async def cancel(self, name: str) -> bool:
         """End a timer; False if there is none: it was never set, or has fired.
 
-        What it has published is in the stream. To end it together with what makes it needless, publish that with
-        ``cancels=name``.
+        What it has published is in the stream, and ``ctx.is_current_timer()`` tells the handler that it does not count
+        any more. To end it together with what makes it needless, publish that with ``cancels=name``.
         """
-        return await (await self._opened()).purge(subject=timer_subject(self._app, name)) > 0
+        if await (await self._opened()).purge(subject=timer_subject(self._app, name)) > 0:
+            return True
+        await self._mark(name)
+        return False
+
+    async def publish_ending(
+        self, name: str, event: Encoded, *, expect: Expect | None = None, timeout: float | None = None
+    ) -> PubAck:
+        """Publish an event with which a timer ends, in one step. After that nothing that it has published counts.
+
+        Raises:
+            ConfigError: The stream of the application has no timers.
+        """
+        headers = event.headers | cancelling(self._app, name)
+        for number in range(TRIES):
+            last = await self._last_on(timer_subject(self._app, name))
+            guard = expect
+            if expect is None and last is not None and number < TRIES - 1:
+                # If it fires meanwhile the event is refused. A message has one guard: a caller's own comes first.
+                guard = Expect(last_subject_sequence=last.sequence, last_subject_sequence_subject=last.subject)
+            try:
+                ack = await self._js.publish(event.subject, event.data, headers=headers, expect=guard, timeout=timeout)
+            except WrongLastSequence:
+                if guard is expect:
+                    raise
+                continue
+            except ServerError as error:
+                raise (self._no_timers(name) if error.err_code == Code.SCHEDULES_DISABLED else error) from error
+            if guard is expect:
+                await self._mark(name)
+            return ack
+        raise AssertionError
+
+    async def _mark(self, name: str) -> None:
+        """Say that what a timer has published up to now does not count."""
+        fields = {"Nats-Rollup": "sub", "Nats-TTL": f"{REMEMBERED_S}s"}
+        await self._js.publish(timer_subject(self._app, name) + _CANCELLED, b"", headers=fields)
+
+    async def is_current(self, fired: FiredTimer, decoded: Decoded, sequence: int) -> bool:
+        """Whether an event that a timer has published counts; see :meth:`Context.is_current_timer`."""
+        timer = await self._last_on(fired.subject)
+        following = header_of(decoded.headers, _NEXT)
+        if following is not None and following != "purge":  # it goes on
+            return timer is not None and derived_id(read_envelope(timer.data).id, following, 0) == decoded.id
+        if timer is not None:
+            return False  # set anew
+        mark = await self._last_on(fired.subject + _CANCELLED)
+        if mark is not None and mark.sequence > sequence:
+            return False
+        return not await self._has_fired_again(fired, decoded.subject, sequence)
+
+    async def _has_fired_again(self, fired: FiredTimer, target: str, sequence: int) -> bool:
+        for _ in range(LATER_EVENTS):
+            later = await self._read(message_query(sequence=sequence + 1, next_for=target))
+            if later is None:
+                return False
+            if firing_subject(later.headers) == fired.subject:
+                return True
+            sequence = later.sequence
+        return False
 
     async def get(self, name: str) -> Timer | None:
         """The timer of a name, if it is set."""
+        found = await self._last_on(timer_subject(self._app, name))
+        return None if found is None else _timer(found)
+
+    async def _last_on(self, subject: str) -> StoredMessage | None:
+        """What the leader has on a subject."""
+        return await self._read(message_query(last_for=subject))
+
+    async def _read(self, query: dict[str, Any]) -> StoredMessage | None:
+        # Not by ``Stream``: to have one costs a request, and each event of a handler has another object of this class.
+        context = context_of(self._js)
         try:
-            return _timer(
-                await (await self._opened()).get_message(last_for=timer_subject(self._app, name), direct=False)
-            )
+            return await context.run(context.api.get_message(self._stream_name, query, direct=False))
         except MessageNotFound:
             return None
 
@@ -238,7 +364,7 @@ class Timers:
         Needs ``allow_direct``, which an app's stream has unless you say otherwise.
         """
         stream = await self._opened()
-        async for message in stream.get_messages(1, subject=timer_subjects(self._app)):
+        async for message in stream.get_messages(1, subject=f"timers.{self._app}.*"):
             yield _timer(message)
 
     async def _opened(self) -> Stream:
@@ -255,14 +381,19 @@ def timer_message(app: str, name: str, when: When, event: Encoded) -> Encoded:
 
 
 def _timer(message: StoredMessage) -> Timer:
-    fields, name = message.headers, message.subject.rpartition(".")[2]
+    fields = message.headers
     return Timer(
-        name if name.startswith("=sha256=") else unescape(name),
+        _name_in(message.subject),
         fields.get("Nats-Schedule") or "",
         fields.get("Nats-Schedule-Target") or "",
         message.data,
         message.timestamp,
     )
+
+
+def _name_in(subject: str) -> str:
+    token = subject.rpartition(".")[2]
+    return token if token.startswith("=sha256=") else unescape(token)
 
 
 def _seconds(name: str, value: Seconds) -> float:

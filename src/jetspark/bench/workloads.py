@@ -8,6 +8,7 @@ from jetspark.bench.batcher import BATCHER, BATCHER_INGEST
 from jetspark.bench.commands import COMMAND, COMMAND_64, COMMAND_64_REPLICATED, COMMAND_REPLICATED
 from jetspark.bench.core_publish import CORE_PUBLISH
 from jetspark.bench.core_subscribe import CORE_SUBSCRIBE
+from jetspark.bench.entities import ENTITY_64
 from jetspark.bench.fast_ingest import FAST_INGEST
 from jetspark.bench.handlers import HANDLER, HANDLER_ONCE
 from jetspark.bench.js_publish_async import JS_PUBLISH_ASYNC
@@ -44,6 +45,7 @@ WORKLOADS: dict[str, Workload] = {
         COMMAND_64,
         COMMAND_REPLICATED,
         COMMAND_64_REPLICATED,
+        ENTITY_64,
         SPARK_READ,
         SPARK_READ_LARGE,
         SPARK_WRITE,

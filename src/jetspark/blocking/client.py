@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from jetspark.blocking import clock
 from jetspark.blocking.closing import Closing
 from jetspark.blocking.context import DriverContext
 from jetspark.blocking.finishing import is_interrupt
@@ -22,6 +22,7 @@ from jetspark.blocking.publisher import WindowedPublisher
 from jetspark.blocking.subscription import Callback, Subscription, subscribe
 from jetspark.blocking.transport import WRITE_AT_BYTES, DriverAuth, Link
 from jetspark.core import ending
+from jetspark.core.arguments import function
 from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
 from jetspark.core.dispatcher import Dispatcher
@@ -59,8 +60,8 @@ class Client(ClientBase):
         self._machine = Connection(
             options,
             servers,
-            inbox=new_inbox_prefix(options.inbox_prefix, random.SystemRandom().getrandbits(128)),
-            jitter=random.SystemRandom().random,
+            inbox=new_inbox_prefix(options.inbox_prefix, clock.rng().getrandbits(128)),
+            jitter=clock.rng().random,
             message_class=Message,
             client=self,
         )
@@ -191,7 +192,7 @@ class Client(ClientBase):
 
         Args:
             timeout: Longest time in all (default ``request_timeout_s``).
-            max_messages: So many answers are enough.
+            max_messages: Stop after this many answers.
             stall: After the first answer, longest wait for each further one.
             stop: True for the message that ends the sequence; that message is not yielded.
 
@@ -202,6 +203,8 @@ class Client(ClientBase):
         """
         now = self._link.now
         timeout = timeout_of(timeout, self.options.request_timeout_s)
+        if stop is not None:
+            function("stop", stop, "a function that takes a message")
         collector = Collector(subject, now=now(), timeout_s=timeout, stall_s=stall, max_messages=max_messages)
         inbox = new_inbox(self._link)
         answers = subscribe(self._link, inbox, answers_to=subject)
@@ -286,7 +289,7 @@ class Client(ClientBase):
         until_done(self._link, self._machine.flush, timeout, "flush")
 
     def drain(self, timeout: float | None = None) -> None:
-        """Stop receiving, let every reader finish what was received, send everything, close.
+        """Stop receiving, let every reader finish the messages received so far, send everything, close.
 
         All of it within ``timeout`` (default ``drain_timeout_s``). A drain beside another one, or beside ``close``,
         waits for that one and returns. Called in a callback, it does not wait for that callback's own subscription.

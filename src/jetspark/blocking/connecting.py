@@ -8,7 +8,7 @@ from typing import Unpack
 from jetspark.blocking.client import Client
 from jetspark.blocking.transport import DriverAuth
 from jetspark.core.events import OnEvent
-from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig
+from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig, check_connect
 from jetspark.core.reconnect import parse_servers
 
 __all__ = ["connect"]
@@ -28,4 +28,5 @@ def connect(
     Arguments and errors are those of :func:`jetspark.connect`. ``on_event`` and functions given as ``auth`` are
     called on the connection's thread.
     """
+    check_connect(auth, tls, on_event)
     return Client(parse_servers(servers), auth, tls, on_event, ConnectOptions.of(options, overrides))._open()

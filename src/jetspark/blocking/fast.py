@@ -13,6 +13,7 @@ from jetspark.blocking.context import DriverContext
 from jetspark.blocking.feeding import BatchFeed
 from jetspark.blocking.runner import PacedRunner
 from jetspark.blocking.transport import WRITE_AT_BYTES
+from jetspark.core.arguments import flag
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import check_timeout
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
@@ -24,7 +25,7 @@ from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_base import FastBatchBase, FastPublisherBase
 from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
 from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
-from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, some_of, take
+from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, each_of, last_message, some_of, take
 
 __all__ = ["FastBatch", "FastPublisher"]
 
@@ -58,9 +59,9 @@ class FastBatch(_FastBlock, FastBatchBase):
     :class:`~jetspark.BatchInDoubt` says that the server stopped answering or forgot the batch, and how far it is known
     to be stored.
 
-    Leaving the block normally commits. Leaving it by an exception ends the batch, and what was added stays stored: for
-    all or nothing there is ``js.atomic_batch()``. Several threads may add; each message is placed when it is accepted.
-    What is added is copied out of the caller's hands at once.
+    Leaving the block normally commits. Leaving it by an exception ends the batch, and the messages added stay stored:
+    for all or nothing there is ``js.atomic_batch()``. Several threads may add; each message is placed when it is
+    accepted. Data are copied out of the caller's hands at once.
     """
 
     _line = "with js.fast_batch() as fast:"
@@ -118,7 +119,8 @@ class FastBatch(_FastBlock, FastBatchBase):
         survives a change of leader best. When this raises, ``sequence`` tells how many were added; the iterable may
         have been read up to 500 messages further.
         """
-        iterator = iter(items)
+        flag("commit", commit)
+        iterator = each_of(items)
         if commit:
             return self._add_and_commit(iterator)
         add_all(self._feed, iterator)
@@ -172,9 +174,7 @@ class FastBatch(_FastBlock, FastBatchBase):
         Raises:
             BatchCutShort, BatchInDoubt: Not everything is stored, or nobody knows.
         """
-        item: Item | None = None
-        if subject is not None:
-            item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
+        item = last_message(subject, data, publish_headers(headers, msg_id, expect, ttl))
         return self._commit(item)
 
     def _commit(self, item: Item | None) -> PubAck:
@@ -275,7 +275,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             InvalidSubject, InvalidHeader, PayloadTooLarge: It was not accepted.
             UsageError: Outside of its block, or after ``close``; it was not accepted.
             JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
-            JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has what was.
+            JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has those that were.
         """
         checked = publish_headers(headers, msg_id, expect, ttl)
         item: Item = (subject, data) if checked is None else (subject, data, checked)
@@ -304,7 +304,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             BatchInDoubt: The publisher gave up after ``patience_s`` without an answer; ``unpublished()`` has the rest.
             InvalidSubject, InvalidHeader, PayloadTooLarge, UsageError, JetSparkError: As :meth:`publish`.
         """
-        iterator = iter(items)
+        iterator = each_of(items)
         while True:
             with self._link.lock:
                 self._until_there_is_room()

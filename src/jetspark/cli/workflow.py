@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
@@ -63,7 +63,11 @@ def ls(
 
 @workflow.command()
 def show(app: AppName, name: Name, key: Key, servers: Servers = None, as_json: AsJson = False) -> None:
-    """Show a run: its state, its timers, and the events it has taken, in order."""
+    """Show a run: its state, its timers, and its steps in order: the event that was taken, and what was decided.
+
+    Of each step: events published, commands sent, timers set and cancelled, and how the run ended. Timers that fired
+    and answers to commands are events.
+    """
 
     async def found(runs: WorkflowRuns) -> tuple[WorkflowRun | None, list[dict[str, Any]]]:
         return await runs.get(key), [step async for step in runs.timeline(key)]
@@ -79,7 +83,8 @@ def show(app: AppName, name: Name, key: Key, servers: Servers = None, as_json: A
         if field != "timeline":
             typer.echo(f"{field}: {value}")
     for step in timeline:
-        typer.echo(f"{step['sequence']:8}  {step['time']}  {step['type']}  {step['data']}")
+        for line in _lines(step):
+            typer.echo(line)
 
 
 @workflow.command()
@@ -89,11 +94,20 @@ def cancel(
     key: Key,
     reason: Annotated[str, typer.Option("--reason", help="What is recorded with it.")] = "cancelled",
     servers: Servers = None,
+    as_json: AsJson = False,
 ) -> None:
     """Let a run fail: what undoes its steps is published, and its timers end."""
-    if not _with_runs(app, name, servers, lambda runs: runs.cancel(key, reason)):
+
+    async def ended(runs: WorkflowRuns) -> WorkflowRun | None:
+        return await runs.get(key) if await runs.cancel(key, reason) else None
+
+    run = _with_runs(app, name, servers, ended)
+    if run is None:
         raise ConfigError(f"workflow {name!r}: run {key!r} is not running")
-    typer.echo(f"{key}: cancelled")
+    if as_json:
+        typer.echo(json.dumps(_fields(run), indent=2))
+    else:
+        typer.echo(f"{key}: cancelled")
 
 
 @workflow.command()
@@ -122,6 +136,37 @@ def retry(
     else:
         became = "" if done.results is None else f": {done.results}"
         typer.echo(f"{key}: {done.letters} letters are handled again{became}")
+
+
+def _lines(step: dict[str, Any]) -> Iterator[str]:
+    """A step for people: its event, and below it what was decided."""
+    decided = step["decided"] or {}
+    time = decided.get("time") if step["by_hand"] else step["time"] or decided.get("time")
+    yield f"{step['sequence'] or '':8}  {time}  {_event(step)}"
+    for event in decided.get("events", ()):
+        yield f"{'':10}publishes {event['type']}  {event['data']}"
+    for command in decided.get("commands", ()):
+        yield f"{'':10}sends {command['name']}: {command['command']}  {command['fields']}"
+    for name, due in decided.get("timers", {}).items():
+        yield f"{'':10}sets timer {name}, due {due}"
+    for name in decided.get("cancels", ()):
+        yield f"{'':10}cancels timer {name}"
+    if decided.get("status", "running") != "running":
+        yield f"{'':10}{decided['status']}" + (f": {decided['reason']}" if decided["reason"] else "")
+
+
+def _event(step: dict[str, Any]) -> str:
+    kind, data = step["type"], step["data"]
+    if step["by_hand"]:
+        return str(step["by_hand"])
+    if kind is None:
+        return "an event that the stream no longer has"
+    if kind.endswith(".command_answered"):
+        became = "decided" if data["refused"] is None else f"refused: {data['refused']}"
+        reply = "" if data["reply"] is None else f"  {data['reply']}"
+        return f"command {data['name']} was {became}{reply}"
+    fired = "" if step["fired"] is None else f"timer {step['fired']} fired: "
+    return f"{fired}{kind}  {data}"
 
 
 def _fields(run: WorkflowRun) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Folding events into a bucket: load the states, apply the events, store the values; as procedures for both drivers.
 
-The rule, and why it loses nothing, is in :mod:`jetspark.state.fold`. A key that others write between the load and the
-store is loaded and folded again (:meth:`Folding.fold_and_store`). Who has values and no longer the events
+The rule, and why it loses nothing, is in :mod:`jetspark.state.fold`; how it gets into the bucket, in
+:mod:`jetspark.state.rounds`. Who has values and no longer the events
 (:func:`store_values`) leaves out what the bucket is beyond by now, and otherwise fails with
 :class:`~jetspark.errors.Conflict`, for the whole to be done again.
 """
@@ -9,22 +9,18 @@ store is loaded and folded again (:meth:`Folding.fold_and_store`). Who has value
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jetspark.errors import Conflict
-from jetspark.jetstream.operations import Pause
 from jetspark.publish.steps import Procedure
 from jetspark.state.changes import Change, Current, Outcome
 from jetspark.state.fold import MAX_NAMED, Applied, Fold, Piece, Stamp, States, other_write
-from jetspark.state.store import load, store
+from jetspark.state.rounds import fold_pieces, store_rounds
+from jetspark.state.store import StateBucket, open_bucket, store
 
 __all__ = ["PATIENCE_S", "Folding", "fold_into", "store_values"]
 
-# Others may write the same keys; who loses a race loads again. This many times is no race any more.
-MAX_ROUNDS = 20
-# Longer after each lost race.
-PAUSE_S = 0.01
 # It covers a restart and the election of a leader.
 PATIENCE_S = 60.0
 
@@ -52,20 +48,10 @@ class Folding:
         self._bucket, self._fold, self._batch, self._parse = bucket, fold, batch, parse
         self._check_keys, self._patience_s = check_keys, patience_s
 
-    def fold(self, pieces: Iterable[Piece], only: Collection[str] | None = None) -> Procedure[States]:
-        """What the rows make of the present values; of some keys, if they are given."""
+    def fold(self, pieces: Iterable[Piece]) -> Procedure[States]:
+        """What the rows make of the present values."""
         states = States(self._fold, self._batch)
-        for piece in pieces:
-            rows: Iterable[tuple[str, int, Any]] = zip(*piece, strict=True)
-            names: Iterable[str] = piece.keys
-            if only is not None:
-                rows = [row for row in rows if row[0] in only]
-                names = [row[0] for row in rows]
-            if unknown := states.unknown(names):
-                if self._check_keys is not None:
-                    self._check_keys(len(states) + len(unknown))
-                states.add(unknown, (yield from load(self._bucket, unknown, patience_s=self._patience_s)))
-            states.apply(rows, self._parse)
+        yield from fold_pieces([(yield from self._open())], self._rows_of(states), pieces)
         return states
 
     def fold_and_store(self, pieces: Callable[[], Iterable[Piece]]) -> Procedure[Outcome]:
@@ -74,18 +60,46 @@ class Folding:
         Raises:
             Conflict: Others write the same keys faster than this.
         """
-        written = dropped = 0
-        left: frozenset[str] | None = None
-        for attempt in range(MAX_ROUNDS):
-            states = yield from self.fold(pieces(), left)
-            outcome = yield from store(self._bucket, states.changes(), patience_s=self._patience_s)
-            written += outcome.written
-            dropped += states.dropped if attempt == 0 else 0
-            left = frozenset(outcome.conflicts)
-            if not left:
-                return Outcome(written, (), dropped)
-            yield Pause(PAUSE_S * (attempt + 1))
-        raise Conflict(self._bucket, tuple(sorted(left or ())))
+        states = States(self._fold, self._batch)
+        buckets, rows = [(yield from self._open())], self._rows_of(states)
+        yield from fold_pieces(buckets, rows, pieces())
+        dropped = states.dropped
+        return Outcome((yield from store_rounds(buckets, rows, pieces)), (), dropped)
+
+    def _open(self) -> Procedure[StateBucket]:
+        return (yield from open_bucket(self._bucket, patience_s=self._patience_s))
+
+    def _rows_of(self, states: States) -> _PieceRows:
+        return _PieceRows(states, self._parse, self._check_keys)
+
+
+class _PieceRows:
+    """Pieces of rows for the states of one bucket."""
+
+    def __init__(
+        self, states: States, parse: Callable[[Any], Any], check_keys: Callable[[int], None] | None = None
+    ) -> None:
+        self._states, self._parse, self._check_keys = states, parse, check_keys
+        self._is_repeated = False
+        self.hands = [states]
+
+    def missing(self, piece: Piece) -> list[list[str]]:
+        unknown = [] if self._is_repeated else self._states.unknown(piece.keys)
+        if unknown and self._check_keys is not None:
+            self._check_keys(len(self._states) + len(unknown))
+        return [unknown]
+
+    def add(self, number: int, keys: Sequence[str], loaded: Mapping[str, Current]) -> None:
+        self._states.add(keys, loaded)
+
+    def apply(self, piece: Piece) -> None:
+        rows: Iterable[tuple[str, int, Any]] = zip(*piece, strict=True)
+        if self._is_repeated:
+            rows = (row for row in rows if row[0] in self._states)
+        self._states.apply(rows, self._parse)
+
+    def repeat(self) -> None:
+        self._is_repeated = True
 
 
 def store_values(bucket: str, changes: list[Change], *, patience_s: float = PATIENCE_S) -> Procedure[Outcome]:
@@ -98,8 +112,7 @@ def store_values(bucket: str, changes: list[Change], *, patience_s: float = PATI
     outcome = yield from store(bucket, changes, patience_s=patience_s)
     if not outcome.conflicts:
         return outcome
-    present = yield from load(bucket, outcome.conflicts, patience_s=patience_s)
-    of_key = {change.key: change for change in changes}
+    present, of_key = outcome.present, {change.key: change for change in changes}
     clashing, behind = [], []
     for key in outcome.conflicts:
         change, found = of_key[key], present.get(key, Current(None, 0, 0))

@@ -22,11 +22,11 @@ and an error. Other batches and other programs are not compared: what they have 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jetspark.errors import UsageError
-from jetspark.state.changes import Change, Current
+from jetspark.state.changes import Change, Current, Outcome
 
 __all__ = ["DELETE", "Applied", "Fold", "Piece", "Stamp", "States", "other_write", "some_keys"]
 
@@ -126,6 +126,9 @@ class States:
         """Events that the values had already."""
         return sum(each.known_events for each in self._keys.values())
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._keys
+
     def names(self) -> list[str]:
         return list(self._keys)
 
@@ -162,6 +165,21 @@ class States:
         if clashing:
             raise other_write(clashing)
         return [self._change(name, key) for name, key in self._keys.items() if key.new_events]
+
+    # ---- storing, round by round (:mod:`jetspark.state.rounds`) ------------------------------------------------
+
+    def unsure(self) -> list[str]:
+        return []  # a key is stored once, and then forgotten
+
+    def look_again(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
+        self.add(keys, loaded)
+
+    def take(self) -> list[Change]:
+        return self.changes()
+
+    def settle(self, changes: Sequence[Change], outcome: Outcome) -> None:
+        self._keys = {}
+        self.add(outcome.conflicts, outcome.present)
 
     def _earlier(self, key: _Key) -> Stamp | None:
         """What this very batch has added to the value already, in an attempt before or by another write."""

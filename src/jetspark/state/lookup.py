@@ -21,8 +21,8 @@ from jetspark.state.changes import (
 
 __all__ = ["Lookup", "lookup_requests", "stored_delivery", "stored_of"]
 
-# nats-server answers a request for more subjects with 413.
-LOAD_KEYS = 1024
+# nats-server answers a request for more than 1024 subjects with 413, and one of them may be the witness.
+LOAD_KEYS = 1023
 # A quarter of what a message may have by default.
 LOAD_BYTES = 256 << 10
 
@@ -32,19 +32,37 @@ class Lookup:
 
     What :class:`~jetspark.jetstream.direct_get.LastGet` does, for a third of the time a message: only the few headers
     that matter are looked at. And the server ends an answer of more than 64 MB; what is ``left`` is asked for next.
+
+    Any replica may answer, and so may a mirror of the stream. The end of an answer says up to which sequence of the
+    stream it is true, and its first message says of which stream. One that is behind ``at_least``, or a mirror's, which
+    may have dropped messages that the stream has, counts for nothing: ``is_behind``. An answer without any message says
+    neither; the witness is for that.
     """
 
-    def __init__(self, prefix: str, stream: str, subjects: Sequence[str]) -> None:
+    def __init__(
+        self, prefix: str, stream: str, subjects: Sequence[str], *, at_least: int = 0, witness: str | None = None
+    ) -> None:
+        """
+        Args:
+            at_least: A sequence of the stream that an answer has to be up to; 0 if any will do.
+            witness: A subject that has a message at or below that sequence.
+        """
         self._subject = f"{prefix}.DIRECT.GET.{stream}"
+        self._stream, self._at_least = stream, at_least
+        self._witness = None if witness is None or witness in subjects else witness
         self.left = list(subjects)
         self.found: list[Stored] = []
+        self.up_to = 0
+        """The answers that count are true up to this sequence, at least."""
         self._answer: list[Stored] = []
         self.is_over = False
+        self.is_behind = self._is_of_mirror = False
 
     def request(self) -> Request:
-        self.is_over = False
+        self.is_over = self.is_behind = self._is_of_mirror = False
         self._answer = []
-        return Request(self._subject, json.dumps({"multi_last": self.left}).encode())
+        asked = self.left if self._witness is None else [*self.left, self._witness]
+        return Request(self._subject, json.dumps({"multi_last": asked}).encode())
 
     def lost(self) -> None:
         """The rest of the answer will not come: half of it counts for nothing."""
@@ -63,22 +81,33 @@ class Lookup:
         status = message.status
         if status is None:
             if is_unbroken:
+                if not self._answer:
+                    self._is_of_mirror = _field(raw, b"Nats-Stream") not in (None, self._stream)
                 self._answer.append(_stored(raw, message))
             return
         self.is_over = True
         if status.code == 204:
-            if not is_unbroken:
-                return  # asked for again
-            self.found += self._answer
-            is_cut = int(_field(raw, b"Nats-Num-Pending") or 0) > 0
-            has = {each.subject for each in self._answer} if is_cut else set()
-            self.left = [subject for subject in self.left if subject not in has] if is_cut else []
+            if is_unbroken:  # else it is asked for again
+                self._end(raw)
         elif status.code == 404:
-            self.left = []
+            # Nobody can tell how far a replica is that says nothing.
+            self.is_behind = self._at_least > 0
+            self.left = self.left if self.is_behind else []
         elif status.code == 503:
             raise JetStreamUnavailable(self._subject)
         else:
             raise ServerError(status.code, 0, status.description)
+
+    def _end(self, raw: bytes) -> None:
+        up_to = int(_field(raw, b"Nats-UpTo-Sequence") or 0)
+        self.is_behind = self._at_least > 0 and (self._is_of_mirror or up_to < self._at_least)
+        if self.is_behind:
+            return
+        self.up_to = max(self.up_to, up_to)
+        self.found += [each for each in self._answer if each.subject != self._witness]
+        is_cut = int(_field(raw, b"Nats-Num-Pending") or 0) > 0
+        has = {each.subject for each in self._answer} if is_cut else set()
+        self.left = [subject for subject in self.left if subject not in has] if is_cut else []
 
 
 def lookup_requests(subjects: Iterable[str]) -> Iterator[list[str]]:

@@ -1,9 +1,16 @@
 """Writing many keys of a bucket at once, each only if it is still as it was read; as procedures for both drivers.
 
-Three steps that a fold into a bucket repeats: :func:`load` the keys, decide, :func:`store`. Each change
-names the revision it was decided on, the leader compares, and a key that somebody else wrote meanwhile comes back as a
-conflict, for another round. :func:`store_newest` is that loop for values that are not derived from the present ones:
-only what is newer is written.
+Three steps that a fold into a bucket repeats (``state/rounds``): :func:`load` the keys, decide, :func:`store`. Each
+change names the revision it was decided on, the leader compares, and a key that somebody else wrote meanwhile comes
+back as a conflict, for another round. :func:`store_newest` is that loop for values that are not derived from the
+present ones: only what is newer is written.
+
+**A load is never behind.** The leader compares what is written. What is *not* written, because a key seems to have no
+state, or to be parked, nobody compares: decided on an answer of the past, an event would be passed by for good. Loads
+are answered by any replica, and by mirrors, which may be behind. So a :class:`StateBucket` keeps the highest sequence
+of the bucket that it was told of (:attr:`StateBucket.seen`), by the leader when it was opened, by its own writes, and
+by every answer; an answer that is not up to it is asked for again, and in the end the leader is asked, key by key. Who
+reads how far a bucket is (its position) through the same object therefore loads states that are at least that far.
 
 Nothing is written twice or lost when an answer is lost. A change whose fate is unknown is sent again: one that had been
 stored is refused now, and is recognised by its sequence and value, or where it has no sequence by the header
@@ -36,7 +43,7 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import Bucket, check_bucket, check_key, subject_of
-from jetspark.jetstream.operations import Api, message_query
+from jetspark.jetstream.operations import Api, Pause, message_query
 from jetspark.publish.outgoing import Item
 from jetspark.publish.steps import AskMany, Connect, IngestAll, IngestReport, Procedure, PublishEach
 from jetspark.state.changes import (
@@ -60,6 +67,8 @@ __all__ = ["PATIENCE_S", "StateBucket", "load", "open_bucket", "store", "store_n
 MAX_FRUITLESS_REQUESTS = 3
 # A fast batch has no bound; this is for the reports of refusals, and for what has to be sent again when it is lost.
 BATCH_CHANGES = 20_000
+# Replicas hear of what is stored within a round trip; on a busy machine it takes longer. Then the leader is asked.
+BEHIND_PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 # As long as the fast publisher's: it covers a restart and the election of a leader.
 PATIENCE_S = 120.0
 
@@ -67,10 +76,10 @@ _logger = logging.getLogger("jetspark.state")
 
 
 def load(bucket: str, keys: Iterable[str], *, patience_s: float = PATIENCE_S) -> Procedure[dict[str, Current]]:
-    """The present state of some keys, any number of them; those that never had a value are left out.
+    """The state of some keys, any number of them, not before this call; those that never had a value are left out.
 
-    Each thousand is read at one moment, but not all of them, and on a replicated bucket a replica may be a moment
-    behind. Neither matters to who writes with the revisions that were read.
+    Each thousand is read at one moment, but not all of them. That does not matter to who writes with the revisions
+    that were read.
 
     Raises:
         ConfigError: A key that cannot be one, or the bucket does not allow direct gets.
@@ -78,10 +87,8 @@ def load(bucket: str, keys: Iterable[str], *, patience_s: float = PATIENCE_S) ->
         JetSparkError: Nobody has answered for ``patience_s`` seconds.
     """
     names = list(keys)
-    persistence = Persistence(patience_s)
-    yield from persistence.progress()
-    target = yield from persistence.attempt(lambda: _open(bucket))
-    return (yield from target.load(names, persistence))
+    target = yield from _patiently_open(bucket, patience_s, for_writing=False)
+    return (yield from target.load_all(names))
 
 
 def store(
@@ -99,23 +106,21 @@ def store(
         ServerError: The bucket refuses a change for good: it is full, or the value too large. Others may be written.
         JetSparkError: No progress for ``patience_s`` seconds.
     """
-    persistence = Persistence(patience_s)
-    yield from persistence.progress()
-    target = yield from persistence.attempt(lambda: _open(bucket, for_writing=True))
-    return (yield from target.store_all(changes, writer=writer, patience_s=patience_s))
+    target = yield from open_bucket(bucket, patience_s=patience_s)
+    return (yield from target.store_all(changes, writer=writer))
 
 
 def open_bucket(bucket: str, *, patience_s: float = PATIENCE_S) -> Procedure[StateBucket]:
     """A bucket to load from and store to again and again, without asking each time what it is like.
+
+    ``patience_s`` is that of everything that is done with it.
 
     Raises:
         ConfigError: It cannot be written.
         StreamNotFound: There is no such bucket.
         JetSparkError: Nobody has answered for ``patience_s`` seconds.
     """
-    persistence = Persistence(patience_s)
-    yield from persistence.progress()
-    return (yield from persistence.attempt(lambda: _open(bucket, for_writing=True)))
+    return (yield from _patiently_open(bucket, patience_s, for_writing=True))
 
 
 def store_newest(
@@ -135,9 +140,7 @@ def store_newest(
         Conflict: A key was changed by others again and again, for ``patience_s`` seconds.
         JetSparkError: As :func:`store`.
     """
-    persistence = Persistence(patience_s)
-    yield from persistence.progress()
-    target = yield from persistence.attempt(lambda: _open(bucket, for_writing=True))
+    target = yield from open_bucket(bucket, patience_s=patience_s)
     total = Outcome()
     for batch in _batches(newest(changes).values(), BATCH_CHANGES):
         left = batch
@@ -173,11 +176,17 @@ class _Sent:
     revisions: dict[str, int] = field(default_factory=dict)
 
 
-def _open(bucket: str, *, for_writing: bool = False) -> Procedure[StateBucket]:
+def _patiently_open(bucket: str, patience_s: float, *, for_writing: bool) -> Procedure[StateBucket]:
     """Asking what the bucket is like is a request as any other: the server may be away."""
+    persistence = Persistence(patience_s)
+    yield from persistence.progress()
+    return (yield from persistence.attempt(lambda: _open(bucket, patience_s, for_writing=for_writing)))
+
+
+def _open(bucket: str, patience_s: float, *, for_writing: bool) -> Procedure[StateBucket]:
     api: Api = yield Connect()
     info = yield from api.stream_info(f"KV_{check_bucket(bucket)}")
-    target = StateBucket(api, info)
+    target = StateBucket(api, info, patience_s)
     if for_writing:
         target.check_may_write()
     return target
@@ -186,43 +195,52 @@ def _open(bucket: str, *, for_writing: bool = False) -> Procedure[StateBucket]:
 class StateBucket:
     """A bucket to load from and store to; make one with :func:`open_bucket`."""
 
-    def __init__(self, api: Api, info: StreamInfo) -> None:
-        self._api, self._config = api, info.config
+    def __init__(self, api: Api, info: StreamInfo, patience_s: float = PATIENCE_S) -> None:
+        self._api, self._config, self._patience_s = api, info.config, patience_s
         self.created = info.created
         """When the stream behind it was made: another time is another bucket."""
         self._bucket = Bucket.of(api, info.config)
         self._prefix_length = len(subject_of(self._bucket.origin, ""))
         self._last_sequence = info.state.last_sequence
         """One that the bucket has given out before the next batch is sent."""
+        self.seen = info.state.last_sequence
+        """What is loaded is at least as new as the message of the bucket with this sequence."""
+        self._is_seen_unsure = False
+        """Something was written, and nobody has said under which sequence."""
+        self._witness: str | None = None
+        """A subject that has a message at or below ``seen``; None if none is known."""
 
     @property
     def name(self) -> str:
         return self._bucket.name
-
-    @property
-    def is_replicated(self) -> bool:
-        """Whether a load may be a moment behind."""
-        return (self._config.replicas or 1) > 1
 
     def check_may_write(self) -> None:
         name, origin = self._bucket.name, self._bucket.origin
         if origin != name:
             raise ConfigError(f"bucket={name!r}: a mirror of {origin!r}; write to that one")
 
+    def write_subject(self, key: str) -> str:
+        """Where a change of a key is published to."""
+        return self._bucket.write_subject(key)
+
+    def note_written(self, key: str, revision: int) -> None:
+        """A key was written by other means than this object's: what is loaded from now on is not older than that."""
+        self._note_seen(revision, subject_of(self._bucket.origin, key))
+
+    def load_all(self, keys: Sequence[str]) -> Procedure[dict[str, Current]]:
+        """As :func:`load`, but for its moment: not before anything that this object has seen, or written."""
+        persistence = Persistence(self._patience_s)
+        yield from persistence.progress()
+        return (yield from self.load(keys, persistence))
+
     def load(self, keys: Sequence[str], persistence: Persistence) -> Procedure[dict[str, Current]]:
         found = yield from persistence.attempt(lambda: self._last_messages(keys))
         return {key: current_of(stored) for key, stored in found.items()}
 
-    def load_all(self, keys: Sequence[str], *, patience_s: float = PATIENCE_S) -> Procedure[dict[str, Current]]:
-        """As :func:`load`."""
-        persistence = Persistence(patience_s)
-        yield from persistence.progress()
-        return (yield from self.load(keys, persistence))
-
-    def load_from_leader(self, keys: Iterable[str], *, patience_s: float = PATIENCE_S) -> Procedure[dict[str, Current]]:
-        """What some keys have, not a moment ago but now; a request for each of them."""
+    def load_from_leader(self, keys: Iterable[str]) -> Procedure[dict[str, Current]]:
+        """What some keys have now, as the leader says; a request for each of them."""
         found: dict[str, Current] = {}
-        persistence = Persistence(patience_s)
+        persistence = Persistence(self._patience_s)
         yield from persistence.progress()
         for key in keys:
             stored = yield from persistence.attempt(partial(self._from_leader, key))
@@ -230,19 +248,23 @@ class StateBucket:
                 found[key] = current_of(stored)
         return found
 
-    def store_all(
-        self, changes: Iterable[Change], *, writer: str = "", patience_s: float = PATIENCE_S
-    ) -> Procedure[Outcome]:
+    def store_all(self, changes: Iterable[Change], *, writer: str = "") -> Procedure[Outcome]:
         """As :func:`store`."""
         seen: set[str] = set()
         total = Outcome()
         for batch in _batches(changes, BATCH_CHANGES):
             for change in batch:
                 _check(change, seen, writer)
-            persistence = Persistence(patience_s)
+            persistence = Persistence(self._patience_s)
             yield from persistence.progress()
             total = total.plus((yield from self.store(batch, writer, persistence)))
         return total
+
+    # ---- loading -----------------------------------------------------------------------------------------------
+
+    def _note_seen(self, sequence: int, subject: str | None = None) -> None:
+        self.seen = max(self.seen, sequence)
+        self._witness = subject or self._witness
 
     def _last_messages(self, keys: Iterable[str]) -> Procedure[dict[str, Stored]]:
         config = self._config
@@ -252,23 +274,81 @@ class StateBucket:
                 f"js.update_stream(StreamConfig(name={config.name!r}, allow_direct=True))"
             )
         self._api = yield Connect()
+        if self._is_seen_unsure:
+            yield from self._look_at_end()
         found: dict[str, Stored] = {}
         # One after the other: with several requests under way it takes as long.
         for subjects in lookup_requests(subject_of(self._bucket.origin, check_key(key)) for key in keys):
-            lookup = Lookup(self._api.prefix, config.name, subjects)
-            yield from self._look_up(lookup)
-            for stored in lookup.found:
+            for stored in (yield from self._look_up(subjects)):
                 found[stored.subject[self._prefix_length :]] = stored
         return found
 
-    def _look_up(self, lookup: Lookup) -> Procedure[None]:
-        fruitless = 0
-        while lookup.left:
-            before = len(lookup.found)
+    def _look_at_end(self) -> Procedure[None]:
+        self._is_seen_unsure = False  # before the answer: what is written meanwhile makes it unsure again
+        try:
+            info = yield from self._api.stream_info(self._config.name)
+        except JetSparkError:
+            self._is_seen_unsure = True
+            raise
+        self._note_seen(info.state.last_sequence)
+
+    def _look_up(self, subjects: Sequence[str]) -> Procedure[list[Stored]]:
+        """The last messages of some subjects, none of them from before ``seen``."""
+        found: list[Stored] = []
+        left, fruitless, pauses = list(subjects), 0, iter(BEHIND_PAUSES_S)
+        while left:
+            lookup = Lookup(self._api.prefix, self._config.name, left, at_least=self.seen, witness=self._witness)
             yield AskMany(lookup)
-            fruitless = 0 if len(lookup.found) > before else fruitless + 1
-            if fruitless == MAX_FRUITLESS_REQUESTS and lookup.left:
+            found += lookup.found
+            left = lookup.left
+            self._note_seen(lookup.up_to)
+            if lookup.is_behind:
+                if self._witness is None:
+                    yield from self._find_witness()
+                elif (pause_s := next(pauses, None)) is not None:
+                    yield Pause(pause_s)
+                else:
+                    return found + (yield from self._each_from_leader(left))
+            fruitless = 0 if lookup.found or lookup.is_behind else fruitless + 1
+            if fruitless == MAX_FRUITLESS_REQUESTS and left:
                 raise ConnectionLost(f"answers about the last revisions of bucket {self._bucket.name!r} were lost")
+        return found
+
+    def _find_witness(self) -> Procedure[None]:
+        """A message that the bucket has, and every replica that is not behind has, too."""
+        for query in (message_query(sequence=self.seen), message_query(last_for=subject_of(self._bucket.origin, ">"))):
+            try:
+                last = yield from self._api.get_message(self._config.name, query, direct=False)
+            except MessageNotFound:
+                continue  # the last message was removed
+            self._note_seen(last.sequence, last.subject)
+            return
+        self.seen = 0  # there is none at all: nothing is older than that
+
+    def _each_from_leader(self, subjects: Iterable[str]) -> Procedure[list[Stored]]:
+        _logger.info("bucket %s: who answers is behind %d: the leader is asked", self._bucket.name, self.seen)
+        self._witness = None  # it may have been removed
+        found = []
+        for subject in subjects:
+            stored = yield from self._last_of(subject)
+            if stored is not None:
+                found.append(stored)
+        return found
+
+    def _from_leader(self, key: str) -> Procedure[Stored | None]:
+        return (yield from self._last_of(subject_of(self._bucket.origin, check_key(key))))
+
+    def _last_of(self, subject: str) -> Procedure[Stored | None]:
+        """Asks the leader."""
+        try:
+            query = message_query(last_for=subject)
+            found = stored_of((yield from self._api.get_message(self._config.name, query, direct=False)))
+        except MessageNotFound:
+            return None
+        self._note_seen(found.revision, subject)
+        return found
+
+    # ---- storing -----------------------------------------------------------------------------------------------
 
     def store(self, changes: Sequence[Change], writer: str, persistence: Persistence) -> Procedure[Outcome]:
         """Until nothing is unknown."""
@@ -316,20 +396,14 @@ class StateBucket:
         for change in refused:
             known = present.get(change.key)
             if change.revision is not None and (0 if known is None else known.revision) < change.revision:
-                # A replica that is behind, or a revision that never was one; the leader knows.
+                # A message was removed, which leaves no later one by which a replica could be known to be behind; or
+                # the revision never was one. The leader knows.
                 last = yield from self._from_leader(change.key)
                 if last is None:
                     present.pop(change.key, None)
                 else:
                     present[change.key] = last
         return present
-
-    def _from_leader(self, key: str) -> Procedure[Stored | None]:
-        query = message_query(last_for=subject_of(self._bucket.origin, check_key(key)))
-        try:
-            return stored_of((yield from self._api.get_message(self._config.name, query, direct=False)))
-        except MessageNotFound:
-            return None
 
     def _send(self, changes: Sequence[Change], writer: str) -> Procedure[_Sent]:
         address = self._bucket.write_subject
@@ -339,19 +413,30 @@ class StateBucket:
             if self._config.allow_batched:
                 items = (_item(address(change.key), change, writer) for change in changes)
                 report: IngestReport = yield IngestAll(items)
+                self._note_report(changes, report)
                 sent = _of_batch(changes, report)
                 sent.revisions = self._revisions(changes, report)
                 return sent
             items = ((address(change.key), change.value, header_fields(change, writer)) for change in changes)
             errors: list[Exception | None] = yield PublishEach(items)
+            self._is_seen_unsure = True
             return _of_each(changes, errors)
         except PayloadTooLarge as error:
             largest = max(changes, key=lambda change: len(change.value))
             raise ConfigError(f"key {largest.key!r}: {error}") from error
         except JetSparkError as error:
+            self._is_seen_unsure = True
             if not error.may_pass:
                 raise
             return _Sent(unknown=list(changes), reason=error)
+
+    def _note_report(self, changes: Sequence[Change], report: IngestReport) -> None:
+        """What was written is seen, if it is known under which sequence."""
+        self._note_seen(report.last_sequence)
+        if report.failure is not None or report.missing:
+            self._is_seen_unsure = True
+        elif not report.refusals:
+            self._witness = subject_of(self._bucket.origin, changes[-1].key)
 
     def _revisions(self, changes: Sequence[Change], report: IngestReport) -> dict[str, int]:
         """Those of a batch of which everything was stored, and between whose messages nobody else wrote.

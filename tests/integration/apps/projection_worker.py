@@ -11,7 +11,8 @@ from typing import Any
 from support.projections import bank
 
 from jetspark.aio.steps import ProcedureRunner
-from jetspark.app.projections.live import LiveOptions, _Place
+from jetspark.app.projections.live import LiveOptions
+from jetspark.app.projections.place import LivePlace
 from jetspark.publish.steps import IngestAll
 
 
@@ -24,9 +25,9 @@ def die_at(moment: str, number: int) -> None:
         left -= 1
         return left == 0
 
-    store, ingest = _Place.store, ProcedureRunner._ingest
+    store, ingest = LivePlace.store, ProcedureRunner._ingest
 
-    async def mortal_store(self: _Place, *args: Any, **options: Any) -> bool:
+    async def mortal_store(self: LivePlace, *args: Any, **options: Any) -> bool:
         dies = is_it()
         if dies and moment == "before":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -48,7 +49,7 @@ def die_at(moment: str, number: int) -> None:
     if moment == "within":
         ProcedureRunner._ingest = mortal_ingest  # type: ignore[method-assign]
     else:
-        _Place.store = mortal_store  # type: ignore[method-assign]
+        LivePlace.store = mortal_store  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 import nats
 import pytest
 
+from jetspark import KVConfig
 from jetspark.app import App, Event
 from jetspark.app.client import AppClient
 from jetspark.errors import (
@@ -42,8 +44,12 @@ class Overdrawn(Event, type="account.overdrawn", key="account", subject="account
     account: str
 
 
-def bank() -> App:
-    app = App("bank", stream="KV_bank", subjects=["accounts.>"], events=[Moved, Overdrawn], timers=True)
+STREAMS = ("KV_bank", "BANK")
+"""Of a bucket, and of any other name."""
+
+
+def bank(stream: str = "KV_bank") -> App:
+    app = App("bank", stream=stream, subjects=["accounts.>"], events=[Moved, Overdrawn], timers=True)
     app.entities("accounts", state=Account)
     return app
 
@@ -58,12 +64,13 @@ async def move(client: AppClient, account: str, cents: int) -> None:
 
 
 async def count(client: AppClient, filter: str) -> int:
-    info = await (await client.js.stream("KV_bank")).info(subjects_filter=filter)
+    info = await (await client.js.stream(client.app.stream)).info(subjects_filter=filter)
     return sum((info.state.subjects or {}).values())
 
 
-async def test_a_change_stores_state_events_and_timers_together(nats_url: str) -> None:
-    app = bank()
+@pytest.mark.parametrize("stream", STREAMS)
+async def test_a_change_stores_state_events_and_timers_together(nats_url: str, stream: str) -> None:
+    app = bank(stream)
     await app.apply(nats_url)
     async with app.connect(nats_url) as client:
         accounts = client.entities("accounts")
@@ -91,8 +98,9 @@ async def test_a_change_stores_state_events_and_timers_together(nats_url: str) -
         assert await accounts.get("a") == Account(1)
 
 
-async def test_what_was_overtaken_or_left_by_an_exception_stores_nothing(nats_url: str) -> None:
-    app = bank()
+@pytest.mark.parametrize("stream", STREAMS)
+async def test_what_was_overtaken_or_left_by_an_exception_stores_nothing(nats_url: str, stream: str) -> None:
+    app = bank(stream)
     await app.apply(nats_url)
     async with app.connect(nats_url) as client, app.connect(nats_url) as other:
         accounts = client.entities("accounts")
@@ -131,8 +139,9 @@ async def test_what_was_overtaken_or_left_by_an_exception_stores_nothing(nats_ur
             client.entities("orders")
 
 
-async def test_several_entities_change_together_or_not_at_all(nats_url: str) -> None:
-    app = bank()
+@pytest.mark.parametrize("stream", STREAMS)
+async def test_several_entities_change_together_or_not_at_all(nats_url: str, stream: str) -> None:
+    app = bank(stream)
     app.entities("transfers", state=Account)
     await app.apply(nats_url)
     async with app.connect(nats_url) as client, app.connect(nats_url) as other:
@@ -184,8 +193,9 @@ async def test_transfers_at_the_same_time_share_batches(nats_url: str) -> None:
         }
 
 
-async def test_entities_are_listed_by_their_keys(nats_url: str) -> None:
-    app = bank()
+@pytest.mark.parametrize("stream", STREAMS)
+async def test_entities_are_listed_by_their_keys(nats_url: str, stream: str) -> None:
+    app = bank(stream)
     app.entities("other", state=Account)
     await app.apply(nats_url)
     names = ["a", "a.b", "ä b", "long" * 100]
@@ -203,6 +213,38 @@ async def test_entities_are_listed_by_their_keys(nats_url: str) -> None:
         assert {each.key: each.state.cents for each in listed} == {key: number for number, key in enumerate(names)}
         assert {each.revision for each in listed} == {(await accounts.read(key)).revision for key in names}
         assert [key async for key in client.entities("other").keys()] == ["a"]  # noqa: SIM118
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+async def test_an_entity_is_watched_from_its_present_state_on(nats_url: str, stream: str) -> None:
+    app = bank(stream)
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client, asyncio.timeout(60):
+        accounts = client.entities("accounts")
+        async with contextlib.aclosing(accounts.watch("a")) as states:  # type: ignore[type-var]
+            assert await anext(states) is None
+            await move(client, "b", 1)
+            for cents in (5, 7):
+                await move(client, "a", cents)
+                assert await anext(states) == await accounts.get("a")
+            async with accounts.change("a") as change:
+                change.delete()
+            assert await anext(states) is None
+        await move(client, "a", 9)
+        async with contextlib.aclosing(accounts.watch("a")) as states:  # type: ignore[type-var]
+            assert await anext(states) == Account(9)
+
+
+async def test_states_in_a_stream_of_another_name_are_no_bucket(nats_url: str) -> None:
+    app = bank("BANK")
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client:
+        await move(client, "a", 5)
+        accounts = client.entities("accounts")
+        assert (accounts.bucket, client.app.entity_specs["accounts"].place.prefix) == (None, "states.bank.")
+        assert await count(client, accounts.subject_of("a")) == 1
+        # A bucket of the name can still be made: nobody has its subjects.
+        await client.js.create_kv(KVConfig(bucket="BANK"))
 
 
 async def test_other_clients_read_the_bucket(nats_url: str) -> None:

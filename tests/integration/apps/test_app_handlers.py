@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from typing import Any
 
+import pytest
+from support import broken
 from support.apps import is_settled, publish, running, set_up, until
 
 from jetspark.aio.jetstream import JetStream
-from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip
+from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip, upcast
+from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
 from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.inheritance import tidy_retries
 from jetspark.app.replay import replay_handler
@@ -153,23 +157,75 @@ async def test_a_rejected_event_parks_its_key_until_it_is_redriven(server: NatsS
 async def test_what_is_no_event_is_told_apart_and_ends_in_the_dead_letters(server: NatsServer, js: JetStream) -> None:
     app, done = new_app(), []
 
-    @app.handler(Paid, durable="billing")
-    async def bill(event: Paid) -> None:
+    @app.handler(broken.Paid, durable="billing")
+    async def bill(event: broken.Paid) -> None:
         if event.number:
             raise Skip("not ours")
         done.append(event.order_id)
 
     await set_up(js, app)
-    await js.publish("orders.x.paid", b"not json", msg_id="m-1")
-    await js.publish("orders.x.paid", b'{"specversion":"1.0","id":"1","source":"/","type":"order.paid","data":{}}')
-    await publish(js, app, Paid(order_id="x"), Paid(order_id="x", number=1))
+    for number, (_, data) in enumerate(broken.BROKEN.values()):
+        await js.publish(f"orders.o-{number}.paid", data, headers={"Number": f"m-{number}"})
+    await publish(js, app, broken.Paid(order_id="x"), broken.Paid(order_id="x", number=1))
     async with running(app, server.url):
         await until(lambda: done == ["x"])
         await until(lambda: is_settled(js, app, "billing"))
     store = await HandlerStore.open(js, app.name, "billing")
-    letters = [each.letter async for each in store.all_letters()]
-    assert [each.cause.error.rsplit(".", 1)[-1] for each in letters if each.cause] == ["NotJson", "MissingField"]
-    assert (letters[0].data, letters[0].headers["Nats-Msg-Id"], letters[0].attempts) == (b"not json", "m-1", 1)
+    letters = sorted([each.letter async for each in store.all_letters()], key=lambda each: each.origin.sequence)
+    assert [(each.key, each.status, each.attempts, each.data, each.headers["Number"]) for each in letters] == [
+        (f"o-{number}", "open", 1, data, f"m-{number}") for number, (_, data) in enumerate(broken.BROKEN.values())
+    ]
+    for letter, (kind, _) in zip(letters, broken.BROKEN.values(), strict=True):
+        assert letter.cause is not None
+        assert letter.cause.error == f"jetspark.errors.{kind.__name__}"
+        assert not letter.cause.is_transient
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["one worker", "another worker meanwhile"])
+async def test_an_event_that_cannot_be_read_parks_its_key_until_newer_code_has_handled_it(
+    server: NatsServer, js: JetStream, restarted: bool
+) -> None:
+    old, done = new_app(), list[tuple[str, int]]()
+
+    @old.handler(Paid, durable="billing", ack_wait_s=2.0)
+    async def bill(event: Paid) -> None:
+        done.append((event.order_id, event.number))
+
+    class NewPaid(Event, type="order.paid", version=2, key="order_id", subject="orders.{order_id}.paid"):
+        order_id: str
+        number: int = 0
+
+    @upcast(NewPaid, from_version=1)
+    def _(fields: dict[str, Any]) -> dict[str, Any]:
+        return fields
+
+    await set_up(js, old)
+    await publish(js, old, *(Paid(order_id=key, number=0) for key in "xy"))
+    await publish(js, old, NewPaid(order_id="x", number=1))
+    await publish(js, old, *(Paid(order_id=key, number=2) for key in "xy"))
+    if restarted:
+        # Delivered to somebody who is not heard of again: what comes behind it must wait for it to come once more.
+        consumer = await (await js.stream(old.stream)).consumer("billing")
+        await consumer.fetch(3, timeout=5)
+    async with running(old, server.url):
+        await until(lambda: is_settled(js, old, "billing"))
+    assert sorted(done) == [("x", 0), ("y", 0), ("y", 2)]
+    new = App(old.name, stream=old.stream, subjects=old.subjects)
+
+    @new.handler(NewPaid, durable="billing", ack_wait_s=2.0)
+    async def bill_new(event: NewPaid) -> None:
+        done.append((event.order_id, event.number))
+
+    await set_up(js, new)
+    await publish(js, new, NewPaid(order_id="x", number=3))
+    async with running(new, server.url):
+        await until(lambda: is_settled(js, new, "billing"))
+        assert len(done) == 3
+        progress = await run_redrive(js, new, LetterFilter(), wait_s=60.0)
+        assert str(progress.results) == "3 handled, 0 failed again, 0 waiting"
+        await publish(js, new, NewPaid(order_id="x", number=4))
+        await until(lambda: len(done) == 7)
+    assert [number for key, number in done if key == "x"] == [0, 1, 2, 3, 4]
 
 
 async def test_a_handler_that_runs_for_too_long_is_cancelled_and_tried_again(server: NatsServer, js: JetStream) -> None:

@@ -7,11 +7,11 @@ import random
 
 import pytest
 from support.apps import running, until
-from support.cluster import kill_leader
+from support.cluster import apply_on_new_cluster, kill_leader
 from support.projections import Balances, Closed, Moved, Opened, some_events
 
 import jetspark
-from jetspark import KVConfig, StreamConfig
+from jetspark import StreamConfig
 from jetspark.app import App, LiveOptions
 from jetspark.app.replay import verify
 from jetspark.errors import JetSparkError
@@ -20,23 +20,8 @@ from jetspark.server import NatsCluster
 
 def bank() -> App:
     app = App("bank", stream=StreamConfig(name="BANK", subjects=["bank.>"], replicas=3))
-    bucket = KVConfig(bucket="balances", replicas=3)
-    app.projection("balances", events=[Opened, Moved, Closed], bucket=bucket)(Balances)
+    app.projection("balances", events=[Opened, Moved, Closed], bucket="balances")(Balances)
     return app
-
-
-async def apply(app: App, urls: list[str]) -> None:
-    """On a busy machine a leader takes a node for offline until it hears of it again."""
-    async with asyncio.timeout(90):
-        while True:
-            try:
-                await app.apply(urls)
-            except JetSparkError as error:
-                if not error.may_pass:
-                    raise
-                await asyncio.sleep(0.3)
-            else:
-                return
 
 
 @pytest.mark.slow
@@ -44,14 +29,15 @@ async def test_a_fold_under_changes_of_leaders_is_the_fold_of_its_history() -> N
     app = bank()
     with NatsCluster(3) as cluster:
         urls = [node.url for node in cluster.nodes]
-        await apply(app, urls)
+        await apply_on_new_cluster(app, urls)
         async with (
             jetspark.connect(urls, reconnect_wait_s=0.05) as client,
             running(app, urls, live=LiveOptions(lease_s=2.0)),
             app.connect(urls) as publisher,
         ):
             js = client.jetstream(timeout=10.0)
-            assert (await (await js.stream("KV_bank_projections")).info()).config.replicas == 3
+            for name in ("KV_bank_projections", "KV_balances"):
+                assert (await (await js.stream(name)).info()).config.replicas == 3
             sent = asyncio.create_task(publish_all(publisher))
             view = publisher.view("balances")
 

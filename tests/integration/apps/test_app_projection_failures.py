@@ -22,9 +22,10 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.app import App
 from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
-from jetspark.app.projections.live import LiveOptions, ProjectionWorker
+from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import Mark, position_key
 from jetspark.app.projections.positions import FoldPosition, position_change
+from jetspark.app.projections.worker import ProjectionWorker
 from jetspark.app.replay import verify
 from jetspark.errors import DataLoss, UsageError, WrongLastSequence
 from jetspark.server import NatsServer

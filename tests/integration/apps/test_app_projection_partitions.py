@@ -15,8 +15,8 @@ import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, LiveOptions
 from jetspark.app.projections.leases import Lease
-from jetspark.app.projections.live import ProjectionWorker
 from jetspark.app.projections.shares import all_partitions, partition_lease
+from jetspark.app.projections.worker import ProjectionWorker
 from jetspark.app.replay import rebuild, repair_keys, verify
 from jetspark.server import NatsServer
 

@@ -106,7 +106,7 @@ async def test_a_lease_that_is_seized_is_noticed_and_left(js: JetStream) -> None
 async def test_a_parked_key_is_repaired_while_its_events_come(
     server: NatsServer, js: JetStream, monkeypatch: pytest.MonkeyPatch, rounds_beside: int
 ) -> None:
-    monkeypatch.setattr("jetspark.app.replay.running.ROUNDS_BESIDE", rounds_beside)
+    monkeypatch.setattr("jetspark.app.replay.repairing.ROUNDS_BESIDE", rounds_beside)
     app = bank()
     await set_up(js, app)
     await publish(js, app, Opened(account="a"), Opened(account="b"), Moved(source="a", target="b", cents=666))

@@ -81,6 +81,20 @@ async def test_where_events_are_the_truth_states_are_made_anew(nats_url: str) ->
         assert (await accounts.reconcile()).is_equal
 
 
+async def test_states_in_a_stream_of_another_name_are_repaired_as_well(nats_url: str) -> None:
+    app = App("bank", stream="BANK", subjects=["accounts.>"])
+    app.entities("accounts", state=Account, truth="events", events=[Opened, Moved, Corrected], fold=Balances)
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client:
+        accounts = client.entities("accounts")
+        await open_accounts(client, names(3))
+        assert (await accounts.reconcile()).is_equal
+        await client.js.publish(accounts.subject_of("a1"), b'{"cents":7}', headers={"Nats-Rollup": "sub"})
+        repaired = await accounts.reconcile(repair=True)
+        assert [(each.key, each.kind, each.outcome) for each in repaired.differences] == [("a1", "value", "repaired")]
+        assert await states(client) == {"a0": 100, "a1": 100, "a2": 100}
+
+
 async def test_where_the_state_is_the_truth_events_are_corrected(nats_url: str) -> None:
     async with open_bank(nats_url, "state") as (app, client):
         accounts = client.entities("accounts")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 from support.apps import until
+from support.reminding import LATE, reminding, set_timer
 
 import jetspark
-from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Timers
+from jetspark.app import App, AppClient, Context, Event, Reject, Retry, RetryIn, Timers
 from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
 from jetspark.errors import ConfigError
 from jetspark.server import NatsServer
@@ -86,6 +87,26 @@ async def test_what_makes_a_timer_needless_ends_it_in_the_same_step(nats_url: st
         assert await stored(orders.js, "orders.*.paid") == 2
         assert await orders.timers.cancel("overdue o-2")
         assert not await orders.timers.cancel("overdue o-2")
+
+
+@pytest.mark.parametrize(("happens", "counted"), LATE.values(), ids=LATE)
+async def test_a_late_event_of_a_timer_counts_only_if_nothing_has_ended_it(
+    nats_url: str, happens: Callable[[AppClient], Awaitable[None]], counted: list[tuple[int, bool]]
+) -> None:
+    seen: list[tuple[int, bool]] = []
+    app = reminding(seen)
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as orders:
+        await set_timer(orders, 1, after=0.0)
+
+        async def has_fired() -> bool:
+            return await stored(orders.js, "orders.o-1") == 1
+
+        await until(has_fired)
+        await happens(orders)
+        async with running(app, nats_url):  # only now
+            await until(lambda: len(seen) == len(counted))
+    assert seen == counted
 
 
 async def test_a_timer_of_the_same_name_replaces_the_one_before(nats_url: str) -> None:

@@ -1,4 +1,9 @@
-"""Workflows on a real server: payments race their time-outs, workers and the server die, and each run ends once."""
+"""Workflows on a real server: payments race their time-outs, workers and the server die, and each run ends once.
+
+The small version runs always. The large one has ten thousand runs, and a worker killed every two seconds::
+
+    JETSPARK_MANY_RUNS=10000 python -m pytest -s -k exactly_once tests/integration/apps/test_app_workflows.py
+"""
 
 from __future__ import annotations
 
@@ -9,34 +14,80 @@ import json
 import os
 import random
 import time
-from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from multiprocessing.process import BaseProcess
+from typing import Any
 
-import msgspec
 import pytest
-from support.apps import until
+from support.apps import is_settled, until
 from support.fulfilment import Paid, Placed, fulfilment
+from support.processes import start_process
+from support.runs import (
+    OVERDUE,
+    PAID,
+    PLACED,
+    RELEASED,
+    RESERVED,
+    SHIPPED,
+    SeenEvent,
+    WrongRun,
+    check_runs,
+    read_events,
+)
 from typer.testing import CliRunner
 
 from jetspark.app import App, AppClient, Event, WorkflowRun
+from jetspark.app.workflows.declaring import RunStatus
 from jetspark.cli.commands import app as cli
 from jetspark.errors import NetworkError
 from jetspark.server import NatsServer
 
-RUNS = int(os.environ.get("JETSPARK_MANY_RUNS", "60"))
-"""10,000 are the demonstration: ``JETSPARK_MANY_RUNS=10000 pytest -s -k whatever``."""
+MANY = int(os.environ.get("JETSPARK_MANY_RUNS", "0"))
+RUNS, WORKERS = (MANY, 3) if MANY else (60, 2)
 PAYMENT_S = max(1.0, RUNS / 200)
 """The more runs, the longer: what races shall be payments and time-outs, and not all of them with a slow machine."""
+KILL_EVERY_S = 2.0 if MANY else 1.0
 
 
-async def work(app: App, url: str, seconds: float) -> None:
-    """A worker that is dropped without a word after some time, some times; the last one stays."""
-    for timeout in (seconds, seconds, seconds, None):
-        worker = asyncio.create_task(app.run(url, stop_timeout=0.0))
+def work(url: str) -> None:
+    asyncio.run(fulfilment(PAYMENT_S).run(url, stop_timeout=20.0))
+
+
+class Workers:
+    """Processes that are killed and replaced, one after the other, until the block ends; then there are some left."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._processes: list[BaseProcess] = []
+        self.killed = 0
+
+    def start(self) -> None:
+        self._processes.append(start_process(work, self._url))
+
+    @asynccontextmanager
+    async def dying(self) -> AsyncIterator[None]:
+        killing = asyncio.create_task(self._kill())
         try:
-            await asyncio.wait([worker], timeout=timeout)
+            yield
         finally:
-            worker.cancel()
-            await asyncio.wait([worker])
+            killing.cancel()
+            await asyncio.wait([killing])
+
+    async def _kill(self) -> None:
+        while True:
+            await asyncio.sleep(KILL_EVERY_S)
+            self.start()
+            self.kill(self._processes.pop(0))
+            self.killed += 1
+
+    def kill(self, process: BaseProcess) -> None:
+        process.kill()
+        process.join()
+
+    def end(self) -> None:
+        for process in self._processes:
+            self.kill(process)
 
 
 async def publish(shop: AppClient, event: Event, id: str) -> None:
@@ -61,59 +112,92 @@ async def runs_of(shop: AppClient) -> dict[str, WorkflowRun]:
     return {run.key: run async for run in shop.workflow("fulfilment").list()}
 
 
-async def check_events(shop: AppClient, runs: dict[str, WorkflowRun]) -> Counter[str]:
-    """Every run has done what its end says, once, and no timer was early. Returns the number of events by type."""
-    stream = await shop.js.stream("KV_shop")
-    seen: Counter[tuple[str, str]] = Counter()
-    async for message in stream.get_messages(1, subject="orders.>"):
-        body = msgspec.json.decode(message.data)
-        seen[body["type"], body["data"]["order_id"]] += 1
-        if body["type"] == "order.payment_overdue":
-            assert message.timestamp >= datetime.datetime.fromisoformat(body["time"]), "a timer was early"
-    for key, run in runs.items():
-        expected = "order.shipped" if run.status == "done" else "stock.release"
-        other = "stock.release" if run.status == "done" else "order.shipped"
-        assert (seen[expected, key], seen[other, key], seen["stock.reserve", key]) == (1, 0, 1), run
-        assert run.timers == ()
-        if run.status == "failed":
-            assert seen["order.payment_overdue", key] == 2  # reminded, and given up: no timer was lost
-        else:
-            assert int(key.partition("-")[2]) % 3, "shipped without a payment"
-    counts: Counter[str] = Counter()
-    for (kind, _), count in seen.items():
-        counts[kind] += count
-    return counts
-
-
 @pytest.mark.slow
+@pytest.mark.timeout(3600 if MANY else 300)
 async def test_every_run_ends_exactly_once_whatever_is_killed() -> None:
     rng, app, began = random.Random(3), fulfilment(PAYMENT_S), time.monotonic()
     async with NatsServer() as server:
         await app.apply(server.url)
-        workers = [asyncio.create_task(work(app, server.url, seconds * PAYMENT_S)) for seconds in (1.1, 1.7)]
-        async with app.connect(server.url) as shop:
-            orders = [asyncio.create_task(order(shop, number, rng)) for number in range(RUNS)]
-            for _ in range(2):
-                await asyncio.sleep(PAYMENT_S)
-                server.kill()
-                await asyncio.to_thread(server.restart)
-            await asyncio.gather(*orders)
-            runs: dict[str, WorkflowRun] = {}
-            async with asyncio.timeout(120 + RUNS / 10):
-                while sum(run.status != "running" for run in runs.values()) < RUNS:
-                    await asyncio.sleep(max(0.2, PAYMENT_S / 10))
-                    runs = await runs_of(shop)
-            for worker in workers:
-                worker.cancel()
-            await asyncio.wait(workers)
-            assert await runs_of(shop) == runs, "a run went on after its end"
-            counts = await check_events(shop, runs)
-            ends = Counter(run.status for run in runs.values())
-            assert set(ends) == {"done", "failed"}
-            dead = await (await shop.js.stream(app.dead_letter_stream)).info()
-            assert dead.state.messages == 0
-            assert [timer async for timer in shop.timers.list()] == []
-            print(f"\n{RUNS} runs in {time.monotonic() - began:.0f} s: {dict(ends)}; events: {dict(counts)}")
+        workers = Workers(server.url)
+        for _ in range(WORKERS):
+            workers.start()
+        try:
+            async with app.connect(server.url) as shop:
+                async with workers.dying():
+                    orders = [asyncio.create_task(order(shop, number, rng)) for number in range(RUNS)]
+                    for _ in range(2):
+                        await asyncio.sleep(PAYMENT_S)
+                        server.kill()
+                        await asyncio.to_thread(server.restart)
+                    await asyncio.gather(*orders)
+                ended = await all_ended(shop, app)
+                # Whatever is late was taken by now, and has changed nothing.
+                assert await runs_of(shop) == ended, "a run went on after its end"
+                events = await read_events(shop)
+                dead = await (await shop.js.stream(app.dead_letter_stream)).info()
+                timers = [timer async for timer in shop.timers.list()]
+        finally:
+            workers.end()
+    checked = check_runs(ended, events)
+    assert (len(ended), dead.state.messages, timers) == (RUNS, 0, [])
+    assert set(checked.ends) == {"done", "failed"}
+    assert workers.killed >= 2
+    paid = {each.order for each in events if each.type == PAID}
+    assert all(key in paid for key, run in ended.items() if run.status == "done")
+    print(
+        f"\n{RUNS} runs in {time.monotonic() - began:.0f} s, {workers.killed} workers and the server twice killed: "
+        f"{dict(checked.ends)}; {len(events)} events, no timer early, none lost, {checked.late} late and harmless"
+    )
+
+
+async def all_ended(shop: AppClient, app: App) -> dict[str, WorkflowRun]:
+    """The runs when all are over, and no event and no timer is left that could change one."""
+    runs: dict[str, WorkflowRun] = {}
+    async with asyncio.timeout(120 + RUNS / 5):
+        while sum(run.status != "running" for run in runs.values()) < RUNS:
+            await asyncio.sleep(max(0.2, PAYMENT_S / 10))
+            runs = await runs_of(shop)
+
+        async def is_over() -> bool:
+            has_timers = bool([timer async for timer in shop.timers.list()])
+            return not has_timers and await is_settled(shop.js, app, "fulfilment")
+
+        await until(is_over, timeout=120 + RUNS / 5)
+    return runs
+
+
+def test_the_check_of_runs_rejects_what_is_broken() -> None:
+    def seen(*types: str, early: bool = False) -> list[SeenEvent]:
+        due = datetime.datetime(2026, 3, 31, tzinfo=datetime.UTC)
+        stored = due - datetime.timedelta(milliseconds=early)
+        return [SeenEvent(number, kind, "o", stored, due) for number, kind in enumerate(types, 1)]
+
+    def run(status: RunStatus, *timers: str) -> dict[str, WorkflowRun]:
+        fields: dict[str, Any] = dict.fromkeys(("reason", "state", "started", "updated"))
+        more: dict[str, Any] = {"commands": (), "events": (), "retries": 0}
+        return {"o": WorkflowRun(key="o", status=status, timers=timers, **fields, **more)}
+
+    done, failed = (PLACED, RESERVED, PAID, SHIPPED), (PLACED, RESERVED, OVERDUE, OVERDUE, RELEASED)
+    assert check_runs(run("done"), seen(*done)).late == 0
+    assert check_runs(run("done"), seen(PLACED, RESERVED, OVERDUE, PAID, SHIPPED, OVERDUE)).late == 1
+    assert check_runs(run("failed"), seen(*failed, PAID)).ends == {"failed": 1}
+    for words, runs, events in (
+        ("early", run("failed"), seen(*failed, early=True)),
+        ("not ended", run("running"), seen(*done)),
+        ("not ended", run("done", "payment"), seen(*done)),
+        ("without a run", {}, seen(*done)),
+        ("without an order", run("done"), []),
+        ("one end", run("done"), seen(*done, SHIPPED)),
+        ("one end", run("done"), seen(*done, RELEASED)),
+        ("one end", run("failed"), seen(*done)),
+        ("one reservation", run("done"), seen(RESERVED, *done)),
+        ("two timers before", run("failed"), seen(PLACED, RESERVED, OVERDUE, RELEASED)),
+        ("1 after it", run("failed"), seen(*failed, OVERDUE)),
+        ("paid 0 times", run("done"), seen(PLACED, RESERVED, SHIPPED)),
+        ("sets two", run("done"), seen(*done, OVERDUE, OVERDUE, OVERDUE)),
+    ):
+        with pytest.raises(WrongRun, match=words):
+            check_runs(runs, events)
 
 
 async def test_runs_are_listed_shown_and_ended_on_the_command_line(
@@ -142,10 +226,26 @@ async def test_runs_are_listed_shown_and_ended_on_the_command_line(
         assert (await asyncio.to_thread(say, "ls", *where)).splitlines()[-1] == "1 runs"
         shown = json.loads(await asyncio.to_thread(say, "show", *where, "o 1", "--json"))
         assert (shown["status"], shown["timers"]) == ("running", ["payment"])
-        assert [step["type"] for step in shown["timeline"]] == ["order.placed"]
-        assert "cancelled" in await asyncio.to_thread(say, "cancel", *where, "o 1", "--reason", "by hand")
+        [step] = shown["timeline"]
+        assert (step["type"], [each["type"] for each in step["decided"]["events"]]) == (
+            "order.placed",
+            ["stock.reserve"],
+        )
+        cancelled = json.loads(await asyncio.to_thread(say, "cancel", *where, "o 1", "--reason", "by hand", "--json"))
+        assert (cancelled["status"], cancelled["reason"]) == ("failed", "by hand")
+        text = await asyncio.to_thread(say, "show", *where, "o 1")
+        for line in (
+            "order.placed  {'order_id': 'o 1'}",
+            "publishes stock.reserve",
+            "sets timer payment, due ",
+            "publishes stock.release",
+            "cancels timer payment",
+            "failed: by hand",
+        ):
+            assert line in text
         assert "by hand" in await asyncio.to_thread(say, "ls", *where, "--status", "failed")
-        assert "o 1: begun anew" in await asyncio.to_thread(say, "retry", *where, "o 1")
+        again = json.loads(await asyncio.to_thread(say, "retry", *where, "o 1", "--json"))
+        assert (again["is_begun_anew"], again["letters"]) == (True, 0)
         shown = json.loads(await asyncio.to_thread(say, "show", *where, "o 1", "--json"))
         assert (shown["status"], shown["retries"], shown["timers"]) == ("running", 1, ["payment"])
     finally:

@@ -35,32 +35,30 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from jetspark.app.causes import Cause, child_of
+from jetspark.app.causes import Cause
 from jetspark.app.commands.boundaries import (
     BoundaryCache,
     BoundaryPast,
     SnapshotState,
     advance_snapshot,
     merged_past,
-    outcome_of,
     recorded_reply,
 )
-from jetspark.app.commands.declaring import Command, CommandReply, CommandSpec, Decision, PastEvent
+from jetspark.app.commands.declaring import Command, CommandDecision, CommandReply, CommandSpec, PastEvent
 from jetspark.app.commands.guarding import Guard, NotGuardable, guards_stream, plan_guards
-from jetspark.app.contracts.catalogue import Catalogue, Contract, contract_of
-from jetspark.app.contracts.envelope import Encoded, decode, derived_id, encode
+from jetspark.app.commands.messages import COMMAND_HEADER, OUTCOME_HEADER, DecisionEncoder, DecisionMessages
+from jetspark.app.contracts.catalogue import Catalogue
+from jetspark.app.contracts.envelope import Encoded, decode
 from jetspark.app.contracts.tokens import escape, text_of
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.core.backoff import Backoff
-from jetspark.core.subjects import is_subset, matches
+from jetspark.core.subjects import matches
 from jetspark.errors import (
     BoundaryConflict,
     CommandFailed,
     CommandInDoubt,
     CommandRefused,
-    ConfigError,
     ContractViolation,
-    InvalidEvent,
     JetSparkError,
     WrongVersion,
 )
@@ -86,14 +84,10 @@ __all__ = [
 
 T = TypeVar("T")
 
-COMMAND_HEADER = "Jetspark-Command"
-OUTCOME_HEADER = "Jetspark-Outcome"
-MAX_EVENTS = 1000
-"""Messages that the server takes in one atomic batch."""
-MAX_REPLY_BYTES = 16 << 10
 PAUSE = Backoff(first_s=0.001, max_s=0.25)
 TRUST_S = 10.0
 """For how long the stream is taken for the one it was. Whoever deletes one is mostly heard at once, see ``doubt``."""
+_TRUST = datetime.timedelta(seconds=TRUST_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +218,7 @@ class Deciding:
         clock: The time of day.
         random: A number from 0 to 1.
         random_bits: Such a number of random bits, for traces.
+        timers_of: The application whose timers commands set; None if it has none.
     """
 
     def __init__(
@@ -238,11 +233,13 @@ class Deciding:
         clock: Callable[[], datetime.datetime],
         random: Callable[[], float],
         random_bits: Callable[[int], int],
+        timers_of: str | None = None,
     ) -> None:
-        self.stream, self.source = stream, source
+        self.stream = stream
         self.catalogue, self.projections, self.cache = catalogue, projections, cache
-        self.clock, self._random, self._random_bits = clock, random, random_bits
-        self._checked: set[Contract] = set()
+        self.clock, self._random = clock, random
+        self.encoder = DecisionEncoder(source, timers_of, random_bits)
+        self.encoder.know(end.subjects)
         self.known_end = 0
         """The highest sequence of the stream that was seen."""
         self.epoch = 0
@@ -259,10 +256,9 @@ class Deciding:
         """The subjects of the stream; none if they are not known."""
         return self._end.subjects
 
-    @property
-    def is_in_doubt(self) -> bool:
+    def is_in_doubt(self, now: datetime.datetime) -> bool:
         """Whether the stream may be another one by now."""
-        return self._seen_at is None or not 0.0 <= (self.clock() - self._seen_at).total_seconds() < TRUST_S
+        return self._seen_at is None or not self._seen_at <= now < self._seen_at + _TRUST
 
     def doubt(self) -> None:
         """The stream may have been deleted and made again, or changed: look before the next command."""
@@ -273,7 +269,7 @@ class Deciding:
         if end[1:] != self._end[1:]:
             self.epoch += 1
             self.cache.clear()
-            self._checked.clear()
+            self.encoder.know(end.subjects)
             self.known_end = 0
         self._end, self._seen_at = end, self.clock()
 
@@ -296,49 +292,6 @@ class Deciding:
             CommandInDoubt: Nobody knows.
         """
         return _DecidingRun(self, spec, request, boundary).run()
-
-    def encode(
-        self, spec: CommandSpec, request: CommandRequest, decision: Decision, time: datetime.datetime
-    ) -> list[Encoded]:
-        """The messages of a decision.
-
-        Raises:
-            CommandFailed: An event is none of the application's, or breaks its contract; or the reply is too large.
-        """
-        events, cause = decision.events, request.cause
-        if len(events) > MAX_EVENTS:
-            raise CommandFailed(spec.name, f"it decided {len(events)} events; at most {MAX_EVENTS} are stored together")
-        found = []
-        for index, event in enumerate(events):
-            try:
-                contract = contract_of(event)
-                if contract not in self._checked:
-                    self._check(contract)
-                own_id = None if contract.id_of is None else contract.id_of(event)
-                encoded = encode(
-                    event,
-                    id=own_id or derived_id(cause.id, spec.name, index),
-                    source=self.source,
-                    time=time,
-                    correlation_id=cause.correlation_id,
-                    causation_id=cause.id,
-                    traceparent=child_of(cause.traceparent, self._random_bits),
-                )
-                outcome = outcome_of(index, len(events), decision.reply)
-            except (ConfigError, InvalidEvent, TypeError, ValueError) as error:
-                raise CommandFailed(spec.name, f"{type(error).__name__}: {error}") from error
-            if len(outcome) > MAX_REPLY_BYTES:
-                reason = f"its reply has {len(outcome)} bytes; at most {MAX_REPLY_BYTES} are recorded with an event"
-                raise CommandFailed(spec.name, f"{reason}: return an id, and let the caller read a view")
-            encoded.headers.update({COMMAND_HEADER: spec.name, OUTCOME_HEADER: outcome})
-            found.append(encoded)
-        return found
-
-    def _check(self, contract: Contract) -> None:
-        subject = contract.subject.filter
-        if self.stored and not any(is_subset(subject, each) for each in self.stored):
-            raise ConfigError(f"{contract.kind.__name__} goes to {subject!r}, which the stream does not store")
-        self._checked.add(contract)
 
     def read(self, message: StoredMessage) -> PastEvent:
         """A stored message as an event of the past.
@@ -372,14 +325,16 @@ class _DecidingRun:
     ) -> None:
         self._deciding, self._spec, self._request, self._filters = deciding, spec, request, boundary
         self._pasts: list[BoundaryPast] = []
-        self._encoded: list[Encoded] = []
-        self._time: datetime.datetime | None = None
+        self._messages = DecisionMessages(())
+        self._time: datetime.datetime
+        """Of the events: not before what was read for them."""
         self._is_unknown = self._guards_stream = False
         self._key = self._key_text = ""
         self._epoch = -1
         self._projection = None if spec.snapshot is None else deciding.projections[spec.snapshot]
 
     def run(self) -> CommandSteps[CommandReply]:
+        self._time = self._deciding.clock()
         if self._projection is not None:
             self._key_text = self._call(lambda: text_of(self._request.command.snapshot_key()))
             self._key = escape(self._key_text)
@@ -406,7 +361,7 @@ class _DecidingRun:
                 is_version_asked = True
                 continue
             outcome = self._decide()
-            if isinstance(outcome, Decision) and outcome.events:
+            if isinstance(outcome, CommandDecision) and outcome.events:
                 answer = yield self._append(outcome, end)
                 if isinstance(answer, Appended):
                     return self._note(outcome, answer.sequence)
@@ -414,6 +369,7 @@ class _DecidingRun:
                 conflicts += isinstance(answer, AppendMoved) and answer.is_conflict
                 failures += 1
                 yield PauseFor(self._deciding.pause_s(failures))
+                self._time = self._deciding.clock()
                 is_duplicate = isinstance(answer, AppendMoved) and answer.is_duplicate
                 if is_duplicate or not self._guards_stream:
                     yield from self._catch_up()
@@ -421,7 +377,7 @@ class _DecidingRun:
                     raise CommandFailed(self._spec.name, self._taken_ids())
             elif (yield from self._catch_up()):
                 conflicts += 1
-            elif isinstance(outcome, Decision):
+            elif isinstance(outcome, CommandDecision):
                 return CommandReply(command_id=self._id, sequence=0, events=0, data=outcome.reply)
             else:
                 raise outcome
@@ -451,7 +407,7 @@ class _DecidingRun:
 
     def _open(self) -> CommandSteps[None]:
         """Have the past of every boundary: what is remembered, or all of it."""
-        if self._deciding.is_in_doubt:
+        if self._deciding.is_in_doubt(self._time):
             self._deciding.see((yield ReadStreamEnd()))
         self._epoch = self._deciding.epoch
         self._guards_stream = guards_stream(self._spec.guard, self._filters, self._deciding.replicas)
@@ -490,7 +446,10 @@ class _DecidingRun:
         self, past: BoundaryPast, through: int, *, after: int | None = None, since_s: float | None = None
     ) -> CommandSteps[None]:
         limit = self._spec.max_past
-        tail = yield ReadTail(past.filter, past.last if after is None else after, through, limit + 1, since_s)
+        tail: list[StoredMessage] = yield ReadTail(
+            past.filter, past.last if after is None else after, through, limit + 1, since_s
+        )
+        self._time = self._deciding.clock()
         try:
             entries = [self._deciding.read(message) for message in tail]
             past.add(entries, tail[-1].headers.get("Nats-Msg-Id") if tail else None)
@@ -578,10 +537,10 @@ class _DecidingRun:
         assert expected is not None
         return WrongVersion(self._deciding.stream, self._filters, expected, self._version)
 
-    def _decide(self) -> Decision | JetSparkError:
+    def _decide(self) -> CommandDecision | JetSparkError:
         try:
             past = merged_past(self._pasts, self._projection, self._key)
-            return Decision.of(self._request.command.decide(past))
+            return CommandDecision.of(self._request.command.decide(past))
         except CommandRefused as refusal:
             return refusal
         except Exception as error:
@@ -598,51 +557,55 @@ class _DecidingRun:
 
     # ---- storing -----------------------------------------------------------------------------------------------
 
-    def _append(self, decision: Decision, end: int | None) -> Append:
-        self._time = self._deciding.clock()
-        self._encoded = encoded = self._deciding.encode(self._spec, self._request, decision, self._time)
+    def _append(self, decision: CommandDecision, end: int | None) -> Append:
+        self._messages = self._deciding.encoder.encode(self._spec.name, self._request.cause, decision, self._time)
+        events, timers = self._messages
         boundary = [Guard(past.filter, past.last) for past in self._pasts]
         try:
-            guards = plan_guards([each.subject for each in encoded], boundary, whole_stream=end is not None)
+            guards = plan_guards([each.subject for each in events], boundary, whole_stream=end is not None)
         except NotGuardable as error:
             raise CommandFailed(self._spec.name, str(error)) from error
-        messages = tuple(GuardedMessage(*each) for each in zip(encoded, guards, strict=True))
+        messages = (*map(GuardedMessage, events, guards), *map(GuardedMessage, timers))
         return Append(messages, end)
 
     def _taken_ids(self) -> str:
-        ids = ", ".join(repr(each.headers["Nats-Msg-Id"]) for each in self._encoded)
+        ids = ", ".join(repr(each.headers["Nats-Msg-Id"]) for each in self._messages.events)
         return (
             f"an event with one of the ids {ids} is stored already, and not by this command inside its boundary. The "
             "command_id was used before with other fields, or event_id returns the same for two events"
         )
 
-    def _note(self, decision: Decision, last: int) -> CommandReply:
-        """Remember what was stored: the guards have proven that nothing is between it and what was read."""
-        encoded = self._encoded
-        assert self._time is not None
-        first = last - len(encoded) + 1
+    def _note(self, decision: CommandDecision, end: int) -> CommandReply:
+        """Remember what was stored: the guards have proven that nothing is between it and what was read.
+
+        Args:
+            end: The sequence of the last message, which may be a timer.
+        """
+        events, timers = self._messages
+        last = end - len(timers)
+        first = last - len(events) + 1
+        stored = [
+            PastEvent(
+                first + index,
+                event,
+                message.subject,
+                message.headers["Nats-Msg-Id"],
+                self._time,
+                self._id,
+                self._spec.name,
+                message.headers[OUTCOME_HEADER].encode(),
+            )
+            for index, (event, message) in enumerate(zip(decision.events, events, strict=True))
+        ]
         for past in self._pasts:
-            own = [
-                PastEvent(
-                    first + index,
-                    event,
-                    message.subject,
-                    message.headers["Nats-Msg-Id"],
-                    self._time,
-                    self._id,
-                    self._spec.name,
-                    message.headers[OUTCOME_HEADER].encode(),
-                )
-                for index, (event, message) in enumerate(zip(decision.events, encoded, strict=True))
-                if matches(past.filter, message.subject)
-            ]
+            own = [entry for entry in stored if matches(past.filter, entry.subject)]
             past.add(own, own[-1].id if own else None)
-            past.through = last if self._guards_stream else 0
+            past.through = end if self._guards_stream else 0
         if self._projection is not None:
             since = self._time - datetime.timedelta(seconds=self._spec.remember_s)
             advance_snapshot(self._pasts, self._projection, self._key, last, since)
         for past in self._pasts:
             self._keep(past)
         if not self._is_outdated:
-            self._deciding.known_end = max(self._deciding.known_end, last)
-        return CommandReply(command_id=self._id, sequence=last, events=len(encoded), data=decision.reply)
+            self._deciding.known_end = max(self._deciding.known_end, end)
+        return CommandReply(command_id=self._id, sequence=last, events=len(events), data=decision.reply)

@@ -144,7 +144,8 @@ class CommandWorker:
     async def _open(self) -> None:
         app, js = self._app, self._js
         stream = await patiently(partial(js.stream, app.stream))
-        rng = getattr(self._loop, "rng", None) or random.SystemRandom()
+        # For pauses and spans, not for secrets: asking the system each time would be a twentieth of a command.
+        rng = getattr(self._loop, "rng", None) or random.Random()
         deciding = Deciding(
             stream=app.stream,
             end=stream_end(stream.cached_info),
@@ -155,6 +156,7 @@ class CommandWorker:
             clock=utc_now,
             random=rng.random,
             random_bits=rng.getrandbits,
+            timers_of=app.name if app.has_timers else None,
         )
         store = CommandStore(js, stream, self._views)
         self._serving = Serving(self._context, self._commands, deciding, store, self._options)

@@ -44,6 +44,7 @@ class Contract:
         self.version = version
         self.subject = Template(type if subject is None else subject)
         """Where its events are published; without ``subject=`` that is the type itself."""
+        self.key = key
         self.key_template = None if key is None else Template(key if "{" in key else f"{{{key}}}")
         self.key_of = _key_function(key, self.key_template)
         """The key of an event as text; None if the type has no key."""
@@ -114,6 +115,16 @@ class Contract:
             if written != read:
                 return name, f"{written!r} would be read back as {read!r}"
         return "", f"{event!r} would be read back as {again!r}"
+
+    def key_in(self, subject: str) -> str | None:
+        """The key of an event as its NATS subject tells it; None if the subject does not have it."""
+        values = self.subject.values_of(subject)
+        if values is None or self.key is None or self.key_template is None:
+            return None
+        named = {name: values.get(name) for name in self.key_template.fields}
+        if None in named.values():
+            return None
+        return self.key_template.fill(**named) if "{" in self.key else named[self.key]
 
     def add_upcast(self, from_version: int, function: Upcast) -> None:
         """Remember how data of a version becomes data of the next.

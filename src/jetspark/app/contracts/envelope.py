@@ -24,6 +24,7 @@ import datetime
 import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from urllib.parse import unquote
 
 import msgspec
 
@@ -55,6 +56,7 @@ __all__ = [
     "read_data",
     "read_envelope",
     "read_event",
+    "read_key",
     "write_event",
 ]
 
@@ -62,6 +64,7 @@ RawHeaders: TypeAlias = bytes | Mapping[str, str] | None
 """As a message has them: the raw block, which is only parsed when something in it is needed, or a mapping."""
 
 JSON = "application/json"
+_VARIANTS = {f"{digit:x}": f"{digit & 3 | 8:x}" for digit in range(16)}
 _Text: TypeAlias = Annotated[str, msgspec.Meta(min_length=1)]
 _NO_DATA = msgspec.Raw()
 _NEXT = "Nats-Schedule-Next"
@@ -99,7 +102,15 @@ class _Written(msgspec.Struct, frozen=True, gc=False):
     data: msgspec.Raw
 
 
+class _Named(msgspec.Struct, gc=False):
+    """A CloudEvent of which only the key is wanted, whatever is wrong with the rest."""
+
+    specversion: msgspec.Raw
+    subject: str | None = None
+
+
 _encode = msgspec.json.Encoder().encode
+_decode_named = msgspec.json.Decoder(_Named).decode
 _decode = msgspec.json.Decoder(Envelope).decode
 _decode_dict = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -291,6 +302,17 @@ def read_envelope(data: bytes) -> Envelope:
     return _decode(data)
 
 
+def read_key(data: bytes, headers: RawHeaders) -> str | None:
+    """The key that the envelope of a message names, also of one that breaks its contract; None if it names none."""
+    named = header_of(headers, "ce-subject")
+    if named is not None:
+        return unquote(named)
+    try:
+        return _decode_named(data).subject
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+
+
 def read_data(reading: Decoding, data: bytes) -> Any:
     """The event that ``decode`` has made of such data before: its upcasts are pure, and run again."""
     contract, upcasts = reading
@@ -310,11 +332,9 @@ def derived_id(cause_id: str, name: str, index: int) -> str:
     """
     # With the lengths, so that no two different triples are written the same.
     text = f"{len(cause_id)}:{cause_id}{len(name)}:{name}{index}"
-    bits = bytearray(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16])
-    bits[6] = bits[6] & 0x0F | 0x80
-    bits[8] = bits[8] & 0x3F | 0x80
-    digits = bits.hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    digits = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    # In digits and not in bits, which takes twice as long: version 8, and one of the four variants.
+    return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-{_VARIANTS[digits[16]]}{digits[17:20]}-{digits[20:32]}"
 
 
 def _upcast(subject: str, envelope: Envelope, reading: Decoding) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -13,7 +13,7 @@ from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.topology.names import check_app_name, escape_token, is_hash
 from jetspark.errors import ConfigError, InvalidEvent
 
-__all__ = ["EntityFold", "EntitySpec", "Truth", "bucket_of", "state_subjects"]
+__all__ = ["EntityFold", "EntitySpec", "StatePlace", "Truth"]
 
 Truth: TypeAlias = Literal["state", "events"]
 
@@ -23,24 +23,21 @@ MANY = 1_000_000_000
 """Messages a subject may have: no limit to us, and a limit to clients that expect one of a bucket."""
 
 
-def bucket_of(stream: str) -> str:
-    """The bucket whose stream this is.
+class StatePlace(NamedTuple):
+    """Where the states of an application are: in its stream, beside the events."""
 
-    Raises:
-        ConfigError: It is no bucket's.
-    """
-    kind, _, bucket = stream.partition("_")
-    if kind != "KV" or not bucket:
-        raise ConfigError(
-            f"entities with stream={stream!r}: their states and events are stored together, so the app's stream has to "
-            f"be that of a bucket: App(stream='KV_{stream.lower()}'), and other clients read bucket {stream.lower()!r}"
-        )
-    return bucket
+    prefix: str
+    """Of their subjects."""
+    bucket: str | None
+    """The bucket that they are, if the stream is called as that of one. Others cannot be read as a bucket."""
 
-
-def state_subjects(stream: str) -> str:
-    """Where the states are."""
-    return f"$KV.{bucket_of(stream)}.>"
+    @classmethod
+    def of(cls, app: str, stream: str) -> StatePlace:
+        kind, _, bucket = stream.partition("_")
+        if kind == "KV" and bucket:
+            return cls(f"$KV.{bucket}.", bucket)
+        # Not $KV here: no client would find these, and a bucket of that name could no longer be made.
+        return cls(f"states.{app}.", None)
 
 
 class EntityFold:
@@ -81,7 +78,7 @@ class EntitySpec:
         self,
         name: str,
         state: Any,
-        stream: str,
+        place: StatePlace,
         *,
         truth: Truth = "state",
         events: Sequence[type[Any]] = (),
@@ -100,7 +97,7 @@ class EntitySpec:
         self.truth: Truth = truth
         """Which of the two counts where they differ."""
         self.fold = None if fold is None else EntityFold(name, fold, events)
-        self.bucket = bucket_of(stream)
+        self.place = place
         try:
             self._decoder = msgspec.json.Decoder(state)
         except (TypeError, msgspec.ValidationError) as error:
@@ -110,25 +107,30 @@ class EntitySpec:
             ) from error
         self._encode = msgspec.json.Encoder(order="sorted").encode
 
+    @property
+    def filter(self) -> str:
+        """The subjects of all states."""
+        return f"{self.place.prefix}{self.name}.*"
+
     def key_of(self, key: str) -> str:
-        """The key in the bucket. Different entities have different ones."""
+        """The key in the bucket, or what would be it. Different entities have different ones."""
         if not isinstance(key, str) or not key:
             raise ConfigError(f"entity key={key!r}: expected a text that is not empty")
         return f"{self.name}.{escape_token(key)}"
 
     def subject_of(self, key: str) -> str:
-        return f"$KV.{self.bucket}.{self.key_of(key)}"
+        return f"{self.place.prefix}{self.key_of(key)}"
 
     def key_headers(self, key: str) -> dict[str, str]:
         """What the state says of its key: nothing, unless the key in the bucket is a hash of it."""
         return {KEY_HEADER: escape(key)} if is_hash(escape_token(key)) else {}
 
-    def key_in(self, name: str, headers: Mapping[str, str] | None = None) -> str | None:
-        """The key of the entity that has this key in the bucket; None if its state has to be asked (``headers``)."""
-        token = name.removeprefix(f"{self.name}.")
+    def key_in(self, subject: str, headers: Mapping[str, str]) -> str | None:
+        """The key of the entity whose state has this subject and these headers; None if another program wrote it."""
+        token = subject.rpartition(".")[2]
         if not is_hash(token):
             return unescape(token)
-        said = (headers or {}).get(KEY_HEADER)
+        said = headers.get(KEY_HEADER)
         return None if said is None else unescape(said)
 
     def encode(self, state: Any) -> bytes:
@@ -153,6 +155,6 @@ class EntitySpec:
             return self._decoder.decode(data)
         except (ValueError, msgspec.MsgspecError) as error:
             raise ConfigError(
-                f"entities {self.name!r}: a state in bucket {self.bucket!r} is no {self.state!r}: {error}. Give fields "
+                f"entities {self.name!r}: a state under {self.filter!r} is no {self.state!r}: {error}. Give fields "
                 "that are new a default"
             ) from error

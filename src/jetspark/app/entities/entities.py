@@ -8,6 +8,8 @@ import datetime
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from jetspark.aio.context import context_of
+from jetspark.aio.ordered import Watch
 from jetspark.app.contracts.envelope import derived_id
 from jetspark.app.entities.changes import PendingChange, recent_changes
 from jetspark.app.entities.committing import Committer, asking_again
@@ -15,10 +17,12 @@ from jetspark.app.entities.declaring import EntitySpec
 from jetspark.app.timers import Seconds, When, cancelling, timer_message
 from jetspark.core.numbers import whole
 from jetspark.errors import ConfigError, Conflict, MessageNotFound, UsageError
+from jetspark.jetstream.ordered import OrderedOptions
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.stream import Stream
+    from jetspark.aio.stream_message import JetStreamMessage
     from jetspark.app.contracts.envelope import Encoded
     from jetspark.app.declarations import Declarations
     from jetspark.app.entities.comparing import Reconciliation
@@ -78,26 +82,21 @@ class Entities:
         self._writer, self._spec = writer, spec
 
     @property
-    def _stream(self) -> Any:
-        """Looked up once for a program: a handler has another object of this class for each event. None before."""
-        return self._writer.committer.stream
-
-    @_stream.setter
-    def _stream(self, stream: Stream) -> None:
-        self._writer.committer.stream = stream
-
-    @property
     def name(self) -> str:
         return self._spec.name
 
     @property
-    def bucket(self) -> str:
-        """The bucket that has the states."""
-        return self._spec.bucket
+    def bucket(self) -> str | None:
+        """The bucket that has the states, by :meth:`key_of`; None if the application's stream is not that of one."""
+        return self._spec.place.bucket
 
     def key_of(self, key: str) -> str:
         """Where the state of an entity is in the bucket."""
         return self._spec.key_of(key)
+
+    def subject_of(self, key: str) -> str:
+        """Where the state of an entity is in the stream."""
+        return self._spec.subject_of(key)
 
     async def get(self, key: str) -> Any:
         """The state of an entity, by the word of the leader; None if there is none."""
@@ -170,24 +169,42 @@ class Entities:
 
     async def keys(self) -> AsyncIterator[str]:
         """The keys of the entities there are, each once, in no order. Changes meanwhile may be seen or not."""
-        bucket = await self._writer.js.kv(self.bucket)
-        async for name in bucket.keys(f"{self.name}.*"):
-            key = self._spec.key_in(name) or await self._said_key(name)
-            if key is not None:
-                yield key
+        async for key, _ in self._present(headers_only=True):
+            yield key
 
     async def list(self) -> AsyncIterator[StoredEntity]:
         """The entities there are, each once, in no order. Changes meanwhile may be seen or not."""
-        bucket, seen = await self._writer.js.kv(self.bucket), set[str]()
-        watching = bucket.watch(f"{self.name}.*", initial_marker=True, ignore_deletes=True)
-        async with contextlib.aclosing(watching) as entries:  # type: ignore[type-var]
-            async for entry in entries:
-                if entry is None:
-                    return
-                key = None if entry.key in seen else self._spec.key_in(entry.key) or await self._said_key(entry.key)
-                if key is not None:
-                    seen.add(entry.key)
-                    yield StoredEntity(key, self._spec.decode(entry.value), entry.revision)
+        async for key, message in self._present():
+            yield StoredEntity(key, self._spec.decode(message.data), message.metadata.stream_sequence)
+
+    async def watch(self, key: str) -> AsyncIterator[Any]:
+        """The state of an entity, then each that it gets, for ever; None if there is none, or none any more."""
+        options = OrderedOptions(filter_subjects=(self._spec.subject_of(key),), deliver_policy="last_per_subject")
+        was_seen = False
+        changes = self._watching().changes(options, initial_marker=True, ignore_deletes=False)
+        async with contextlib.aclosing(changes) as messages:  # type: ignore[type-var]
+            async for message in messages:
+                if message is not None:
+                    was_seen = True
+                    yield None if _is_gone(message) else self._spec.decode(message.data)
+                elif not was_seen:
+                    yield None
+
+    async def _present(self, *, headers_only: bool = False) -> AsyncIterator[tuple[str, JetStreamMessage]]:
+        """Key and state of the entities there are."""
+        options = OrderedOptions(
+            filter_subjects=(self._spec.filter,), deliver_policy="last_per_subject", headers_only=headers_only
+        )
+        seen = set[str]()  # one that changes meanwhile may come twice
+        async with contextlib.aclosing(self._watching().present(options, f"entities {self.name!r}")) as messages:
+            async for message in messages:
+                key = self._spec.key_in(message.subject, message.headers)
+                if key is not None and message.subject not in seen and not _is_gone(message):
+                    seen.add(message.subject)
+                    yield key, message
+
+    def _watching(self) -> Watch[JetStreamMessage]:
+        return Watch(context_of(self._writer.js), self._writer.app.stream, lambda message: message, _is_gone)
 
     async def reconcile(
         self,
@@ -221,11 +238,6 @@ class Entities:
             self._writer, self._spec, keys=keys, repair=repair, dry_run=dry_run, rate=rate, on_progress=on_progress
         )
 
-    async def _said_key(self, name: str) -> str | None:
-        """The key of an entity whose key in the bucket is a hash, as its state says it."""
-        message = await asking_again(lambda: self._last(f"$KV.{self.bucket}.{name}"))
-        return None if message is None else self._spec.key_in(name, message.headers)
-
     async def read(self, key: str) -> EntityRead:
         """An entity as the stream's leader has it."""
         return await asking_again(lambda: self._read_once(key))
@@ -234,17 +246,26 @@ class Entities:
         found = await self._last(self._spec.subject_of(key))
         if found is None:
             return EntityRead(None, 0, ())
-        is_gone = "KV-Operation" in found.headers or "Nats-Marker-Reason" in found.headers
-        state = None if is_gone else self._spec.decode(found.data)
+        state = None if _is_gone(found) else self._spec.decode(found.data)
         return EntityRead(state, found.sequence, recent_changes(found.headers))
 
     async def _last(self, subject: str) -> StoredMessage | None:
-        if self._stream is None:
-            self._stream = await self._writer.js.stream(self._writer.app.stream)
         try:
-            return await self._stream.get_message(last_for=subject, direct=False)
+            return await (await self._opened()).get_message(last_for=subject, direct=False)
         except MessageNotFound:
             return None
+
+    async def _opened(self) -> Stream:
+        """Looked up once for a program: a handler has another object of this class for each event."""
+        committer = self._writer.committer
+        if committer.stream is None:
+            committer.stream = await self._writer.js.stream(self._writer.app.stream)
+        return committer.stream
+
+
+def _is_gone(message: StoredMessage | JetStreamMessage) -> bool:
+    """Whether a message says that there is no state, and is none."""
+    return "KV-Operation" in message.headers or "Nats-Marker-Reason" in message.headers
 
 
 class EntityChange:

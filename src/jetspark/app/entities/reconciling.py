@@ -94,7 +94,7 @@ class _Reconciling:
     ) -> None:
         assert spec.fold is not None
         self._writer, self._spec, self._fold, self._pace, self._tell = writer, spec, spec.fold, pace, on_progress
-        self._prefix = f"$KV.{spec.bucket}.{spec.name}."
+        self._prefix = spec.filter.removesuffix("*")
         self._router = Router([spec.fold.spec], writer.app.catalogue)
         self._history = StreamHistory(writer.js, writer.app.stream, [*self._router.filters, f"{self._prefix}*"])
         self._wanted = {spec.subject_of(key)[len(self._prefix) :] for key in keys}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.contracts.envelope import Decoded, Encoded, derived_id, encode
-from jetspark.app.timers import Seconds, Timers, cancelling
+from jetspark.app.timers import FiredTimer, Seconds, Timers
 from jetspark.errors import ConfigError
 from jetspark.jetstream.info import PubAck
 
@@ -105,6 +105,7 @@ class Context:
                 "handler": handler,
                 "event_id": decoded.id,
                 "event_type": decoded.type,
+                "key": key,
                 "stream": stream,
                 "sequence": sequence,
                 "attempt": attempt,
@@ -147,25 +148,27 @@ class Context:
     async def publish(self, event: Any, *, cancels: str | None = None) -> PubAck:
         """Publish an event that this one led to.
 
-        Its id follows from this event and from the number of the call, so a retry publishes nothing new within the
-        stream's duplicate window, and the same id beyond it. It is published now, whatever becomes of this attempt: in
+        Its id is what its ``event_id()`` says; without, it follows from this event and the number of the call. So a
+        retry publishes nothing new within the stream's duplicate window, and the same id beyond it, if what
+        ``event_id()`` reads is the same in each attempt. It is published now, whatever becomes of this attempt: in
         a handler with ``idempotent="transaction"`` return events instead, which are published after the commit.
 
         Args:
-            cancels: The name of a timer that ends with it, in one step.
+            cancels: The name of a timer that ends with it, in one step; see :meth:`is_current_timer`.
 
         Raises:
             InvalidEvent: A field breaks the contract; nothing was published.
         """
         encoded = self.encode(event)
-        if cancels is not None:
-            encoded.headers.update(cancelling(self._app, cancels))
-        return await self.send(encoded)
+        return await (self.send(encoded) if cancels is None else self._send_ending(cancels, encoded))
+
+    async def _send_ending(self, timer: str, encoded: Encoded) -> PubAck:
+        return await self.timers.publish_ending(timer, encoded)
 
     def encode(self, event: Any) -> Encoded:
         """The message that :meth:`publish` would send; it counts as published."""
         self._count += 1
-        return self._encode(event, derived_id(self.decoded.id, self._handler, self._count))
+        return self.encode_as(event, derived_id(self.decoded.id, self._handler, self._count))
 
     async def schedule(
         self, event: Any, *, at: datetime.datetime | None = None, after: Seconds | None = None, name: str | None = None
@@ -189,7 +192,7 @@ class Context:
         id = derived_id(self.decoded.id, f"{self._handler}:timer", self._timers)
 
         def encode_one(event: Any, time: datetime.datetime | None) -> Encoded:
-            return self._encode(event, id, time)
+            return self.encode_as(event, id, time)
 
         timers = Timers(self._app, self.stream, self._js, encode_one, self._clock)
         await timers.set(name or id, event, at=at, after=after, set_id=id)
@@ -212,6 +215,24 @@ class Context:
     def js(self) -> JetStream:
         """The JetStream context below, for everything that is not about events."""
         return self._js
+
+    @property
+    def timer(self) -> FiredTimer | None:
+        """The timer that has published the event, if one has."""
+        return FiredTimer.of(self.decoded)
+
+    async def is_current_timer(self) -> bool:
+        """Whether the event still counts if a timer has published it; True if it was published by a program.
+
+        It does not if the timer was set anew since it fired, or ended by ``timers.cancel`` or ``publish(cancels=)``:
+        once these have returned. It is read from the stream's leader, so this is about the moment of the call. A
+        cancel is remembered for a week.
+
+        Not for timers that entities or commands end: there the state has the id that ``set_timer`` returned, which is
+        this event's, or the boundary has the event (see the page on timers). Workflows do it by themselves.
+        """
+        fired = self.timer
+        return fired is None or await self.timers.is_current(fired, self.decoded, self.sequence)
 
     @property
     def timers(self) -> Timers:
@@ -242,7 +263,7 @@ class Context:
         return derived_id(self.decoded.id, f"{self._handler}:change:{subject}", count)
 
     def _encode_new(self, event: Any, time: datetime.datetime | None = None) -> Encoded:
-        return self._encode(event, self.new_id(), time)
+        return self.encode_as(event, self.new_id(), time)
 
     async def send(self, encoded: Encoded) -> PubAck:
         """Publish what :meth:`encode` made."""

@@ -103,7 +103,7 @@ async def open_records(js: JetStream, app: str) -> KeyValue:
 async def find_place(records: KeyValue, spec: ProjectionSpec) -> Alias:
     """Where a projection is now."""
     try:
-        entry = await records.get(alias_key(spec.name))
+        entry = await records.get(alias_key(spec.name), direct=False)
     except KeyNotFound:
         return Alias(place_of(spec, None), 0)
     return Alias(ProjectionPlace.decode(entry.value), entry.revision)

@@ -3,6 +3,10 @@
 State is bytes between two events: it is decoded for ``apply``, and what ``apply`` returns is encoded before the next
 event is looked at. So ``apply`` cannot tell where a micro-batch of its engine began, it can change the state it is
 given in place, and there is one form of the bytes: JSON with sorted keys.
+
+A key has two spellings, and :class:`ProjectionSpec` makes one of the other. Users write what ``key`` returned, as text,
+and behind it the window, where there are windows: ``ann@example.com``, ``s1.20260331T100000Z``. A bucket has it as
+tokens: ``ann=40example=2Ecom`` (:meth:`ProjectionSpec.bucket_key`, :meth:`ProjectionSpec.key_text`).
 """
 
 from __future__ import annotations
@@ -18,8 +22,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from jetspark.app.contracts.catalogue import contract_of
-from jetspark.app.contracts.tokens import escape, text_of
-from jetspark.app.projections.windows import Window
+from jetspark.app.contracts.tokens import escape, text_of, unescape
+from jetspark.app.projections.windows import Window, is_part
 from jetspark.app.topology.names import check_app_name
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
@@ -33,6 +37,7 @@ Invariant: TypeAlias = Callable[[Any], object]
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
+_EXAMPLE = datetime.datetime(2026, 3, 31, 10, tzinfo=datetime.UTC)
 # What servers accept by default, with room for headers.
 MAX_STATE_BYTES = (1 << 20) - 4096
 
@@ -120,6 +125,40 @@ class ProjectionSpec:
             return (f"{keys[0]}.{parts[0]}",)
         return tuple(f"{key}.{part}" for key in keys for part in parts)
 
+    def bucket_key(self, key: Any) -> str:
+        """A key as the bucket has it, of what users write: what ``key`` returned, as text or as it was.
+
+        With windows it is ``<key>.<window>``, or a tuple of the key and its window, which may be a moment in it.
+
+        Raises:
+            ConfigError: It is no key of this projection, or has no window.
+        """
+        if self.window is None:
+            if isinstance(key, tuple):
+                raise ConfigError(f"key {key!r} of projection {self.name!r}: expected no tuple; it has no windows")
+            return escape(key if isinstance(key, str) else text_of(key))
+        if isinstance(key, tuple) and len(key) == 2:
+            of, part = key
+        else:
+            of, point, part = key.rpartition(".") if isinstance(key, str) else (key, "", "")
+            if not point or not is_part(part):
+                window = self.window.name(_EXAMPLE)
+                raise ConfigError(
+                    f"key {key!r} of projection {self.name!r}: expected its window, too, such as '{key}.{window}', "
+                    f"({key!r}, {window!r}), or with a moment in place of the window"
+                )
+        return f"{escape(of if isinstance(of, str) else text_of(of))}.{self.window.part(part)}"
+
+    def key_text(self, name: str) -> str:
+        """A key as users write it, of one that the bucket has; one that is none of this projection's as it is."""
+        of, point, part = ("", "", name) if self.window is None else name.rpartition(".")
+        try:
+            if self.window is None:
+                return name if "=" not in name and "." not in name else unescape(name)
+            return f"{unescape(of)}.{part}" if point and is_part(part) else name
+        except ConfigError:
+            return name
+
     def fold(self, key: str, value: bytes | None, event: Any) -> bytes | None:
         """What an event makes of the state of a key: canonical JSON, or None for a key that has none.
 
@@ -133,7 +172,9 @@ class ProjectionSpec:
 
     def _fold_state(self, key: str, value: bytes | None, event: Any, *more: Any) -> bytes | None:
         state = None if value is None else self._decode(value)
-        new = self._apply(state, event, *more, key) if self._wants_key else self._apply(state, event, *more)
+        if self._wants_key:
+            more = (*more, self.key_text(key))
+        new = self._apply(state, event, *more)
         if new is DELETE:
             return None
         if new is None:
@@ -155,6 +196,10 @@ class ProjectionSpec:
         """A state as ``apply`` gets it; None for a value that has no state of its own, as with lookups."""
         return self._decode(value)
 
+    def has_state(self, value: bytes | None) -> bool:
+        """Whether a value of the bucket is a state, or has one in it."""
+        return value is not None
+
     @property
     def options(self) -> dict[str, Any]:
         """What it was declared with, besides its name and its class."""
@@ -164,6 +209,7 @@ class ProjectionSpec:
             "version": self.version,
             "invariants": self.invariants,
             "window": self.window,
+            "filtered": self.filtered,
         }
 
     def renewed(self) -> ProjectionSpec:

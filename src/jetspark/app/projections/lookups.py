@@ -113,6 +113,9 @@ class LookupSpec(ProjectionSpec):
         state = _decode(value).state
         return None if state == _NOTHING else super().decode_state(bytes(state))
 
+    def has_state(self, value: bytes | None) -> bool:
+        return value is not None and _decode(value).state != _NOTHING
+
     @property
     def options(self) -> dict[str, Any]:
         own = tuple(kind for kind in self.events if kind in self._own)

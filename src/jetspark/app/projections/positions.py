@@ -1,4 +1,4 @@
-"""How far a live engine is. Pure.
+"""How far a bucket of a projection is, and how that is read. Pure, but for one procedure.
 
 A bucket has the position of its reader under ``_jetspark.position``: JSON with the stream, when it was created, and
 a sequence. Every event at or below that sequence is stored, or parks its key, or has a letter. It is written by
@@ -16,6 +16,9 @@ that of the bucket is the lowest of them, so a reader that knows nothing of part
 A position also says which version of the fold it is of, so that another version touches nothing; and which events may
 be missing: the stream dropped them, by its limits or a purge, before they were read. That is never forgotten. And it
 names two events that were read, so that a later reader can tell whether events were dropped (``state/losses``).
+
+A position is read by :func:`read_position`, from the leader, through the object that the states are loaded with: what
+is loaded afterwards has at least the events that the position says (:mod:`jetspark.state.store`).
 """
 
 from __future__ import annotations
@@ -26,9 +29,19 @@ from typing import Any, NamedTuple
 
 from jetspark.app.projections.marks import position_key
 from jetspark.errors import ProtocolError, UsageError
-from jetspark.state.changes import Change
+from jetspark.publish.steps import Procedure
+from jetspark.state.changes import Change, Current
+from jetspark.state.store import StateBucket
 
-__all__ = ["FoldPosition", "part_start", "position_change", "start_of"]
+__all__ = [
+    "FoldPosition",
+    "NotedPosition",
+    "part_start",
+    "position_change",
+    "read_part_positions",
+    "read_position",
+    "start_of",
+]
 
 
 class FoldPosition(NamedTuple):
@@ -98,6 +111,50 @@ class FoldPosition(NamedTuple):
     @classmethod
     def beginning(cls, stream: str, created: datetime.datetime | None) -> FoldPosition:
         return cls(stream, "" if created is None else created.isoformat(), 0)
+
+
+class NotedPosition(NamedTuple):
+    """What a bucket says of how far it is."""
+
+    position: FoldPosition | None
+    """None if nobody has noted one."""
+    revision: int
+    """Of the note; 0 if there is none."""
+
+    @property
+    def sequence(self) -> int | None:
+        return None if self.position is None else self.position.sequence
+
+
+def read_position(bucket: StateBucket) -> Procedure[NotedPosition]:
+    """How far a bucket is.
+
+    Raises:
+        ProtocolError: What is noted is no position.
+    """
+    [found] = yield from _read_notes(bucket, [position_key()])
+    return found
+
+
+def read_part_positions(bucket: StateBucket, partitions: int) -> Procedure[list[NotedPosition]]:
+    """How far each partition of a bucket is."""
+    return (yield from _read_notes(bucket, [position_key(part_name(part, partitions)) for part in range(partitions)]))
+
+
+def _read_notes(bucket: StateBucket, keys: list[str]) -> Procedure[list[NotedPosition]]:
+    # Of the leader: what a replica that is behind says may have been moved back since.
+    found = yield from bucket.load_from_leader(keys)
+    return [_noted(found.get(key)) for key in keys]
+
+
+def _noted(current: Current | None) -> NotedPosition:
+    if current is None:
+        return NotedPosition(None, 0)
+    return NotedPosition(None if current.value is None else FoldPosition.decode(current.value), current.revision)
+
+
+def part_name(part: int, partitions: int) -> str:
+    return f"{part}-{partitions}"
 
 
 def start_of(

@@ -10,7 +10,8 @@ A key keeps the events that are not stored yet, so that a conflict can be settle
 bucket has has all events up to its sequence, and those behind it are in hand. If the bucket is behind what it had
 before, its state was removed by somebody else, and the events in hand are not all of them: :class:`StateGone`.
 
-A revision that is not known for sure is never guessed: the key is loaded again before it is stored the next time.
+A revision that is not known for sure is never guessed: the key is loaded again before it is stored the next time. Who
+drives this is :mod:`jetspark.state.rounds`.
 
 Keys that are parked are never dropped from the cache. Whoever repairs such a key writes it together with a position
 (see ``positions``); until an engine has noticed that, it must not fold an event onto a repaired state, because
@@ -19,13 +20,13 @@ it may have passed by others before it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyRow, KeyState
 from jetspark.app.projections.marks import Mark, Parked, mark_of
-from jetspark.jetstream.kv import Operation
+from jetspark.jetstream.kv import KVOperation
 from jetspark.state.changes import Change, Current, Outcome
 
 __all__ = ["CacheLimits", "LiveStates", "StateGone"]
@@ -132,22 +133,6 @@ class LiveStates:
         """Keys that have to be loaded again before :meth:`take`."""
         return [key for key, entry in self._dirty.items() if not entry.is_sure]
 
-    def unchecked(self) -> list[str]:
-        """Keys of which an event was ignored because they have no state.
-
-        Nothing is stored for that, so nothing compares: if it was a replica that said so, the leader has to be asked.
-        """
-        spec = self.spec
-        return [
-            key
-            for key, entry in self._dirty.items()
-            if entry.state.value is None and entry.state.change(spec, key) is None
-        ]
-
-    def behind(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> list[str]:
-        """Those of which the bucket seems to have less than it had: a replica may be behind, the leader knows."""
-        return [key for key in keys if loaded.get(key, NOTHING).sequence < self._keys[key].state.loaded.sequence]
-
     def look_again(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
         """What the bucket has for keys of which that was not sure.
 
@@ -156,28 +141,19 @@ class LiveStates:
         """
         self._rebase({key: loaded.get(key, NOTHING) for key in keys})
 
-    def take(self, checked: Collection[str] | None = None) -> list[Change]:
-        """Everything that has to be stored. What comes meanwhile is stored the next time.
-
-        Args:
-            checked: The keys of :meth:`unchecked` that the leader was asked for. Those that came since wait for the
-                next time. None where nobody has to be asked.
-        """
+    def take(self) -> list[Change]:
+        """Everything that has to be stored. What comes meanwhile is stored the next time."""
         spec, changes = self.spec, []
-        waiting: dict[str, _CachedKey] = {}
         for key, entry in self._dirty.items():
             change = entry.state.change(spec, key)
             if change is not None:
                 entry.sent, entry.sent_rows = change, entry.rows
                 changes.append(change)
-            elif checked is not None and entry.state.value is None and key not in checked:
-                waiting[key] = entry
-                continue
             entry.rows = []
-        self._dirty = waiting
+        self._dirty = {}
         return changes
 
-    def settle(self, changes: Iterable[Change], outcome: Outcome) -> None:
+    def settle(self, changes: Sequence[Change], outcome: Outcome) -> None:
         """What became of the changes. Those in conflict are dirty again.
 
         Raises:
@@ -233,7 +209,7 @@ class LiveStates:
 
     def _parking(self, key: str, found: Current) -> Change:
         mark = str(Mark(self.spec.version, Parked(0, GONE)))
-        operation: Operation = "delete" if found.value is None else "put"
+        operation: KVOperation = "delete" if found.value is None else "put"
         return Change(key, found.value or b"", operation, found.sequence, found.revision, mark=mark)
 
     # ---- the cache ---------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
@@ -24,11 +24,10 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.ordered import Reading, Watch
 from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
-from jetspark.app.contracts.tokens import escape, text_of, unescape
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, watch_place
 from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.engine import recorded_of
 from jetspark.app.projections.folding import KeyRow, KeyState, Router
-from jetspark.app.projections.live import recorded_of
 from jetspark.app.projections.marks import Parked, mark_of, position_key
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.core.numbers import UINT64, timeout_of, whole
@@ -83,6 +82,10 @@ class _Found(NamedTuple):
 
     key: str
     current: Current
+
+
+ANEW = _Found("", NOTHING)
+"""No message: what follows is of another bucket, or of the same one from its beginning."""
 
 
 class _Follower:
@@ -160,6 +163,11 @@ class View:
     def name(self) -> str:
         return self._spec.name
 
+    @property
+    def spec(self) -> ProjectionSpec:
+        """The projection as it was declared."""
+        return self._spec
+
     async def get(
         self,
         key: Any,
@@ -172,7 +180,8 @@ class View:
         """The state of a key, as ``apply`` gets it; ``default`` if it has none.
 
         Args:
-            key: What ``key`` of the projection returned for its events, or several tokens of it as a tuple.
+            key: What ``key`` of the projection returned for its events; with windows ``"<key>.<window>"`` or a tuple of
+                the key and its window, which may be a moment in it.
             at_least: A sequence, such as that of an acknowledgement: wait until the event is in the state, or the
                 projection is beyond it.
             as_of: A sequence: the state as it was when the stream was there. Unless it is still the present one, the
@@ -193,21 +202,18 @@ class View:
 
     async def entry(self, key: Any, *, at_least: int | None = None, timeout: float | None = None) -> ViewEntry:
         """The same with its sequence and revision, and whether the key is parked."""
-        name = _name(key)
+        name = self._spec.bucket_key(key)
         current = await self._load(name)
         if at_least is None or current.sequence >= at_least:
             return self._entry(name, current)
         wanted = whole("at_least", at_least, low=0, high=UINT64)
-        what = f"projection {self.name!r} (key {name!r}) at sequence {wanted}: does a worker run it?"
+        what = f"projection {self.name!r} (key {key!r}) at sequence {wanted}: does a worker run it?"
         return self._entry(name, await self._within(timeout, what, self._reach(name, wanted)))
 
     async def position(self) -> ViewPosition:
         """How far the projection is, and whether it may lack events; a worker writes this ten times a second."""
-        current = await self._load(position_key())
-        if current.value is None:
-            return ViewPosition(0)
-        position = FoldPosition.decode(current.value)
-        return ViewPosition(position.sequence, position.missed)
+        position = await self._position()
+        return ViewPosition(0) if position is None else ViewPosition(position.sequence, position.missed)
 
     async def wait_for(self, key: Any, condition: Callable[[Any], object], *, timeout: float | None = None) -> Any:
         """The first state of a key for which ``condition`` is true; it is asked with None while there is no state.
@@ -215,12 +221,15 @@ class View:
         Raises:
             RequestTimeout: There was none within ``timeout``.
         """
-        name = _name(key)
+        name = self._spec.bucket_key(key)
 
         async def found() -> Any:
             async with aclosing(self._changes(name)) as changes:
                 current = NOTHING
                 async for change in changes:  # None, where the present ends: a key that was not in it has no state
+                    if change is ANEW:
+                        current = NOTHING
+                        continue
                     if change is not None:
                         current = change.current
                     state = self._entry(name, current).state
@@ -228,17 +237,30 @@ class View:
                         return state
             raise UsageError("the connection was closed")
 
-        return await self._within(timeout, f"the state of key {name!r} of projection {self.name!r}", found())
+        return await self._within(timeout, f"the state of key {key!r} of projection {self.name!r}", found())
 
     async def watch(self, *keys: Any) -> AsyncGenerator[ViewEntry, None]:
         """The present states, of all keys or of some, then every change, until the connection is closed.
 
         States that follow each other within milliseconds may be stored as one. After a swap it begins anew, with the
-        present states of the other bucket.
+        present states of the other bucket; keys that have none there come with a state of None and sequence 0.
         """
-        async with aclosing(self._changes(*map(_name, keys))) as changes:
+        shown: set[str] = set()
+        """Names of keys that have a state, as far as this has told."""
+        fresh: set[str] = set()
+        async with aclosing(self._changes(*map(self._spec.bucket_key, keys))) as changes:
             async for change in changes:
-                if change is not None and not change.key.startswith(OWN):
+                if change is ANEW:
+                    shown, fresh = shown | fresh, set()
+                elif change is None:
+                    for name in sorted(shown - fresh):
+                        yield self._entry(name, NOTHING)
+                    shown = set()
+                elif not change.key.startswith(OWN):
+                    if change.current.value is None:
+                        fresh.discard(change.key)
+                    else:
+                        fresh.add(change.key)
                     yield self._entry(change.key, change.current)
 
     def replica(self) -> ViewReplica:
@@ -247,18 +269,26 @@ class View:
 
     # ---- small steps -------------------------------------------------------------------------------------------
 
-    async def _load(self, name: str) -> Current:
+    async def _load(self, name: str, *, direct: bool | None = None) -> Current:
+        """What any replica has, which may be a moment behind; with ``direct=False`` what the leader has."""
         place, stream = await self._follower.place()
         try:
-            message = await stream.get_message(last_for=subject_of(place.bucket, name))
+            message = await stream.get_message(last_for=subject_of(place.bucket, name), direct=direct)
         except MessageNotFound:
             return NOTHING
         return current_of(stored_of(message))
+
+    async def _position(self) -> FoldPosition | None:
+        current = await self._load(position_key(), direct=False)
+        return None if current.value is None else FoldPosition.decode(current.value)
 
     async def _reach(self, name: str, wanted: int) -> Current:
         current, position, is_initial = NOTHING, 0, True
         async with aclosing(self._changes(name, position_key())) as changes:
             async for change in changes:
+                if change is ANEW:
+                    current, position, is_initial = NOTHING, 0, True
+                    continue
                 if change is None:
                     is_initial = False
                 elif change.key == name:
@@ -268,12 +298,12 @@ class View:
                 if current.sequence >= wanted or (not is_initial and position >= wanted):
                     mark = mark_of(current)
                     if mark is not None and mark.parked is not None and current.sequence < wanted:
-                        raise StateParked(self.name, name, *mark.parked)
+                        raise StateParked(self.name, self._spec.key_text(name), *mark.parked)
                     return current
         raise UsageError("the connection was closed")
 
     async def _changes(self, *names: str) -> AsyncGenerator[_Found | None, None]:
-        """What the bucket has, None, and what is written to it; the same of the next bucket, when it is swapped."""
+        """``ANEW``, what the bucket has, None, and what is written to it; the same again, when it is swapped."""
         while not self._js_is_closed:
             place, stream = await self._follower.place()
             changed = asyncio.create_task(self._follower.changed.wait())
@@ -284,6 +314,7 @@ class View:
                 watch.changes(options, initial_marker=True, ignore_deletes=False),
             )
             try:
+                yield ANEW
                 async with aclosing(_until(entries, changed)) as found:
                     async for each in found:
                         yield each
@@ -317,15 +348,16 @@ class View:
                     f"{self._spec.version} cannot read it: {error}"
                 ) from error
         parked = mark.parked if mark is not None else None
-        return ViewEntry(_key(name), state, current.sequence, current.revision, parked)
+        return ViewEntry(self._spec.key_text(name), state, current.sequence, current.revision, parked)
 
     async def _as_of(self, key: Any, sequence: int) -> ViewEntry:
-        name = _name(key)
-        present = await self._load(name)
-        position = await self._load(position_key())
-        if position.value is not None and present.sequence <= sequence <= FoldPosition.decode(position.value).sequence:
+        name = self._spec.bucket_key(key)
+        # The position first, and the state by the leader: then it has everything up to that position.
+        position = await self._position()
+        present = await self._load(name, direct=False)
+        if position is not None and present.sequence <= sequence <= position.sequence:
             return self._entry(name, present)
-        await self._check_is_whole(0 if position.value is None else FoldPosition.decode(position.value).first_event)
+        await self._check_is_whole(0 if position is None else position.first_event)
         state = KeyState(self._spec, name, NOTHING)
         router = Router([self._spec], self._app.catalogue, owns_stream=self._app.owns_stream)
         options = OrderedOptions(filter_subjects=router.reading)
@@ -388,7 +420,7 @@ class ViewReplica:
         """The state of a key; ``default`` if it has none."""
         if self._task is not None and self._task.done():
             self._task.result()
-        name = _name(key)
+        name = self._view.spec.bucket_key(key)
         found = self._states.get(name)
         if found is None or found[0].value is None:
             return default
@@ -399,10 +431,15 @@ class ViewReplica:
         return default if state is None else state
 
     def __len__(self) -> int:
-        return sum(current.value is not None for current, _ in self._states.values())
+        return sum(1 for _ in self._names())
 
     def keys(self) -> list[str]:
-        return [_key(name) for name, (current, _) in self._states.items() if current.value is not None]
+        """The keys that have a state, as :meth:`get` takes them."""
+        return list(map(self._view.spec.key_text, self._names()))
+
+    def _names(self) -> Iterator[str]:
+        has_state = self._view.spec.has_state
+        return (name for name, (current, _) in self._states.items() if has_state(current.value))
 
     async def reached(self, sequence: int, timeout: float | None = None) -> None:
         """Return when everything up to a sequence of the stream is in the copy.
@@ -421,38 +458,30 @@ class ViewReplica:
         await self._view._within(timeout, f"the copy of projection {self._view.name!r} at sequence {sequence}", wait())
 
     async def _follow(self, ready: asyncio.Future[None]) -> None:
+        # What is read of a bucket counts when all that was there is read: until then the copy stays as it was.
+        states: dict[str, tuple[Current, Any]] = {}
+        position, is_whole = 0, False
         try:
-            fresh: dict[str, tuple[Current, Any]] | None = {}
             async with aclosing(self._view._changes()) as changes:
                 async for change in changes:
+                    if change is ANEW:
+                        states, position, is_whole = {}, 0, False
+                        continue
                     if change is None:
-                        if fresh is not None:
-                            self._states, fresh = fresh, None
-                        if not ready.done():
-                            ready.set_result(None)
-                        self._moved.set()
+                        is_whole, self._states = True, states
                     elif change.key == position_key():
                         if change.current.value is not None:
-                            self.position = FoldPosition.decode(change.current.value).sequence
-                            self._moved.set()
+                            position = FoldPosition.decode(change.current.value).sequence
                     elif not change.key.startswith(OWN):
-                        (self._states if fresh is None else fresh)[change.key] = (change.current, None)
+                        states[change.key] = (change.current, None)
+                        continue
+                    if is_whole:
+                        self.position = position
+                        self._moved.set()
+                        if not ready.done():
+                            ready.set_result(None)
         finally:
             self._moved.set()
-
-
-def _name(key: Any) -> str:
-    """A key as the bucket has it."""
-    if isinstance(key, tuple):
-        return ".".join(_name(part) for part in key)
-    return escape(key if isinstance(key, str) else text_of(key))
-
-
-def _key(name: str) -> str:
-    try:
-        return unescape(name)
-    except ConfigError:  # several tokens
-        return name
 
 
 def _found(bucket: str, message: JetStreamMessage) -> _Found:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,12 +22,13 @@ from typing import Any, Literal
 from jetspark.core.numbers import seconds
 from jetspark.errors import ConfigError
 
-__all__ = ["LATE", "Window"]
+__all__ = ["LATE", "Window", "is_part"]
 
 LATE = "late"
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 MAX_WINDOWS = 100
+_is_name = re.compile(r"\d{8}T\d{6}Z", re.ASCII).fullmatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,20 @@ class Window:
         """The last window that a moment falls into, as keys have it."""
         return _name(_microseconds(moment) // 1_000_000 // self.step_s * self.step_s)
 
+    def part(self, window: str | datetime.datetime) -> str:
+        """The window in a key: of its name, ``late``, or a moment in it; of overlapping windows the last one.
+
+        Raises:
+            ConfigError: It names none.
+        """
+        if isinstance(window, datetime.datetime):
+            if window.tzinfo is None:
+                raise ConfigError(f"window {window}: expected a time zone, such as {window.isoformat()}Z for UTC")
+            return self.name(window)
+        if not is_part(window):
+            raise ConfigError(f"window {window!r}: expected its begin, such as {_name(0)}, or {LATE!r}")
+        return window
+
     def parts(self, event: Any, sent: datetime.datetime | None, stored_us: int) -> list[str]:
         """The windows of an event, oldest first; ``late`` if it came too late for the last of them.
 
@@ -88,6 +104,11 @@ class Window:
         limit_us = stored_us - round(self.grace_s * 1e6)
         in_time = [_name(begin) for begin in begins if (begin + self.size_s) * 1_000_000 >= limit_us]
         return in_time or [LATE]
+
+
+def is_part(text: str) -> bool:
+    """Whether it is a window as keys have it."""
+    return text == LATE or _is_name(text) is not None
 
 
 def _microseconds(moment: datetime.datetime) -> int:

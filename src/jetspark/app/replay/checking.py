@@ -7,22 +7,24 @@ such ways on events that a test gives, and names the first event after which two
 
 from __future__ import annotations
 
+import datetime
 import os
 import pickle
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jetspark.app.clock import utc_now
 from jetspark.app.contracts.envelope import decode, encode
+from jetspark.app.dead_letters.store import microseconds
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyState
 from jetspark.app.replay.contents import NOTHING, KeyContent
 from jetspark.app.replay.history import spec_of
-from jetspark.errors import JetSparkError
+from jetspark.errors import ConfigError, JetSparkError
 from jetspark.state.changes import Current
 
 if TYPE_CHECKING:
@@ -63,11 +65,13 @@ def check_replay(
     seed: int = 0,
     may_park: bool = False,
     other_process: bool = True,
+    times: Iterable[datetime.datetime] | None = None,
 ) -> dict[str, Any]:
-    """Fold events in many ways, and return the state of each key, by its name in the bucket.
+    """Fold events in many ways, and return the state of each key; with windows by ``"<key>.<window>"``.
 
     Args:
         events: In the order of the stream.
+        times: When each of them was sent and stored, for windows; all at one moment, if not given.
         rounds: Random ways to cut the events into batches, and to repeat some of them.
         seed: Of those.
         may_park: Events that ``apply`` or an invariant refuses are part of the test; their keys stay parked.
@@ -78,7 +82,7 @@ def check_replay(
         NotReplayable: Two runs differ, an event does not survive its encoding, or cannot be applied.
     """
     spec = spec_of(app, projection)
-    listed = list(events)
+    listed = _Timed(events, times)
     _check_encoding(app, spec, listed)
     whole = _fold(spec, listed)
     for step in whole:
@@ -95,17 +99,29 @@ def check_replay(
         _compare_cuts(spec, listed, whole, last, rng, number)
     if other_process:
         _compare_child(spec, listed, whole)
-    return {key: spec.decode_state(each.value) for key, each in last.items() if each.value is not None}
+    states = {spec.key_text(key): spec.decode_state(each.value) for key, each in last.items() if each.value is not None}
+    return {key: state for key, state in states.items() if state is not None}
 
 
-def _check_encoding(app: App, spec: ProjectionSpec, events: Sequence[Any]) -> None:
+class _Timed(list[Any]):
+    """Events, and when each was sent and stored."""
+
+    def __init__(self, events: Iterable[Any], times: Iterable[datetime.datetime] | None) -> None:
+        super().__init__(events)
+        now = utc_now()
+        self.times = [now] * len(self) if times is None else list(times)
+        if len(self.times) != len(self):
+            raise ConfigError(f"times: expected one for each of {len(self)} events, got {len(self.times)}")
+
+
+def _check_encoding(app: App, spec: ProjectionSpec, events: _Timed) -> None:
     catalogue = app.catalogue
     for index, event in enumerate(events):
         if type(event) not in spec.events:
             names = ", ".join(kind.__name__ for kind in spec.events)
             raise NotReplayable(spec.name, index, event, f"the projection is not made of its type; it takes {names}")
         try:
-            sent = encode(event, id=f"check-{index}", source=app.source, time=utc_now())
+            sent = encode(event, id=f"check-{index}", source=app.source, time=events.times[index])
             read = decode(sent.subject, sent.data, sent.headers, catalogue).event
         except JetSparkError as error:
             raise NotReplayable(spec.name, index, event, f"it cannot be stored and read: {error}") from error
@@ -113,7 +129,7 @@ def _check_encoding(app: App, spec: ProjectionSpec, events: Sequence[Any]) -> No
             raise NotReplayable(spec.name, index, event, f"what a stream gives back is another event: {read!r}")
 
 
-def _fold(spec: ProjectionSpec, events: Sequence[Any], *, is_renewed: bool = False) -> list[_Step]:
+def _fold(spec: ProjectionSpec, events: _Timed, *, is_renewed: bool = False) -> list[_Step]:
     """One event after the other; with ``is_renewed`` the class is made anew for each."""
     states: dict[str, KeyState] = {}
     steps = []
@@ -121,7 +137,7 @@ def _fold(spec: ProjectionSpec, events: Sequence[Any], *, is_renewed: bool = Fal
         if is_renewed:
             spec = spec.renewed()
         before = repr(event)
-        for key in _keys(spec, index, event):
+        for key in _keys(spec, index, events):
             state = states.setdefault(key, KeyState(spec, key, NOTHING))
             state.apply(spec, key, index + 1, event)
             steps.append(_Step(index, key, KeyContent.of_state(state)))
@@ -130,16 +146,17 @@ def _fold(spec: ProjectionSpec, events: Sequence[Any], *, is_renewed: bool = Fal
     return steps
 
 
-def _keys(spec: ProjectionSpec, index: int, event: Any) -> tuple[str, ...]:
+def _keys(spec: ProjectionSpec, index: int, events: _Timed) -> tuple[str, ...]:
+    event, moment = events[index], events.times[index]
     try:
-        return spec.keys_of(event)
+        return spec.windowed_keys_of(event, moment, microseconds(moment))
     except Exception as error:
         raise NotReplayable(
             spec.name, index, event, f"its key cannot be told: {type(error).__name__}: {error}"
         ) from error
 
 
-def _compare(spec: ProjectionSpec, events: Sequence[Any], one: list[_Step], other: list[_Step], what: str) -> None:
+def _compare(spec: ProjectionSpec, events: _Timed, one: list[_Step], other: list[_Step], what: str) -> None:
     for first, second in zip(one, other, strict=False):
         if first != second:
             reason = (
@@ -155,7 +172,7 @@ def _compare(spec: ProjectionSpec, events: Sequence[Any], one: list[_Step], othe
 
 def _compare_cuts(
     spec: ProjectionSpec,
-    events: Sequence[Any],
+    events: _Timed,
     whole: list[_Step],
     last: dict[str, KeyContent],
     rng: random.Random,
@@ -168,7 +185,7 @@ def _compare_cuts(
         begin, at = rng.randrange(at + 1), rng.randint(at + 1, len(events))
         states: dict[str, KeyState] = {}
         for index in range(begin, at):
-            for key in _keys(spec, index, events[index]):
+            for key in _keys(spec, index, events):
                 state = states.setdefault(key, KeyState(spec, key, stored.get(key, NOTHING)))
                 state.apply(spec, key, index + 1, events[index])
         for key, state in states.items():
@@ -191,11 +208,11 @@ def _compare_cuts(
 # ---- another process -------------------------------------------------------------------------------------------------
 
 
-def _compare_child(spec: ProjectionSpec, events: Sequence[Any], whole: list[_Step]) -> None:
+def _compare_child(spec: ProjectionSpec, events: _Timed, whole: list[_Step]) -> None:
     if spec.kind.__module__ == "__main__":
         return
     try:
-        work = pickle.dumps((sys.path, spec, list(events)))
+        work = pickle.dumps((sys.path, spec, events))
     except (pickle.PicklingError, AttributeError, TypeError):
         return
     environment = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"}

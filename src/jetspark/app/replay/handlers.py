@@ -15,19 +15,19 @@ import asyncio
 import dataclasses
 import json
 import logging
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from jetspark.aio.clock import rng as loop_rng
 from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import contract_of
-from jetspark.app.contracts.envelope import decode
 from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.context import Dependencies, open_lifespans
 from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.reading import HandlerReading
 from jetspark.app.handlers.retry import HandlerTimeout, Skip, WaitHere, decide
 from jetspark.app.patience import patiently
 from jetspark.app.replay.effects import EffectHeldBack, EffectReplayCalls, HeldBackCalls
@@ -40,7 +40,6 @@ from jetspark.core.subjects import matches, on_one_of
 from jetspark.errors import (
     ConfigError,
     ConsumerNotFound,
-    ContractViolation,
     DataLoss,
     KeyNotFound,
     ProtocolError,
@@ -200,14 +199,16 @@ async def plan_handler_replay(
     plan.deleted = (await history.info()).state.deleted_count
     types: Counter[str] = Counter()
     keys = set()
-    intake = _Decoding(app, spec, request)
+    reading = _Reading(app, spec, request)
     async with aclosing(history.messages(extent, ReadingRate(rate))) as portions:
         async for portion in portions:
             for message in history.wanted(portion, request.subject):
-                event, key = intake.decode(message.subject, message.data, message.headers)
+                event, key = reading.read(message.subject, message.data, message.headers)
+                if not reading.wants(key):
+                    continue
                 if isinstance(event, Exception):
-                    plan.unreadable += not request.keys
-                elif event.contract.kind in spec.events and intake.wants(key):
+                    plan.unreadable += 1
+                elif event.contract.kind in spec.events:
                     types[event.type] += 1
                     keys.add(key)
     plan.events, plan.keys = dict(sorted(types.items())), len(keys)
@@ -322,25 +323,15 @@ async def _resume(
     return keeper
 
 
-class _Decoding:
-    """What a message is to a handler."""
+class _Reading:
+    """What a message is to a handler, and whether the replay wants it."""
 
     def __init__(self, app: App, spec: HandlerSpec, request: ReplayRequest) -> None:
-        self._catalogue, self._spec, self._keys = app.catalogue, spec, frozenset(request.keys)
+        self.read = HandlerReading(spec, app.catalogue, keyed=True).read
+        self._keys = frozenset(request.keys)
 
     def wants(self, key: str | None) -> bool:
         return not self._keys or key in self._keys
-
-    def decode(self, subject: str, data: bytes, headers: Any) -> tuple[Any, str | None]:
-        """The event, or why it is none; and its key."""
-        try:
-            decoded = decode(subject, data, headers, self._catalogue)
-        except ContractViolation as error:
-            return error, None
-        key = self._spec.key
-        if key is None:
-            return decoded, decoded.key
-        return decoded, str(getattr(decoded.event, key) if isinstance(key, str) else key(decoded.event))
 
 
 class _HandlerReplay:
@@ -360,7 +351,7 @@ class _HandlerReplay:
         self._js, self._app, self._spec, self._keeper, self._history = js, app, spec, keeper, history
         self._on_progress = on_progress
         self._record = keeper.record
-        self._decoding = _Decoding(app, spec, self._record.request)
+        self._reading = _Reading(app, spec, self._record.request)
         log = logging.getLogger(f"jetspark.app.{app.name}.{spec.name}.replay")
         self._calls: HeldBackCalls | EffectReplayCalls
         if self._record.effects:
@@ -370,7 +361,7 @@ class _HandlerReplay:
         self._slots = asyncio.Semaphore(spec.concurrency)
         self._is_wanted = on_one_of(_filters(spec))
         self._last_event = 0
-        self._rng = random.SystemRandom()
+        self._rng = loop_rng()
 
     async def run(self, pace: ReadingRate) -> None:
         record = self._record
@@ -443,8 +434,8 @@ class _HandlerReplay:
             return None
         if record.request.subject is not None and not matches(record.request.subject, message.subject):
             return None
-        event, key = self._decoding.decode(message.subject, message.data, message.raw_headers)
-        return WorkItem(key, sequence, message, event) if self._decoding.wants(key) else None
+        event, key = self._reading.read(message.subject, message.data, message.raw_headers)
+        return WorkItem(key, sequence, message, event) if self._reading.wants(key) else None
 
     async def _run_lane(self, items: Sequence[WorkItem], pace: ReadingRate) -> None:
         async with self._slots:

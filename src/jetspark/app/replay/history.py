@@ -15,7 +15,7 @@ from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, KeyRow, KeyState, Recorded, Router
 from jetspark.app.replay.contents import NOTHING, KeyContent
-from jetspark.app.replay.places import read_position
+from jetspark.app.replay.places import noted_position
 from jetspark.app.replay.ranges import Extent, ReplayRequest, check_is_whole, extent_of
 from jetspark.core.subjects import matches, on_one_of, reading_filters
 from jetspark.errors import ConfigError, MessageNotFound
@@ -203,7 +203,7 @@ class History(StreamHistory):
     async def open(cls, js: JetStream, app: App, spec: ProjectionSpec, bucket: str) -> Self:
         """With the first event, as far as the bucket of the projection knows it."""
         history = cls(js, app, spec)
-        position = (await read_position(js, bucket)).position
+        position = (await noted_position(js, bucket)).position
         history.first_event = 0 if position is None else position.first_event
         return history
 
@@ -256,6 +256,11 @@ class MemoryFold:
 
     def content(self, key: str) -> KeyContent:
         return KeyContent.of_state(self._states.get(key))
+
+    def has_event(self, key: str) -> bool:
+        """Whether an event of the key was taken."""
+        state = self._states.get(key)
+        return state is not None and bool(state.applied or state.known or state.waiting or state.parked)
 
     @property
     def keys(self) -> set[str]:

@@ -6,40 +6,27 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jetspark.aio import clock
-from jetspark.aio.context import context_of
+from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.contracts.tokens import unescape
 from jetspark.app.projections.leases import Lease
-from jetspark.app.projections.marks import position_key
-from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.projections.positions import NotedPosition, read_position
 from jetspark.app.projections.shares import all_partitions
-from jetspark.errors import ConfigError, KeyNotFound
-from jetspark.jetstream.kv import Bucket
+from jetspark.errors import ConfigError
 from jetspark.state.changes import Change, header_fields
+from jetspark.state.store import StateBucket, open_bucket
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.kv import KeyValue
 
-__all__ = ["NotedPosition", "await_position", "is_reserved", "read_position", "standstill", "store_together"]
+__all__ = ["await_position", "is_reserved", "noted_position", "standstill", "store_together"]
 
 _logger = logging.getLogger("jetspark.app")
 
 PAUSE_S = 0.02
-
-
-class NotedPosition(NamedTuple):
-    """What a bucket says of how far it is."""
-
-    position: FoldPosition | None
-    revision: int
-    """Of the note; 0 if there is none."""
-
-    @property
-    def sequence(self) -> int | None:
-        return None if self.position is None else self.position.sequence
 
 
 def is_reserved(key: str) -> bool:
@@ -47,13 +34,10 @@ def is_reserved(key: str) -> bool:
     return key.startswith("_jetspark.")
 
 
-async def read_position(js: JetStream, bucket: str) -> NotedPosition:
+async def noted_position(js: JetStream, bucket: str) -> NotedPosition:
     """Up to which sequence a bucket has all events."""
-    try:
-        entry = await (await js.kv(bucket)).get(position_key())
-    except KeyNotFound:
-        return NotedPosition(None, 0)
-    return NotedPosition(FoldPosition.decode(entry.value), entry.revision)
+    runner = ProcedureRunner(js)
+    return await runner.run(read_position(await runner.run(open_bucket(bucket))))
 
 
 async def await_position(js: JetStream, bucket: str, sequence: int, timeout: float) -> int | None:
@@ -61,10 +45,12 @@ async def await_position(js: JetStream, bucket: str, sequence: int, timeout: flo
 
     Returns how far it is; None if nobody has noted it.
     """
+    runner = ProcedureRunner(js)
+    opened = await runner.run(open_bucket(bucket))
     give_up_at = clock.now() + timeout
     seen, seen_at = -1, clock.now()
     while True:
-        position = (await read_position(js, bucket)).sequence
+        position = (await runner.run(read_position(opened))).sequence
         now = clock.now()
         if position is None or position >= sequence or now >= give_up_at:
             return position
@@ -75,18 +61,18 @@ async def await_position(js: JetStream, bucket: str, sequence: int, timeout: flo
         await asyncio.sleep(PAUSE_S)
 
 
-async def store_together(js: JetStream, bucket: str, changes: Sequence[Change]) -> None:
+async def store_together(js: JetStream, bucket: StateBucket, changes: Sequence[Change]) -> None:
     """Write changes of a bucket, each on the revision it expects: all of them, or none.
 
     Raises:
         WrongLastSequence: A key has another revision; nothing was written.
         BatchInDoubt: No answer in time; all was written, or nothing.
     """
-    stream = await js.stream(f"KV_{bucket}")
-    address = Bucket.of(context_of(js).api, stream.cached_info.config).write_subject
     async with js.atomic_batch() as batch:
         for change in changes:
-            await batch.add(address(change.key), change.value, headers=header_fields(change, ""))
+            await batch.add(bucket.write_subject(change.key), change.value, headers=header_fields(change, ""))
+    assert batch.ack is not None
+    bucket.note_written(changes[-1].key, batch.ack.sequence)
 
 
 @asynccontextmanager

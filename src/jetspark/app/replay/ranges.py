@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jetspark.app.contracts.tokens import escape
+from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.core.subjects import validate_filter
 from jetspark.errors import ConfigError, DataLoss
 from jetspark.state.scan import Head
@@ -28,8 +29,8 @@ class ReplayRequest:
     """Events stored at or after this moment."""
     until: datetime.datetime | None = None
     """Events stored before this moment."""
-    keys: tuple[str, ...] = ()
-    """As ``key`` of the projection returns them."""
+    keys: tuple[Any, ...] = ()
+    """As ``key`` of the projection returns them; with windows ``"<key>.<window>"``, or tuples of the two."""
     subject: str | None = None
     """Only events on subjects that match; wildcards are allowed."""
 
@@ -53,10 +54,17 @@ class ReplayRequest:
         if self.subject is not None:
             validate_filter(self.subject)
 
-    @property
-    def bucket_keys(self) -> frozenset[str]:
+    def of(self, spec: ProjectionSpec) -> ReplayRequest:
+        """The same request, with its keys as text.
+
+        Raises:
+            ConfigError: A key is none of the projection's.
+        """
+        return dataclasses.replace(self, keys=tuple(spec.key_text(spec.bucket_key(key)) for key in self.keys))
+
+    def bucket_keys(self, spec: ProjectionSpec) -> frozenset[str]:
         """The keys as the bucket has them."""
-        return frozenset(map(escape, self.keys))
+        return frozenset(map(spec.bucket_key, self.keys))
 
     def to_dict(self) -> dict[str, Any]:
         return {

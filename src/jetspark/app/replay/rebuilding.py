@@ -22,11 +22,17 @@ from jetspark.aio import clock
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.buckets import Alias, ProjectionPlace, find_place, open_records, swap
 from jetspark.app.projections.marks import position_key
-from jetspark.app.projections.positions import FoldPosition, position_change, start_of
+from jetspark.app.projections.positions import (
+    FoldPosition,
+    NotedPosition,
+    position_change,
+    read_position,
+    start_of,
+)
 from jetspark.app.projections.states import CacheLimits, LiveStates, StateGone
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
 from jetspark.app.replay.history import Events, History, ReadingRate, spec_of
-from jetspark.app.replay.places import read_position, standstill
+from jetspark.app.replay.places import standstill
 from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.records import RecordKeeper, ReplayRecord, begin_record, noting
 from jetspark.app.replay.verifying import Verification, verify_bucket
@@ -34,6 +40,7 @@ from jetspark.app.topology.declared import OWNER
 from jetspark.errors import ConfigError, ProjectionDiffers, StreamNameInUse, StreamNotFound, UsageError
 from jetspark.jetstream.kv import KVConfig
 from jetspark.state.fold import some_keys
+from jetspark.state.rounds import store_round
 from jetspark.state.store import StateBucket, open_bucket
 
 if TYPE_CHECKING:
@@ -161,8 +168,11 @@ async def rebuild(
 
 
 async def _make_shadow(js: JetStream, app: App, spec: ProjectionSpec, id: str) -> str:
-    """A new bucket, like the one that the projection declares."""
+    """A new bucket, like the one that the projection declares, and as safe as the stream."""
     base = f"{spec.bucket.bucket}_v{spec.version}"
+    like: KVConfig = app.as_safe(spec.bucket_config)
+    if like.replicas is None:
+        like = dataclasses.replace(like, replicas=(await js.stream(app.stream)).cached_info.config.replicas)
     for number in range(MAX_NAMES):
         name = base if number == 0 else f"{base}_r{number}"
         try:
@@ -173,9 +183,8 @@ async def _make_shadow(js: JetStream, app: App, spec: ProjectionSpec, id: str) -
             continue
         # The metadata makes it another bucket than that of somebody who does the same at the same time.
         metadata = {**(spec.bucket.metadata or {}), OWNER: app.name, "jetspark-rebuild": id}
-        config: KVConfig = dataclasses.replace(spec.bucket_config, bucket=name, metadata=metadata)
         try:
-            await js.create_kv(config)
+            await js.create_kv(dataclasses.replace(like, bucket=name, metadata=metadata))
         except StreamNameInUse:
             continue
         return name
@@ -241,7 +250,7 @@ class _Rebuilding:
 
     async def _open(self) -> None:
         self._target = await self._runner.run(open_bucket(self._bucket))
-        noted = await read_position(self._js, self._bucket)
+        noted = await self._runner.run(read_position(self._target))
         beginning = FoldPosition.beginning(self._extent.stream, (await self._history.info()).created)
         name, version = self._spec.name, self._spec.version
         self._position = start_of(noted.position, beginning, projection=name, bucket=self._bucket, version=version)
@@ -259,7 +268,7 @@ class _Rebuilding:
             record.changed += folded.changed
             record.parked += folded.parked
             self._parked_before, self._began_at = record.parked, part.last
-            self._revision = (await read_position(self._js, self._bucket)).revision  # the engine has noted its own
+            self._revision = (await self._read_position()).revision  # the engine has noted its own
             await self._note(part.last)
 
     async def _catch_up(self, pace: ReadingRate) -> None:
@@ -289,7 +298,7 @@ class _Rebuilding:
         states.apply(events.rows)
         try:
             while states.is_dirty:
-                await self._store_dirty()
+                record.changed += (await self._runner.run(store_round(self._target, states))).written
         except StateGone as gone:
             keys = some_keys([change.key for change in gone.changes])
             raise UsageError(
@@ -303,28 +312,20 @@ class _Rebuilding:
         if clock.now() - self._noted_at >= NOTE_EVERY_S:
             await self._note(events.last)
 
-    async def _store_dirty(self) -> None:
-        states = self._states
-        if unsure := states.unsure():
-            states.look_again(unsure, await self._runner.run(self._target.load_from_leader(unsure)))
-        changes = states.take()
-        outcome = await self._runner.run(self._target.store_all(changes))
-        states.settle(changes, outcome)
-        self._keeper.record.changed += outcome.written
+    async def _read_position(self) -> NotedPosition:
+        return await self._runner.run(read_position(self._target))
 
     async def _note(self, sequence: int) -> None:
         """The position, then the record: what is said to be done is stored."""
         wanted = self._position.reaching(sequence, self._first_event, self._first_event)
         outcome = await self._runner.run(self._target.store_all([position_change(wanted, self._revision)]))
-        if outcome.conflicts:
-            noted = await read_position(self._js, self._bucket)
-            self._revision = noted.revision
-            if noted.position is not None and noted.position.sequence >= sequence:
+        revision = outcome.revisions.get(position_key())
+        if revision is None:
+            noted = await self._read_position()
+            if noted.position is not None and noted.position != wanted:
                 wanted = noted.position  # a live engine has taken over
-        else:
-            found = outcome.revisions.get(position_key())
-            self._revision = (await read_position(self._js, self._bucket)).revision if found is None else found
-        self._position, self._noted_at = wanted, clock.now()
+            revision = noted.revision
+        self._position, self._revision, self._noted_at = wanted, revision, clock.now()
         await self._keeper.note(at=sequence)
         self._on_progress(self._keeper.record)
 

@@ -9,22 +9,13 @@ beyond an event without it would never get it.
 **Repair** of a key is the same with nothing as its state: its whole history is folded in memory, and stored by one
 compare-and-set, also where the key is parked, or foreign.
 
-**The live engine goes on meanwhile.** What is stored here is folded at least as far as the engine is. Where the engine
-was quicker, the compare-and-set fails, the keys are folded on to where the engine is now, and stored then; the engine's
-own compare-and-set on the old revision fails likewise, and it loads the key again. Of a parked key that is not enough:
-the engine passes its events by without a write, so it may be beyond some that a repaired state has not. So a repair
-writes keys and the engine's position in one atomic batch, the position no further than the states; the engine notices,
-goes back there, and reads what it passed by (:mod:`jetspark.app.projections.positions`). After some lost races
-the engine is asked to stand still for a moment.
+How what was folded gets into a bucket that a live engine writes, too, is in :mod:`jetspark.app.replay.repairing`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import random
-import secrets
-from collections.abc import Callable, Iterable
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Callable, Collection, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,16 +23,17 @@ from jetspark.aio import clock
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.buckets import check_version, find_place, open_records
 from jetspark.app.projections.folding import KeyState
-from jetspark.app.projections.positions import FoldPosition, position_change
-from jetspark.app.replay.contents import NOTHING, KeyContent, change_to, reaches
+from jetspark.app.projections.positions import read_position
+from jetspark.app.replay.contents import NOTHING, change_to
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
 from jetspark.app.replay.history import Events, History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
-from jetspark.app.replay.places import NotedPosition, read_position, standstill, store_together
 from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.records import RecordKeeper, ReplayRecord, begin_record, noting
-from jetspark.errors import BatchInDoubt, ConfigError, Conflict, WrongLastSequence
-from jetspark.state.changes import Change, Current
-from jetspark.state.store import load, store
+from jetspark.app.replay.repairing import KeyRepair
+from jetspark.errors import ConfigError
+from jetspark.state.changes import Current
+from jetspark.state.fold import some_keys
+from jetspark.state.store import StateBucket, open_bucket
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
@@ -54,16 +46,8 @@ MAX_KEYS = 1_000_000
 """Keys that one replay may concern: their names are held, and the states of those that lack events."""
 # A plan names this many keys, and counts the others.
 MAX_NAMED = 20
-# Others may write the same keys; this many times is no race any more.
-MAX_ROUNDS = 20
 # The record is written this often.
 NOTE_EVERY_S = 1.0
-# After this many lost races live engines are asked to stand still: they write their position many times a second.
-ROUNDS_BESIDE = 3
-# Longer after each lost race.
-PAUSE_S = 0.02
-# Keys that are repaired at a time: a batch has room for a thousand messages.
-MAX_TOGETHER = 500
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +68,8 @@ class ReplayPlan:
     """Keys that lack events of the range, with what they have."""
     parked: list[str] = field(default_factory=list)
     """Keys that lack events and are parked, or foreign: a replay leaves them; repair or rebuild them."""
+    key_text: Callable[[str], str] = field(default=str, repr=False)
+    """Makes what users write of a key of the bucket."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -97,31 +83,38 @@ class ReplayPlan:
             "unreadable": self.unreadable,
             "deleted": self.deleted,
             "keys": len(self.last_of),
-            "some_keys": sorted(self.last_of)[:MAX_NAMED],
+            "some_keys": self._texts(self.last_of),
             "behind": len(self.behind),
-            "some_behind": sorted(self.behind)[:MAX_NAMED],
-            "parked": sorted(self.parked)[:MAX_NAMED],
+            "some_behind": self._texts(self.behind),
+            "parked": self._texts(self.parked),
         }
 
     def __str__(self) -> str:
         lines = [
             f"replay of projection {self.projection} version {self.version}, bucket {self.bucket}",
             f"reads {self.extent}: all of it is there",
-            f"{self.events} events of {_named(self.last_of)}",
+            f"{self.events} events of {self._named(self.last_of)}",
         ]
         if self.deleted:
             lines.append(f"{self.deleted} messages were deleted from the middle of the stream: no fold sees them")
         if self.unreadable:
             lines.append(f"{self.unreadable} events cannot be read, and are left out")
         if self.parked:
-            lines.append(f"{_named(self.parked)} are parked or foreign, and stay so: jetspark rebuild --key")
+            lines.append(f"{self._named(self.parked)} are parked or foreign, and stay so: jetspark rebuild --key")
         if self.behind:
-            lines.append(f"would write {_named(self.behind)}, which lack events")
+            lines.append(f"would write {self._named(self.behind)}, which lack events")
         else:
             lines.append(
                 "would change nothing: the state has all of it. A changed fold needs another version, and a rebuild"
             )
         return "\n".join(lines)
+
+    def _texts(self, keys: Iterable[str]) -> list[str]:
+        return list(map(self.key_text, sorted(keys)[:MAX_NAMED]))
+
+    def _named(self, keys: Collection[str]) -> str:
+        more = f" and {len(keys) - MAX_NAMED} more" if len(keys) > MAX_NAMED else ""
+        return f"{len(keys)} keys ({', '.join(self._texts(keys))}{more})" if keys else "no keys"
 
 
 async def plan_replay(
@@ -147,10 +140,13 @@ async def plan_replay(
     spec = spec_of(app, projection)
     place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
     history = await History.open(js, app, spec, place.bucket)
+    request = request.of(spec)
     extent = await history.extent(request)
-    plan = ReplayPlan(projection=spec.name, bucket=place.bucket, version=spec.version, extent=extent)
+    plan = _plan_of(spec, place.bucket, extent)
     plan.deleted = (await history.info()).state.deleted_count
-    await _survey(js, history, spec, request, plan, ReadingRate(rate), on_events, engine)
+    runner = ProcedureRunner(js)
+    bucket = await runner.run(open_bucket(place.bucket))
+    await _survey(runner, bucket, history, spec, request, plan, ReadingRate(rate), on_events, engine)
     return plan
 
 
@@ -189,7 +185,7 @@ async def run_replay(
         keeper = await RecordKeeper.resume(records, spec, resume, "replay")
         extent = await history.between(keeper.record.extent, keeper.record.first, keeper.record.last)
     else:
-        request = request or ReplayRequest()
+        request = (request or ReplayRequest()).of(spec)
         extent = await history.extent(request)
         keeper = await begin_record(records, spec, "replay", place.bucket, request, extent)
     work = _fill(js, history, spec, keeper, extent, ReadingRate(rate), on_plan, on_progress, engine)
@@ -200,7 +196,7 @@ async def repair_keys(
     js: JetStream,
     app: App,
     projection: str,
-    keys: Iterable[str],
+    keys: Iterable[Any],
     *,
     rate: float | None = None,
     on_progress: Callable[[ReplayRecord], Any] = lambda record: None,
@@ -210,7 +206,7 @@ async def repair_keys(
     ``changed`` of the result is 0 where every key already was what its events make of it.
 
     Args:
-        keys: As ``key`` of the projection returns them.
+        keys: As ``key`` of the projection returns them; with windows ``"<key>.<window>"``, or tuples of the two.
 
     Raises:
         DataLoss: The beginning of the stream is gone, so nobody can tell what the keys should hold.
@@ -221,7 +217,7 @@ async def repair_keys(
     records = await open_records(js, app.name)
     place = check_version(spec, (await find_place(records, spec)).place)
     history = await History.open(js, app, spec, place.bucket)
-    request = ReplayRequest(keys=tuple(keys))
+    request = ReplayRequest(keys=tuple(keys)).of(spec)
     if not request.keys:
         raise ConfigError("keys=(): expected at least one key to repair")
     extent = await history.extent(request)
@@ -232,8 +228,13 @@ async def repair_keys(
 # ---- small steps -----------------------------------------------------------------------------------------------------
 
 
+def _plan_of(spec: ProjectionSpec, bucket: str, extent: Extent) -> ReplayPlan:
+    return ReplayPlan(projection=spec.name, bucket=bucket, version=spec.version, extent=extent, key_text=spec.key_text)
+
+
 async def _survey(
-    js: JetStream,
+    runner: ProcedureRunner,
+    bucket: StateBucket,
     history: History,
     spec: ProjectionSpec,
     request: ReplayRequest,
@@ -243,12 +244,14 @@ async def _survey(
     engine: FoldEngine | None,
 ) -> MemoryFold:
     """Read the range, find the keys that lack some of it, and fold those to the end of the range."""
+    only = request.bucket_keys(spec)
     if engine is None:
-        await _read_keys(history, request, plan, pace, on_events)
+        await _read_keys(history, request.subject, only, plan, pace, on_events)
     elif not plan.extent.is_empty:
-        await _ask_for_keys(engine, request, plan)
-    position = (await read_position(js, plan.bucket)).sequence or 0
-    current = await ProcedureRunner(js).run(load(plan.bucket, plan.last_of))
+        await _ask_for_keys(engine, request.subject, only, plan)
+    position = (await runner.run(read_position(bucket))).sequence or 0
+    current = await runner.run(bucket.load_all([*plan.last_of, *(only - plan.last_of.keys())]))
+    check_known(spec, only - plan.last_of.keys() - current.keys(), plan.extent)
     suspects: dict[str, Current] = {}
     for key, last in plan.last_of.items():
         state = current.get(key, NOTHING)
@@ -275,10 +278,14 @@ async def _survey(
 
 
 async def _read_keys(
-    history: History, request: ReplayRequest, plan: ReplayPlan, pace: ReadingRate, on_events: OnEvents
+    history: History,
+    subject: str | None,
+    only: Collection[str],
+    plan: ReplayPlan,
+    pace: ReadingRate,
+    on_events: OnEvents,
 ) -> None:
-    only = request.bucket_keys
-    async with aclosing(history.read(plan.extent, subject=request.subject, pace=pace)) as portions:
+    async with aclosing(history.read(plan.extent, subject=subject, pace=pace)) as portions:
         async for events in portions:
             for key, sequence, _ in events.rows:
                 if not only or key in only:
@@ -289,13 +296,22 @@ async def _read_keys(
             await on_events(events)
 
 
-async def _ask_for_keys(engine: FoldEngine, request: ReplayRequest, plan: ReplayPlan) -> None:
-    only = request.bucket_keys
-    found = await engine.survey(plan.extent, request.subject)
+async def _ask_for_keys(engine: FoldEngine, subject: str | None, only: Collection[str], plan: ReplayPlan) -> None:
+    found = await engine.survey(plan.extent, subject)
     plan.last_of = {key: last for key, last in found.last_of.items() if not only or key in only}
     plan.events = sum(found.events[key] for key in plan.last_of)
     plan.unreadable = found.unreadable
     _check_count(plan)
+
+
+def check_known(spec: ProjectionSpec, unknown: Collection[str], extent: Extent) -> None:
+    """
+    Raises:
+        ConfigError: Keys were asked for that have neither a state nor an event.
+    """
+    if unknown:
+        keys = some_keys(sorted(map(spec.key_text, unknown)))
+        raise ConfigError(f"{keys} of projection {spec.name!r}: neither a state nor an event in {extent}")
 
 
 def _check_count(plan: ReplayPlan) -> None:
@@ -318,14 +334,16 @@ async def _fill(
 ) -> None:
     record = keeper.record
     notes = _ReadNotes(keeper, on_progress)
-    plan = ReplayPlan(projection=spec.name, bucket=record.bucket, version=spec.version, extent=extent)
+    plan = _plan_of(spec, record.bucket, extent)
     plan.deleted = (await history.info()).state.deleted_count
-    fold = await _survey(js, history, spec, record.request, plan, pace, notes.add, engine)
+    runner = ProcedureRunner(js)
+    bucket = await runner.run(open_bucket(record.bucket))
+    fold = await _survey(runner, bucket, history, spec, record.request, plan, pace, notes.add, engine)
     on_plan(plan)
     record.keys, record.parked = len(plan.last_of), len(plan.parked)
     record.events, record.unreadable = plan.events, plan.unreadable
     if plan.behind:
-        await _KeyRepair(js, history, extent, spec, keeper, fold).store()
+        await KeyRepair(js, bucket, history, extent, spec, keeper, fold).store()
     await keeper.note(status="done", at=extent.last)
     on_progress(record)
 
@@ -340,13 +358,17 @@ async def _repair(
     on_progress: Callable[[ReplayRecord], Any],
 ) -> None:
     record = keeper.record
-    keys = record.request.bucket_keys
+    keys = record.request.bucket_keys(spec)
     fold = MemoryFold(spec, wants=keys.__contains__)
     for key in keys:
         fold.begin(key)
     notes = _ReadNotes(keeper, on_progress)
     await fold.advance(history, extent, extent.last, pace=pace, on_events=notes.add)
-    await _KeyRepair(js, history, extent, spec, keeper, fold).store()
+    runner = ProcedureRunner(js)
+    bucket = await runner.run(open_bucket(record.bucket))
+    present = await runner.run(bucket.load_all(sorted(keys)))
+    check_known(spec, {key for key in keys - present.keys() if not fold.has_event(key)}, extent)
+    await KeyRepair(js, bucket, history, extent, spec, keeper, fold).store()
     record.keys, record.events, record.unreadable = len(keys), fold.events, fold.failures
     record.parked = sum(fold.content(key).parked is not None for key in keys)
     await keeper.note(status="done", at=extent.last)
@@ -367,97 +389,3 @@ class _ReadNotes:
             await self._keeper.note()
             self._on_progress(record)
             self._noted_at = clock.now()
-
-
-class _KeyRepair:
-    """Keys that were folded in memory, on their way into a bucket that others write, too."""
-
-    def __init__(
-        self,
-        js: JetStream,
-        history: History,
-        extent: Extent,
-        spec: ProjectionSpec,
-        keeper: RecordKeeper,
-        fold: MemoryFold,
-    ) -> None:
-        self._js, self._history, self._extent, self._spec = js, history, extent, spec
-        self._keeper, self._fold = keeper, fold
-        self._bucket = keeper.record.bucket
-        self._runner = ProcedureRunner(js)
-        self._rng = random.SystemRandom()
-
-    async def store(self) -> None:
-        """Until every key is right.
-
-        Raises:
-            Conflict: Others write the keys faster than this.
-        """
-        record = self._keeper.record
-        written: set[str] = set()
-        keys: tuple[str, ...] = tuple(sorted(self._fold.keys))
-        async with AsyncExitStack() as stack:
-            for attempt in range(MAX_ROUNDS):
-                if attempt == ROUNDS_BESIDE:
-                    owner = f"{record.id}-{secrets.token_hex(4)}"
-                    await stack.enter_async_context(standstill(self._keeper.records, self._spec.name, owner))
-                keys = await self._store_once(keys, written)
-                record.changed = len(written)
-                if not keys:
-                    return
-                await self._keeper.note()
-                await asyncio.sleep(self._rng.uniform(0.0, PAUSE_S * attempt))
-        raise Conflict(self._bucket, keys[:MAX_NAMED])
-
-    async def _store_once(self, keys: tuple[str, ...], written: set[str]) -> tuple[str, ...]:
-        """One round; returns the keys that have to be looked at again."""
-        fold, is_repair = self._fold, self._keeper.record.kind == "repair"
-        if is_repair:
-            # To the end of the stream before anything is looked at: the engine is hardly ever beyond then, nothing has
-            # to be read between the look and the write, and the engine has little time to write in between.
-            await fold.advance(self._history, self._extent, max(fold.reached, await self._history.last()))
-        # The position first: what is loaded after it has everything up to it.
-        noted = await read_position(self._js, self._bucket)
-        current = await self._runner.run(load(self._bucket, keys))
-        if not is_repair:
-            # The engine has parked it meanwhile; then it needs a repair.
-            parked = {key for key, state in current.items() if KeyContent.of_current(state).parked is not None}
-            self._keeper.record.parked += len(parked)
-            keys = tuple(key for key in keys if key not in parked)
-        last = max(fold.reached, noted.sequence or 0)
-        await fold.advance(self._history, self._extent, last, reaches(current, last))
-        passed = noted.sequence or 0
-        wanted = (
-            change_to(self._spec, key, fold.content(key), current.get(key, NOTHING), position=passed) for key in keys
-        )
-        changes = [change for change in wanted if change is not None]
-        if not is_repair:
-            conflicts = (await self._runner.run(store(self._bucket, changes))).conflicts
-        else:
-            conflicts = await self._store_together(changes, noted, last)
-        written |= {change.key for change in changes} - set(conflicts)
-        return conflicts
-
-    async def _store_together(self, changes: list[Change], noted: NotedPosition, last: int) -> tuple[str, ...]:
-        """Keys, and the position no further than they are; returns those that others were quicker with."""
-        for begin in range(0, len(changes), MAX_TOGETHER):
-            if noted.position is None:
-                beginning = FoldPosition.beginning(self._extent.stream, (await self._history.info()).created)
-                position = beginning._replace(version=self._spec.version)
-            else:
-                position = noted.position
-            some = [*changes[begin : begin + MAX_TOGETHER], position_change(position.repaired(last), noted.revision)]
-            try:
-                await store_together(self._js, self._bucket, some)
-            except (WrongLastSequence, BatchInDoubt):
-                return tuple(change.key for change in changes[begin:])
-            if begin + MAX_TOGETHER < len(changes):
-                noted = await read_position(self._js, self._bucket)
-        return ()
-
-
-def _named(keys: Iterable[str]) -> str:
-    names = sorted(keys)
-    shown = ", ".join(names[:MAX_NAMED])
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return f"{len(names)} keys ({shown}{more})" if names else "no keys"

@@ -19,7 +19,7 @@ from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.buckets import check_version, find_place, open_records
 from jetspark.app.replay.contents import NOTHING, Difference, Digest, KeyContent, compare, cut_keys, reaches
 from jetspark.app.replay.history import History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
-from jetspark.app.replay.places import await_position, is_reserved, read_position
+from jetspark.app.replay.places import await_position, is_reserved, noted_position
 from jetspark.app.replay.ranges import Extent
 from jetspark.errors import DataLoss
 from jetspark.state.changes import Current, current_of
@@ -155,7 +155,7 @@ async def verify(
 
 
 async def _check_is_complete(js: JetStream, projection: str, stream: str, bucket: str) -> None:
-    position = (await read_position(js, bucket)).position
+    position = (await noted_position(js, bucket)).position
     if position is not None and position.missed is not None:
         first, last = position.missed
         missed = (
@@ -272,7 +272,8 @@ class _Slice:
             expected_digest.add(key, self._fold.content(key))
         differences = self._differences(keys)
         result.difference_count += len(differences)
-        result.differences += differences[: MAX_NAMED - len(result.differences)]
+        named = differences[: MAX_NAMED - len(result.differences)]
+        result.differences += [each._replace(key=self._spec.key_text(each.key)) for each in named]
         result.events = max(result.events, self._fold.events)
         result.unreadable = max(result.unreadable, self._fold.failures)
 

@@ -22,6 +22,7 @@ from jetspark.app.handlers.context import Context, Dependencies, plan_arguments
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords
 from jetspark.app.handlers.retry import Bury, RetryPolicy, Skip, WaitHere, WaitLong, decide
 from jetspark.app.testing.memory import MemoryBucket
+from jetspark.app.timers import cancelling
 from jetspark.app.topology.names import escape_token
 from jetspark.errors import ConfigError
 from jetspark.jetstream.info import PubAck
@@ -262,6 +263,10 @@ class _WatchedContext(Context):
         ack = await super().publish(event, cancels=cancels)
         self._result.published.append(event)
         return ack
+
+    async def _send_ending(self, timer: str, encoded: Encoded) -> PubAck:
+        encoded.headers.update(cancelling(self._app, timer))  # nothing to read here: no timer is set
+        return await self.send(encoded)
 
     async def schedule(self, event: Any, **options: Any) -> str:
         name = await super().schedule(event, **options)

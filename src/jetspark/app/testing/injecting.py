@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jetspark.app.application import App, HandlerFunction
+from jetspark.app.handlers.retry import Reject
 from jetspark.app.testing.copies import with_specs
 from jetspark.app.testing.steps import SeenStep, StepMoment, StepReader, parse_moment
 from jetspark.testing.network import Front, Publication
@@ -55,6 +56,23 @@ class Injector:
         when, step = parse_moment(at)
         fault = InjectedFault(name=f"{name} {at}")
         self._traps.append(_Trap(when, step, handler, act, fault, times))
+        return fault
+
+    def reject(self, times: int, handler: str | None, after: int) -> InjectedFault:
+        """Have ``times`` runs of a handler, or of any, refuse their events for good, after some that do not."""
+        fault, passed = InjectedFault(name="reject"), 0
+
+        async def refuse(when: StepMoment, name: str, event: Any) -> None:
+            nonlocal passed
+            if when != "before" or handler not in (None, name) or fault.happened == times:
+                return
+            if passed < after:
+                passed += 1
+                return
+            fault.happened += 1
+            raise Reject("by order of the test")
+
+        self.run_hooks.append(refuse)
         return fault
 
     async def at_run(self, when: StepMoment, handler: str, event: Any) -> None:

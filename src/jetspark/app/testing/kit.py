@@ -28,7 +28,13 @@ from jetspark.app.client import AppClient
 from jetspark.app.commands.declaring import Command, CommandReply
 from jetspark.app.contracts.envelope import decode
 from jetspark.app.dead_letters.letters import DeadEvent
-from jetspark.app.dead_letters.redriving import LetterFilter, RedriveProgress, read_letters, run_redrive
+from jetspark.app.dead_letters.redriving import (
+    LetterFilter,
+    RedriveProgress,
+    discard_letters,
+    read_letters,
+    run_redrive,
+)
 from jetspark.app.running import run_app
 from jetspark.app.testing.copies import with_dependencies, without_partitions
 from jetspark.app.testing.injecting import InjectedFault, Injector, watched_app
@@ -152,6 +158,12 @@ class TestApp:
         """Have handlers handle their dead letters again, as ``jetspark dlq redrive`` does."""
         return await self._stage.run(run_redrive(self._client.js, self.app, LetterFilter.parse(handler, list(where))))
 
+    async def discard(self, handler: str | None = None, *where: str) -> int:
+        """Give up open dead letters, as ``jetspark dlq discard`` does; returns how many."""
+        return await self._stage.run(
+            discard_letters(self._client.js, self.app, LetterFilter.parse(handler, list(where)))
+        )
+
     def advance(self, seconds: float) -> None:
         """Let time pass; what falls due meanwhile happens.
 
@@ -222,6 +234,19 @@ class TestApp:
     def crash_after_effect(self, *, handler: str | None = None, times: int = 1) -> InjectedFault:
         """Kill the workers when a handler's code has ended, before its result is published and acknowledged."""
         return self.crash("after RunHandler", handler=handler, times=times)
+
+    def reject(self, times: int = 1, *, handler: str | None = None, after: int = 0) -> InjectedFault:
+        """Have the next events that handlers begin with end in the dead letters; :meth:`redrive` takes them out again.
+
+        Meanwhile the other handlers go on, and so does this one with events of other keys: whatever relies on an order
+        between two handlers fails here.
+
+        Args:
+            handler: Only events of this one.
+            after: This many are handled before.
+        """
+        self._in_virtual_time("reject")
+        return self.injector.reject(times, handler, after)
 
     def restart_server(self, seconds: float = 5.0, *, at: str | None = None) -> InjectedFault:
         """Kill the server, and have it back after some seconds with all it has stored: now, or when a worker comes to a

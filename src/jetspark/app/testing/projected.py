@@ -8,7 +8,6 @@ from typing import Any
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.application import App
 from jetspark.app.contracts.catalogue import contract_of
-from jetspark.app.contracts.tokens import unescape
 from jetspark.app.projections.buckets import find_place, open_records
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.live import LiveOptions
@@ -26,7 +25,7 @@ _OWN = position_key().partition(".")[0] + "."
 
 
 async def read_states(stage: Stage, js: JetStream, app: App, spec: ProjectionSpec) -> dict[str, Any]:
-    """The states of a projection, by key."""
+    """The states of a projection, by key; with windows by ``"<key>.<window>"``."""
     place = (await find_place(await open_records(js, app.name), spec)).place
     states: dict[str, Any] = {}
     for message in await stage.messages(js, f"KV_{place.bucket}"):
@@ -34,9 +33,9 @@ async def read_states(stage: Stage, js: JetStream, app: App, spec: ProjectionSpe
         if key.startswith(_OWN):
             continue
         if operation_of(message.headers or Headers()) == "put":
-            states[unescape(key)] = spec.decode_state(message.data)
+            states[spec.key_text(key)] = spec.decode_state(message.data)
         else:
-            states.pop(unescape(key), None)
+            states.pop(spec.key_text(key), None)
     return {key: state for key, state in states.items() if state is not None}
 
 

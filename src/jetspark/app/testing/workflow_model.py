@@ -315,8 +315,7 @@ class WorkflowModel:
 
     def _due(self, run: ModelRun, when: Any) -> float:
         try:
-            is_time = isinstance(when, datetime.datetime)
-            due = When.of(self._time(run), at=when if is_time else None, after=None if is_time else when).due
+            due = When.of_decision(self._time(run), when).due
         except ConfigError as error:
             raise Broken(str(error)) from error
         assert due is not None

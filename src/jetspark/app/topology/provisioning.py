@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.contracts.records import check_records
 from jetspark.app.contracts.registry import ContractRegistry, missing_records, read_registry
-from jetspark.app.topology.declared import Found, Step, Topology, TopologyPlan, plan_changes
+from jetspark.app.topology.declared import Found, Step, Topology, TopologyPlan, inherit_replicas, plan_changes
 from jetspark.errors import ConsumerNotFound, StreamNotFound, TopologyDrift, TopologyRefused
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 
@@ -26,6 +26,7 @@ async def read_found(js: JetStream, declared: Topology) -> Found:
     names = {config.name for config in declared.streams} | {f"KV_{bucket.bucket}" for bucket in declared.buckets}
     names |= {place.stream for place in declared.consumers}
     names |= {source.name for config in declared.streams for source in config.sources or ()}
+    names |= {declared.stream} - {""}
     for name in sorted(names):
         try:
             stream = await js.stream(name)
@@ -70,9 +71,16 @@ async def _read_former(
 
 async def make_plan(js: JetStream, app: Declarations) -> TopologyPlan:
     """What has to be done so that the server has what an application declares: its contracts included."""
+    return (await _compare(js, app))[1]
+
+
+async def _compare(js: JetStream, app: Declarations) -> tuple[Topology, TopologyPlan]:
+    """What has to be there, and what has to be done for it."""
     declared = app.topology()
-    plan = plan_changes(declared, await read_found(js, declared))
-    return TopologyPlan(plan.app, (*plan.steps, *await _contract_steps(js, app)))
+    found = await read_found(js, declared)
+    declared = inherit_replicas(declared, found)
+    plan = plan_changes(declared, found)
+    return declared, TopologyPlan(plan.app, (*plan.steps, *await _contract_steps(js, app)))
 
 
 async def apply_topology(js: JetStream, app: Declarations, *, allow: bool = False) -> TopologyPlan:
@@ -81,11 +89,10 @@ async def apply_topology(js: JetStream, app: Declarations, *, allow: bool = Fals
     Raises:
         TopologyRefused: A change is destructive and not allowed, or impossible; nothing was done.
     """
-    plan = await make_plan(js, app)
+    declared, plan = await _compare(js, app)
     refused = plan.refused(allow)
     if refused:
         raise TopologyRefused(app.name, tuple(map(str, refused)))
-    declared = app.topology()
     wanted = {(step.kind, step.name) for step in plan.steps}
     for stream in declared.streams:
         if ("stream", stream.name) in wanted:

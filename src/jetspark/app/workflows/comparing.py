@@ -26,9 +26,8 @@ import msgspec
 
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import Decoded, decode
-from jetspark.app.contracts.other_forms import header_of
 from jetspark.app.projections.folding import Recorded
-from jetspark.app.timers import timer_subject
+from jetspark.app.timers import firing_subject, timer_subject
 from jetspark.app.workflows.commands import CommandAnswered, CommandSent
 from jetspark.app.workflows.declaring import RunRecord, StepTaken, StoredCompensation, WorkflowSpec, timer_name
 from jetspark.core.subjects import is_subset
@@ -344,7 +343,7 @@ class HistoryComparison:
 
     def _firing(self, run: _ComparedRun, message: Recorded, decoded: Decoded) -> tuple[str, str] | None:
         """Name and cause of the run's timer that has published a message, if one has."""
-        if not run.causes or (scheduler := header_of(message.headers, "Nats-Scheduler")) is None:
+        if not run.causes or (scheduler := firing_subject(message.headers)) is None:
             return None
         cause, workflow, key = decoded.causation_id, self._old.spec.name, run.compared.key
         for name, causes in run.causes.items():

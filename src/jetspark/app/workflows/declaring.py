@@ -1,7 +1,7 @@
 """A workflow as a class, and one step of a run: what is remembered, an event, and what follows. Pure.
 
-A run is an entity: its record is a key of the application's bucket. A step reads the record, asks ``react``, and stores
-the new record together with the events and timers of the decision in one atomic batch. So they never disagree.
+A run is an entity: its record is a state in the application's stream. A step reads the record, asks ``react``, and
+stores the new record together with the events and timers of the decision in one atomic batch. So they never disagree.
 
 The record remembers which events it has taken, by their sequences in the stream: an event that comes again changes
 nothing. It remembers the last ones only; one that is older than all of these can no longer be told, and is refused.
@@ -30,12 +30,14 @@ from jetspark.app.topology.names import check_app_name
 from jetspark.app.workflows.commands import CommandAnswered, CommandKinds, CommandSent
 from jetspark.errors import ConfigError
 
-__all__ = ["RunRecord", "RunStatus", "StepTaken", "StoredCompensation", "WorkflowSpec", "timer_name"]
+__all__ = ["RunRecord", "RunStatus", "StepNote", "StepTaken", "StoredCompensation", "WorkflowSpec", "timer_name"]
 
 RunStatus: TypeAlias = Literal["running", "done", "failed"]
 
 REMEMBERED = 256
 """Events that a record remembers."""
+NOTED = 64
+"""Steps that a record has a note of."""
 
 
 class StoredCompensation(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -47,13 +49,40 @@ class StoredCompensation(msgspec.Struct, frozen=True, array_like=True, omit_defa
     is_command: bool = False
 
 
+class StepNote(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A step that a run has taken, as its record has it: for those who look at it, not for the run."""
+
+    sequence: int
+    """Of the event that was taken."""
+    time: datetime.datetime | None = None
+    revision: int = 0
+    """Of the record that the step stored. It is noted by the step that follows; before that it is the record's own."""
+    events: int = 0
+    """How many the step stored, commands among them, directly behind that record."""
+    fired: str | None = None
+    """The timer of the run that has published the event."""
+    timers: dict[str, datetime.datetime] = {}
+    """Those that were set, and when they are due."""
+    cancels: tuple[str, ...] = ()
+    status: RunStatus = "running"
+    """Of the run after the step."""
+    reason: str | None = None
+    by_hand: str | None = None
+    """``cancelled`` or ``begun anew``: not by the event."""
+
+    @property
+    def stored(self) -> range:
+        """Sequences of what the step stored."""
+        return range(self.revision + 1, self.revision + 1 + self.events) if self.revision else range(0)
+
+
 class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is stored of one run."""
 
     version: int
     """Of the workflow that wrote the state."""
     key: str = ""
-    """Of the run; the key in the bucket is a hash of one that is long."""
+    """Of the run; the record's subject has a hash of one that is long."""
     status: RunStatus = "running"
     reason: str | None = None
     """Of a run that has failed."""
@@ -72,6 +101,15 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """How often it was begun anew after it had failed."""
     started: datetime.datetime | None = None
     updated: datetime.datetime | None = None
+    steps: tuple[StepNote, ...] = ()
+    """The last ones."""
+
+    def with_note(self, note: StepNote, revision: int) -> RunRecord:
+        """The record with one more step, where ``revision`` is that of the record before it."""
+        before = self.steps
+        if before:
+            before = (*before[:-1], msgspec.structs.replace(before[-1], revision=revision))
+        return msgspec.structs.replace(self, steps=(*before, note)[-NOTED:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +160,10 @@ class WorkflowSpec:
             named = tuple(self.command_kinds.answered if each is CommandAnswered else each for each in named)
         self.events = named
         if not self.events:
-            raise ConfigError(f"workflow {name!r}: expected events=[...], or their types at `event` of react")
+            raise ConfigError(
+                f"workflow {name!r}: react does not say which events it takes: expected their types, as in `def "
+                "react(self, state: Flow | None, event: OrderPlaced | OrderPaid) -> Decision | None`, or events=[...]"
+            )
         for each in self.events:
             contract_of(each)
         self._key = key

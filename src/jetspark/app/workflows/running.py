@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from jetspark.app.contracts.catalogue import Catalogue
-from jetspark.app.contracts.other_forms import header_of
 from jetspark.app.entities.entities import EntityChange
 from jetspark.app.handlers.context import Context
-from jetspark.app.timers import timer_subject
+from jetspark.app.timers import When, firing_subject, timer_subject
 from jetspark.app.workflows.commands import CommandSent
-from jetspark.app.workflows.declaring import RunRecord, StepTaken, WorkflowSpec, timer_name
+from jetspark.app.workflows.declaring import RunRecord, StepNote, StepTaken, WorkflowSpec, timer_name
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def handler_of(app: Declarations, spec: WorkflowSpec) -> Callable[..., Coroutine
         # All is declared by now. Asking the application takes longer than the rest of a step.
         known = catalogue = app.catalogue if catalogue is None else catalogue
         key = spec.key_of(event)
-        scheduler = header_of(ctx.decoded.headers, "Nats-Scheduler")
+        scheduler = firing_subject(ctx.decoded.headers)
 
         def decide(change: EntityChange) -> None:
             record: RunRecord | None = change.state
@@ -51,7 +50,7 @@ def handler_of(app: Declarations, spec: WorkflowSpec) -> Callable[..., Coroutine
                 timer=timer,
             )
             if step is not None:
-                carry_out(app, spec, key, change, step)
+                carry_out(app, spec, key, change, step, StepNote(ctx.sequence, fired=timer))
 
         await ctx.entities(spec.name).modify(key, decide, tries=TRIES)
 
@@ -59,19 +58,20 @@ def handler_of(app: Declarations, spec: WorkflowSpec) -> Callable[..., Coroutine
     return take_step
 
 
-def carry_out(app: Declarations, spec: WorkflowSpec, key: str, change: EntityChange, step: StepTaken) -> None:
-    """Put everything that follows from a step into one change.
+def carry_out(
+    app: Declarations, spec: WorkflowSpec, key: str, change: EntityChange, step: StepTaken, note: StepNote
+) -> None:
+    """Put everything that follows from a step into one change; ``note`` says why the step was taken.
 
     Raises:
         ConfigError: A command is none of the application.
     """
-    timers = dict(step.record.timers)
+    now = step.record.updated
+    assert now is not None
+    timers, dues = dict(step.record.timers), dict[str, datetime.datetime]()
     for name, (event, when) in step.timers.items():
-        full = timer_name(spec.name, key, name)
-        if isinstance(when, datetime.datetime):
-            timers[name] = change.set_timer(full, event, at=when)
-        else:
-            timers[name] = change.set_timer(full, event, after=when)
+        due = dues[name] = When.of_decision(now, when).due or now
+        timers[name] = change.set_timer(timer_name(spec.name, key, name), event, at=due)
     commands = dict(step.record.commands)
     for event in step.events:
         if isinstance(event, CommandSent) and event.command not in app.commands:
@@ -82,7 +82,17 @@ def carry_out(app: Declarations, spec: WorkflowSpec, key: str, change: EntityCha
         id = change.emit(event)
         if isinstance(event, CommandSent) and event.is_awaited:
             commands[event.name] = id
-    change.set(msgspec.structs.replace(step.record, timers=timers, commands=commands))
+    noted = msgspec.structs.replace(
+        note,
+        time=now,
+        events=len(step.events),
+        timers=dues,
+        cancels=tuple(step.cancels),
+        status=step.record.status,
+        reason=step.record.reason,
+    )
+    record = msgspec.structs.replace(step.record, timers=timers, commands=commands)
+    change.set(record.with_note(noted, change.revision))
     # A message ends one timer. Those that are left fire, and change nothing: their ids no longer count.
     for name in step.cancels[: 1 + len(step.events)]:
         change.cancel_timer(timer_name(spec.name, key, name))

@@ -9,14 +9,13 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from jetspark.app.causes import current_cause
 from jetspark.app.contracts.envelope import Decoded, decode
 from jetspark.app.dead_letters.redriving import LetterFilter, RedriveResults, read_letters, run_redrive
 from jetspark.app.entities.entities import EntityChange, EntityWriter
-from jetspark.app.workflows.declaring import RunRecord, RunStatus, WorkflowSpec
+from jetspark.app.workflows.declaring import RunRecord, RunStatus, StepNote, WorkflowSpec
 from jetspark.app.workflows.running import carry_out
+from jetspark.app.workflows.timeline import read_timeline
 from jetspark.errors import ConfigError, ConnectionClosed, ContractViolation, MessageNotFound
 
 if TYPE_CHECKING:
@@ -78,48 +77,32 @@ class WorkflowRuns:
             TimeoutError: It is not over within ``timeout`` seconds.
         """
         async with asyncio.timeout(timeout):
-            bucket = await self._writer.js.kv(self._entities.bucket)
-            changing = bucket.watch(self._entities.key_of(key))
-            async with contextlib.aclosing(changing) as changes:  # type: ignore[type-var]
-                async for _ in changes:
-                    run = await self.get(key)
-                    if run is not None and run.status != "running":
-                        return run
+            async with contextlib.aclosing(self._entities.watch(key)) as records:  # type: ignore[type-var]
+                async for record in records:
+                    if record is not None and record.status != "running":
+                        return self._run(key, record)
         raise ConnectionClosed("the connection was closed before the run was over")
 
     async def list(self, status: RunStatus | None = None) -> AsyncIterator[WorkflowRun]:
-        """All runs, or those of a status, each as it was when it was read. Needs ``allow_direct``, which an app's
-        stream has unless you say otherwise."""
-        decode_record = self._app.entity_specs[self._spec.name].decode
-        stream = await self._writer.js.stream(self._app.stream)
-        records: dict[str, RunRecord | None] = {}
-        # A run that moves on meanwhile is read twice, in the order of the stream: the later record counts.
-        async for message in stream.get_messages(1, subject=f"$KV.{self._entities.bucket}.{self._spec.name}.*"):
-            is_gone = "KV-Operation" in message.headers or "Nats-Marker-Reason" in message.headers
-            records[message.subject] = None if is_gone else decode_record(message.data)
-        for record in records.values():
-            if record is not None and status in (None, record.status):
+        """All runs, or those of a status, each as it was when it was read."""
+        async for found in self._entities.list():
+            record: RunRecord = found.state
+            if status in (None, record.status):
                 yield self._run(record.key, record)
 
     async def timeline(self, key: str) -> AsyncIterator[dict[str, Any]]:
-        """The events that a run has taken, as far as it remembers them and the stream has them, in its order."""
-        run = await self.get(key)
-        stream = await self._writer.js.stream(self._app.stream)
-        sequences = () if run is None else run.events
-        asked = await asyncio.gather(*map(stream.get_message, sequences), return_exceptions=True)
-        for sequence, message in zip(sequences, asked, strict=True):
-            if isinstance(message, MessageNotFound):
-                continue
-            if isinstance(message, BaseException):
-                raise message
-            decoded = decode(message.subject, message.data, message.headers, self._app.catalogue)
-            yield {
-                "sequence": sequence,
-                "time": message.timestamp.isoformat(timespec="milliseconds"),
-                "type": decoded.type,
-                "id": decoded.id,
-                "data": msgspec.to_builtins(decoded.event),
-            }
+        """The steps of a run, oldest first: the event that was taken, and what was decided, as it was stored.
+
+        A step has ``sequence``, ``time``, ``type``, ``id`` and ``data`` of the event, None where the stream no longer
+        has it; ``fired``, the run's timer that published it; ``by_hand``, where it was ``cancelled`` or ``begun anew``;
+        and ``decided``: ``time``, ``status``, ``reason``, ``events``, ``commands``, ``timers`` with their due times,
+        and ``cancels``. A run remembers what it decided in its last 64 steps, and the last 256 events that it took.
+        """
+        read = await self._entities.read(key)
+        if read.state is not None:
+            stream = await self._writer.js.stream(self._app.stream)
+            async for step in read_timeline(stream, self._app.catalogue, read.state, read.revision):
+                yield step
 
     async def cancel(self, key: str, reason: str = "cancelled") -> bool:
         """Let a run fail: its compensations are published, and its timers end. False if none is running."""
@@ -131,7 +114,7 @@ class WorkflowRuns:
             was_running = record is not None and record.status == "running"
             if record is not None and was_running:
                 step = self._spec.fail(record, reason, self._writer.now(), self._app.catalogue)
-                carry_out(self._app, self._spec, key, change, step)
+                carry_out(self._app, self._spec, key, change, step, StepNote(0, by_hand="cancelled"))
 
         last = await self._last_event(key)
         with _caused_by(last):
@@ -178,7 +161,7 @@ class WorkflowRuns:
             record: RunRecord | None = change.state
             if record is not None and record.status == "failed":
                 step = self._spec.begin_anew(record, first.event, self._writer.now(), self._app.catalogue)
-                carry_out(self._app, self._spec, key, change, step)
+                carry_out(self._app, self._spec, key, change, step, StepNote(record.first, by_hand="begun anew"))
 
         with _caused_by(first):
             await self._entities.modify(key, decide)

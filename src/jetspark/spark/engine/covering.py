@@ -10,15 +10,15 @@ has moved the position back and counted itself, so a position with another count
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from jetspark.errors import UsageError
+from jetspark.errors import Conflict, UsageError
 
 if TYPE_CHECKING:
     from jetspark.app.projections.positions import FoldPosition
 
-__all__ = ["Covered", "advance", "check_reach", "merge"]
+__all__ = ["Covered", "advance", "check_reach", "check_seen", "merge"]
 
 
 class Covered(NamedTuple):
@@ -31,6 +31,8 @@ class Covered(NamedTuple):
     """There is nothing before ``start``, and nobody was promised anything."""
     positions: tuple[FoldPosition, ...] = ()
     """Those of the buckets, before anything was loaded from them."""
+    revisions: tuple[int, ...] = ()
+    """Of those positions: what a bucket had when it was that far has no higher sequences in the bucket."""
 
 
 def merge(parts: Iterable[Covered]) -> Covered | None:
@@ -42,8 +44,26 @@ def merge(parts: Iterable[Covered]) -> Covered | None:
         elif part.start > whole.end:
             return None
         else:
-            whole = Covered(whole.start, max(whole.end, part.end), whole.is_earliest, whole.positions)
+            whole = Covered(whole.start, max(whole.end, part.end), *whole[2:])
     return whole
+
+
+def check_seen(buckets: Sequence[str], whole: Covered, seen: Iterable[Sequence[int]]) -> None:
+    """That what tasks have loaded from buckets was not older than the positions that the write was planned with.
+
+    A task asks the leader of a bucket, after the plan has done so. Only one that was replaced and has not noticed can
+    say less than the other; then an event may have been passed by on a state of the past.
+
+    Args:
+        seen: Of each task, how new what it has loaded from each bucket was, at least; nothing if it has loaded nothing.
+
+    Raises:
+        Conflict: It was older. Nothing of it was noted; the same write is to be done again.
+    """
+    for task in seen:
+        for bucket, planned, loaded in zip(buckets, whole.revisions, task, strict=False):
+            if loaded < planned:
+                raise Conflict(bucket, ("_jetspark.position",))
 
 
 def check_reach(bucket: str, position: FoldPosition, start: int, *, is_earliest: bool) -> None:

@@ -4,33 +4,32 @@ The rule is that of :mod:`jetspark.app.projections.folding`, with the same code.
 has *all* rows of a key that its write has: Spark brings them together by a hash of projection and key, and the task
 sorts them by sequence. Then it does not matter how often, or where, or beside whom it is run: a key is stored by
 compare-and-set on the revision that was loaded, with all its events of the write or none of them, and a key that
-somebody else has written meanwhile is loaded and folded again.
+somebody else has written meanwhile is folded again (:mod:`jetspark.state.rounds`).
+
+And what it loads must have all events before the write. The plan has read that the bucket is that far, from its leader;
+the task says how new what it has loaded was at least, and the driver compares the two before it notes that the bucket
+is further (``covering``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, TypeAlias
 
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyState
-from jetspark.errors import Conflict
-from jetspark.jetstream.operations import Pause
 from jetspark.publish.steps import Procedure
-from jetspark.state.apply import MAX_ROUNDS, PAUSE_S
-from jetspark.state.changes import Current
-from jetspark.state.store import load, store
+from jetspark.state.changes import Change, Current, Outcome
+from jetspark.state.rounds import fold_pieces, store_rounds
+from jetspark.state.store import open_bucket
 
-__all__ = ["COLUMNS", "KeyName", "ProjectionFold", "Tally"]
+__all__ = ["COLUMNS", "ProjectionFold", "Tally"]
 
 COLUMNS = ("target", "key", "sequence", "reading", "data")
 
-KeyName: TypeAlias = tuple[int, str]
-"""The number of a projection, and a key of its bucket."""
-ColumnPieces: TypeAlias = Callable[[], Iterable[Sequence[Sequence[Any]]]]
-"""Rows by ascending sequence, some at a time, as lists with the columns above."""
+Columns: TypeAlias = Sequence[Sequence[Any]]
+"""Rows by ascending sequence, as lists with the columns above."""
 
 _NOTHING = Current(None, 0, 0)
 
@@ -56,8 +55,35 @@ class Tally:
     """Messages."""
 
 
+class _TargetStates(dict[str, KeyState]):
+    """The keys of one projection that a task has rows of: :class:`~jetspark.state.rounds.KeysInHand`."""
+
+    def __init__(self, spec: ProjectionSpec) -> None:
+        self.spec = spec
+
+    def begin(self, keys: Iterable[str], present: Mapping[str, Current]) -> None:
+        """Take keys in hand, as the bucket has them."""
+        spec = self.spec
+        for key in keys:
+            self[key] = KeyState(spec, key, present.get(key, _NOTHING))
+
+    def unsure(self) -> list[str]:
+        return []  # a key is stored once, and then forgotten
+
+    def look_again(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
+        self.begin(keys, loaded)
+
+    def take(self) -> list[Change]:
+        spec = self.spec
+        return [change for key, state in self.items() if (change := state.change(spec, key)) is not None]
+
+    def settle(self, changes: Sequence[Change], outcome: Outcome) -> None:
+        self.clear()
+        self.begin(outcome.conflicts, outcome.present)
+
+
 class ProjectionFold:
-    """Some projections, and the bucket that each is folded into."""
+    """Some projections, and the bucket that each is folded into; a :class:`~jetspark.state.rounds.RepeatableFold`."""
 
     def __init__(
         self,
@@ -68,12 +94,16 @@ class ProjectionFold:
         patience_s: float,
         check_keys: Callable[[int], None],
     ) -> None:
-        self._specs, self._buckets, self._readers = specs, buckets, readers
+        self._buckets, self._readers = buckets, readers
         self._patience_s, self._check_keys = patience_s, check_keys
-        self._first = 0
+        self.hands = [_TargetStates(spec) for spec in specs]
+        self._is_repeated = False
+        self._first: int | None = None
         """The lowest sequence of the rows."""
+        self.seen: list[int] = []
+        """Each bucket was loaded as it was at this sequence of its own, or later."""
 
-    def fold_and_store(self, pieces: ColumnPieces) -> Procedure[Tally]:
+    def fold_and_store(self, pieces: Callable[[], Iterable[Columns]]) -> Procedure[Tally]:
         """Fold rows into the buckets. ``pieces`` is called again for keys that others have written meanwhile.
 
         Raises:
@@ -81,102 +111,75 @@ class ProjectionFold:
             Conflict: Others write the same keys faster than this.
             JetSparkError: As :func:`~jetspark.state.store.store`.
         """
-        tally = Tally()
-        left: frozenset[KeyName] | None = None
-        for attempt in range(MAX_ROUNDS):
-            states = yield from self.fold(pieces(), left)
-            if left is None:
-                _count(tally, states, self._first)
-            left = yield from self._store(states, tally)
-            if not left:
-                return tally
-            yield Pause(PAUSE_S * (attempt + 1))
-        target, _ = min(left or ())
-        raise Conflict(self._buckets[target], tuple(sorted(key for number, key in left or () if number == target)))
+        buckets = []
+        for name in self._buckets:
+            bucket = yield from open_bucket(name, patience_s=self._patience_s)
+            buckets.append(bucket)
+        self.seen = [bucket.seen for bucket in buckets]
+        yield from fold_pieces(buckets, self, pieces())
+        tally = self._tally()
+        tally.written = yield from store_rounds(buckets, self, pieces)
+        return tally
 
-    def fold(
-        self, pieces: Iterable[Sequence[Sequence[Any]]], only: Collection[KeyName] | None = None
-    ) -> Procedure[list[dict[str, KeyState]]]:
-        """What rows make of the present states: of each projection, by key."""
-        states: list[dict[str, KeyState]] = [{} for _ in self._specs]
-        for number, piece in enumerate(pieces):
-            if number == 0:
-                self._first = piece[2][0]
-            rows: Iterable[Any] = zip(*piece, strict=True)
-            names: Iterable[KeyName] = zip(piece[0], piece[1], strict=True)
-            if only is not None:
-                rows = [row for row in rows if (row[0], row[1]) in only]
-                names = [(row[0], row[1]) for row in rows]
-            yield from self._load(states, names)
-            self.apply(states, rows)
-        return states
-
-    def fold_from_nothing(self, pieces: Iterable[Sequence[Sequence[Any]]]) -> list[dict[str, KeyState]]:
-        """What rows make of buckets that are empty."""
-        states: list[dict[str, KeyState]] = [{} for _ in self._specs]
+    def fold_from_nothing(self, pieces: Iterable[Columns]) -> Sequence[Mapping[str, KeyState]]:
+        """What rows make of buckets that are empty: of each projection, by key."""
         for piece in pieces:
-            for target, key in dict.fromkeys(zip(piece[0], piece[1], strict=True)):
-                if key not in states[target]:
-                    self.begin(states, target, [key], {})
-            self._check_keys(sum(map(len, states)))
-            self.apply(states, zip(*piece, strict=True))
-        return states
+            for target, keys in enumerate(self.missing(piece)):
+                self.add(target, keys, {})
+            self.apply(piece)
+        return self.hands
 
-    def fold_bases(self, bases: dict[str, Current], pieces: Iterable[Sequence[Sequence[Any]]]) -> dict[str, KeyState]:
+    def fold_bases(self, bases: Mapping[str, Current], pieces: Iterable[Columns]) -> Mapping[str, KeyState]:
         """What rows make of some keys of the only projection that have these states; other keys are left out."""
-        states: list[dict[str, KeyState]] = [{}]
+        [states] = self.hands
         self._check_keys(len(bases))
-        self.begin(states, 0, bases, bases)
+        states.begin(bases, bases)
+        self.repeat()
         for piece in pieces:
-            self.apply(states, (row for row in zip(*piece, strict=True) if row[1] in bases))
-        return states[0]
+            self.apply(piece)
+        return states
 
-    def _load(self, states: list[dict[str, KeyState]], names: Iterable[KeyName]) -> Procedure[None]:
-        wanted: list[list[str]] = [[] for _ in states]
-        for target, key in dict.fromkeys(names):
-            if key not in states[target]:
+    # ---- piece by piece ----------------------------------------------------------------------------------------
+
+    def missing(self, piece: Columns) -> list[list[str]]:
+        wanted: list[list[str]] = [[] for _ in self.hands]
+        if self._is_repeated:
+            return wanted
+        hands = self.hands
+        for target, key in dict.fromkeys(zip(piece[0], piece[1], strict=True)):
+            if key not in hands[target]:
                 wanted[target].append(key)
-        self._check_keys(sum(map(len, states)) + sum(map(len, wanted)))
-        for target, keys in enumerate(wanted):
-            if keys:
-                present = yield from load(self._buckets[target], keys, patience_s=self._patience_s)
-                self.begin(states, target, keys, present)
+        self._check_keys(sum(map(len, hands)) + sum(map(len, wanted)))
+        return wanted
 
-    def begin(
-        self, states: list[dict[str, KeyState]], target: int, keys: Iterable[str], present: dict[str, Current]
-    ) -> None:
-        """Take keys in hand, as the bucket has them."""
-        spec, of_key = self._specs[target], states[target]
-        for key in keys:
-            of_key[key] = KeyState(spec, key, present.get(key, _NOTHING))
+    def add(self, number: int, keys: Sequence[str], loaded: Mapping[str, Current]) -> None:
+        self.hands[number].begin(keys, loaded)
 
-    def apply(self, states: list[dict[str, KeyState]], rows: Iterable[Any]) -> None:
-        """Take rows, by ascending sequence, of keys that are in hand."""
-        specs, readers = self._specs, self._readers
+    def apply(self, piece: Columns) -> None:
+        hands, readers = self.hands, self._readers
+        rows: Iterable[Any] = zip(*piece, strict=True)
+        if self._first is None and piece[2]:
+            self._first = piece[2][0]
+        if self._is_repeated:
+            rows = (row for row in rows if row[1] in hands[row[0]])
         for target, key, sequence, reading, data in rows:
-            state = states[target][key]
+            states = hands[target]
+            state = states[key]
             if sequence <= state.sequence or state.parked is not None:
-                state.apply(specs[target], key, sequence, None)  # it will not look at the event, so nobody decodes it
+                state.apply(states.spec, key, sequence, None)  # it will not look at the event, so nobody decodes it
             else:
-                state.fold(specs[target], key, sequence, readers[reading](data))
+                state.fold(states.spec, key, sequence, readers[reading](data))
 
-    def _store(self, states: list[dict[str, KeyState]], tally: Tally) -> Procedure[frozenset[KeyName]]:
-        """Returns the keys that others have written meanwhile."""
-        conflicts: list[KeyName] = []
-        for target, (spec, of_key) in enumerate(zip(self._specs, states, strict=True)):
-            changes = [change for key, state in of_key.items() if (change := state.change(spec, key)) is not None]
-            if changes:
-                outcome = yield from store(self._buckets[target], changes, patience_s=self._patience_s)
-                tally.written += outcome.written
-                conflicts += [(target, key) for key in outcome.conflicts]
-        return frozenset(conflicts)
+    def repeat(self) -> None:
+        self._is_repeated = True
 
-
-def _count(tally: Tally, states: Iterable[dict[str, KeyState]], first: int) -> None:
-    for state in chain.from_iterable(of_key.values() for of_key in states):
-        tally.applied += state.applied
-        tally.known += state.known
-        tally.waiting += state.waiting
-        if state.parked is not None:
-            tally.parked += 1
-            tally.newly_parked += state.parked.sequence >= first
+    def _tally(self) -> Tally:
+        tally, first = Tally(), self._first or 0
+        for state in (state for states in self.hands for state in states.values()):
+            tally.applied += state.applied
+            tally.known += state.known
+            tally.waiting += state.waiting
+            if state.parked is not None:
+                tally.parked += 1
+                tally.newly_parked += state.parked.sequence >= first
+        return tally

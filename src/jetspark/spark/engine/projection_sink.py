@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from jetspark.errors import ConfigError
 from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.connections import runner_for
-from jetspark.spark.engine.covering import Covered, merge
+from jetspark.spark.engine.covering import Covered, check_seen, merge
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
 from jetspark.spark.options import read_options
 from jetspark.spark.retrying import patiently
@@ -63,6 +63,8 @@ class Projected(WriterCommitMessage):
 
     counts: dict[str, int]
     covered: list[Covered]
+    seen: list[int]
+    """How new what it has loaded from each bucket was, at least: a sequence of that bucket."""
 
 
 class ProjectionBatchWriter(DataSourceArrowWriter):
@@ -145,17 +147,19 @@ class TaskRows:
 def write_rows(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) -> Projected:
     """Fold the rows of a task, write its letters, and note what was read."""
     from jetspark.spark.engine.letters import write_letters
+    from jetspark.spark.engine.projecting import Tally
 
     rows, runner = TaskRows(options), runner_for(options)
     with rows.events as events:
         for batch in batches:
             rows.add(batch)
-        tally = runner.run(rows.fold.fold_and_store(events.column_pieces))
+        # Of a task without rows nothing is asked.
+        tally = runner.run(rows.fold.fold_and_store(events.column_pieces)) if events.rows else Tally()
     tally.unreadable = len(rows.letters)
     if rows.letters and options.letters:
         letters = write_letters(rows.app.name, options.stream[0], rows.letters, patience_s=options.patience_s)
         tally.letters = runner.run(letters)
-    return Projected(asdict(tally), rows.covered)
+    return Projected(asdict(tally), rows.covered, rows.fold.seen)
 
 
 def finish(options: ProjectionOptions, messages: list[WriterCommitMessage | None]) -> None:
@@ -169,6 +173,7 @@ def finish(options: ProjectionOptions, messages: list[WriterCommitMessage | None
     if whole is not None:
         from jetspark.spark.engine.reaching import advance_positions
 
+        check_seen(options.buckets, whole, [each.seen for each in done])
         advance_positions(options, whole)
     _logger.info("projections %s: %s, %s", ",".join(options.projections), whole, counts)
     if options.report is not None:

@@ -358,7 +358,7 @@ def _places(js: JetStream, app: App, names: Sequence[str]) -> dict[str, str]:
     for name in names:
         spec = app.projections[name]
         try:
-            record = records.get(alias_key(name)).value
+            record = records.get(alias_key(name), direct=False).value
         except KeyNotFound:
             record = None
         found[name] = check_version(spec, place_of(spec, record)).bucket

@@ -6,19 +6,18 @@ import logging
 from collections.abc import Sequence
 
 from jetspark.app.projections.buckets import ProjectionPlace, alias_key
-from jetspark.app.projections.marks import position_key
-from jetspark.app.projections.positions import FoldPosition, position_change, start_of
+from jetspark.app.projections.positions import FoldPosition, position_change, read_position, start_of
 from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
-from jetspark.errors import KeyNotFound, MessageNotFound, UsageError
-from jetspark.jetstream.kv import subject_of
+from jetspark.blocking.steps import ProcedureRunner
+from jetspark.errors import KeyNotFound, UsageError
 from jetspark.spark.connections import runner_for
 from jetspark.spark.engine.covering import Covered, advance, check_reach
 from jetspark.spark.engine.projection_options import ProjectionOptions
 from jetspark.spark.retrying import patiently
 from jetspark.state.losses import front_of
 from jetspark.state.scan import Head, Range
-from jetspark.state.store import store
+from jetspark.state.store import open_bucket, store
 
 __all__ = ["advance_positions", "check_ranges", "look_at_front", "read_positions"]
 
@@ -37,8 +36,9 @@ def read_positions(js: JetStream, options: ProjectionOptions) -> list[tuple[Fold
     created = js.stream(options.stream[0]).cached_info.created
     beginning = FoldPosition.beginning(options.stream[0], created)
     found = []
+    runner = ProcedureRunner(js)
     for number, (name, bucket) in enumerate(zip(options.projections, options.buckets, strict=True)):
-        stored, revision = _read(js, bucket)
+        stored, revision = runner.run(read_position(runner.run(open_bucket(bucket, patience_s=options.patience_s))))
         version = options.version_of(number)
         found.append((start_of(stored, beginning, projection=name, bucket=bucket, version=version), revision))
     return found
@@ -53,15 +53,6 @@ def look_at_front(js: JetStream, options: ProjectionOptions) -> Head:
     return context.run(front_of(context.api, js.stream(options.stream[0]).cached_info, witness))
 
 
-def _read(js: JetStream, bucket: str) -> tuple[FoldPosition | None, int]:
-    try:
-        # Of the leader: a replica may not have what the batch before has written.
-        last = js.stream(f"KV_{bucket}").get_message(last_for=subject_of(bucket, position_key()), direct=False)
-    except MessageNotFound:
-        return None, 0
-    return (FoldPosition.decode(last.data) if last.data else None), last.sequence
-
-
 def check_ranges(js: JetStream, options: ProjectionOptions, ranges: Sequence[Range]) -> list[Covered]:
     """What tasks will say of ranges when they have read them; checked before they do.
 
@@ -71,11 +62,12 @@ def check_ranges(js: JetStream, options: ProjectionOptions, ranges: Sequence[Ran
     if not ranges:
         return []
     _check_places(js, options)
-    positions = tuple(position for position, _ in read_positions(js, options))
+    found = read_positions(js, options)
+    positions, revisions = tuple(position for position, _ in found), tuple(revision for _, revision in found)
     first = min(ranges, key=lambda part: part.start)
     for bucket, position in zip(options.buckets, positions, strict=True):
         check_reach(bucket, position, first.start, is_earliest=first.is_earliest)
-    return [Covered(part.start, part.end, part.is_earliest, positions) for part in ranges]
+    return [Covered(part.start, part.end, part.is_earliest, positions, revisions) for part in ranges]
 
 
 def _check_places(js: JetStream, options: ProjectionOptions) -> None:
@@ -84,7 +76,7 @@ def _check_places(js: JetStream, options: ProjectionOptions) -> None:
     records = js.kv(options.records)
     for name, bucket in zip(options.projections, options.buckets, strict=True):
         try:
-            place = ProjectionPlace.decode(records.get(alias_key(name)).value)
+            place = ProjectionPlace.decode(records.get(alias_key(name), direct=False).value)
         except KeyNotFound:
             continue
         if place.bucket != bucket:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 import re
 
+from jetspark.codes import Code
 from jetspark.core.headers import Headers
 from jetspark.core.subjects import matches, validate_subject
 from jetspark.errors import InvalidSubject, ProtocolError
@@ -31,9 +32,10 @@ _ROLLUP = "Nats-Rollup"
 _OWN = ("Nats-Schedule", "Nats-Expected-", "Nats-Msg-Id", "Nats-TTL", "Nats-Rollup")
 _SHORTEST_STEP_S = 0.25
 
-_DISABLED = ApiError(400, 10188, "message schedules is disabled")
-_PATTERN = ApiError(400, 10189, "message schedules pattern is invalid")
-_TARGET_INVALID = ApiError(400, 10190, "message schedules target is invalid")
+_DISABLED = ApiError(400, Code.SCHEDULES_DISABLED, "message schedules is disabled")
+_PATTERN = ApiError(400, Code.SCHEDULE_PATTERN_INVALID, "message schedules pattern is invalid")
+_TARGET_INVALID = ApiError(400, Code.SCHEDULE_TARGET_INVALID, "message schedules target is invalid")
+_SCHEDULER_INVALID = ApiError(400, Code.SCHEDULER_INVALID, "message schedules invalid scheduler")
 
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
@@ -49,11 +51,11 @@ def seconds_of(text: str) -> float | None:
     return float(3600 * hours + 60 * minutes + seconds)
 
 
-def refuse_schedule(config: StreamConfig, message: Incoming) -> ApiError | None:
-    """Why a message with ``Nats-Schedule`` is refused."""
+def refuse_schedule(config: StreamConfig, store: Store, message: Incoming) -> ApiError | None:
+    """Why a message that sets a schedule, or ends one, is refused."""
     schedule = message.fields.get(SCHEDULE)
     if schedule is None:
-        return None
+        return _refuse_end(config, store, message)
     if not config.allow_message_schedules:
         return _DISABLED
     if _first_due(schedule, 0.0) is None:
@@ -65,6 +67,22 @@ def refuse_schedule(config: StreamConfig, message: Incoming) -> ApiError | None:
         return _TARGET_INVALID
     is_ours = any(matches(each, target) for each in config.subjects or ())
     return None if is_ours and target != message.subject else _TARGET_INVALID
+
+
+def _refuse_end(config: StreamConfig, store: Store, message: Incoming) -> ApiError | None:
+    if SCHEDULER not in message.fields and NEXT not in message.fields:
+        return None
+    scheduler = message.fields.get(SCHEDULER, "")
+    if not config.allow_message_schedules:
+        return _DISABLED
+    try:
+        validate_subject(scheduler)
+    except InvalidSubject:
+        return _SCHEDULER_INVALID
+    last = store.get(store.last_of(scheduler))
+    is_other = last is not None and SCHEDULE not in (last.headers or {})
+    is_wrong = is_other or scheduler == message.subject or message.fields.get(NEXT) != "purge"
+    return _SCHEDULER_INVALID if is_wrong else None
 
 
 def prepared(config: StreamConfig, message: Incoming) -> Incoming:

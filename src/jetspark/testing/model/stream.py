@@ -7,7 +7,8 @@ for the same reasons by `jetspark.testing.model.checks`.
 A replicated stream stores at once here, where the server waits for a majority. What that hides, ``lose_leader`` brings
 back: the newest messages that nobody was told about may vanish with the old leader. With ``apply_s`` the majority takes
 its time: what is stored is a proposal until then, which counts in the leader's checks and shows nowhere else
-(``applied_sequence``), and its acknowledgement waits; gaps and refusals are told at once.
+(``applied_sequence``), and its acknowledgement waits; gaps and refusals are told at once. ``hold_replica`` has one
+replica fall behind, which goes on answering direct gets.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jetspark.codes import Code
 from jetspark.core.headers import Headers, HeadersLike, encode
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import StreamConfig
@@ -30,8 +32,8 @@ from jetspark.testing.model.store import Incoming, Store, first_values
 
 __all__ = ["ModelStream"]
 
-_SEALED = ApiError(400, 10109, "invalid operation on sealed stream")
-_TOO_LARGE = ApiError(400, 10054, "message size exceeds maximum allowed")
+_SEALED = ApiError(400, Code.STREAM_SEALED, "invalid operation on sealed stream")
+_TOO_LARGE = ApiError(400, Code.MESSAGE_TOO_LARGE, "message size exceeds maximum allowed")
 _NO_FIELDS: dict[str, str] = {}
 
 
@@ -81,6 +83,8 @@ class ModelStream:
         self.leader = 0
         """The number of the replica that leads, or led last."""
         self.led_since = 0.0
+        self._held_replica: Store | None = None
+        self._direct_gets = 0
         self._proposals: deque[_Proposal] = deque()
         self.elected_at: float | None = None
         self._is_silent = False
@@ -194,6 +198,16 @@ class ModelStream:
         self.atomic.clear()
         self.has_leader, self._is_silent, self.elected_at = False, is_silent, elected_at
 
+    def hold_replica(self, is_held: bool) -> None:
+        if not self.store.is_replicated:
+            raise ConfigError(f"stream {self.config.name!r} has one replica: expected 2 or more")
+        self._held_replica = self.store.copied() if is_held else None
+
+    def answering(self) -> Store:
+        """What the replica has that answers the next direct get: every second time the one that is held, if one is."""
+        self._direct_gets += 1
+        return self.store if self._held_replica is None or self._direct_gets % 2 else self._held_replica
+
     def cut_off_leader(self) -> None:
         if not self.store.is_replicated:
             raise ConfigError(f"stream {self.config.name!r} has one replica: expected 2 or more")
@@ -234,7 +248,7 @@ class ModelStream:
         else:
             message = Incoming(subject, data, None, _NO_FIELDS)
         if message.fields:
-            if (refused := ageing.refuse_schedule(config, message)) is not None:
+            if (refused := ageing.refuse_schedule(config, store, message)) is not None:
                 return self._answer(reply, refused)
             message = ageing.prepared(config, message)
         if config.sealed:

@@ -1,0 +1,134 @@
+"""What is stored of a decision: its events, and the timers that it sets and ends. Pure.
+
+All of it is one message, or one atomic batch: events first, without a gap between them, then timers. An event records
+the command, and what the caller is told. A timer records nothing: a retry is known by the events, so there is no timer
+without one. A timer is ended by a header of an event, which the server acts on while it stores the event.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from jetspark.app.causes import Cause, child_of
+from jetspark.app.commands.boundaries import outcome_of
+from jetspark.app.commands.declaring import CommandDecision
+from jetspark.app.contracts.catalogue import Contract, contract_of
+from jetspark.app.contracts.envelope import Encoded, derived_id, write_event
+from jetspark.app.timers import When, cancelling, timer_message
+from jetspark.core.subjects import is_subset
+from jetspark.errors import CommandFailed, ConfigError, InvalidEvent
+
+__all__ = ["COMMAND_HEADER", "OUTCOME_HEADER", "DecisionEncoder", "DecisionMessages"]
+
+COMMAND_HEADER = "Jetspark-Command"
+OUTCOME_HEADER = "Jetspark-Outcome"
+MAX_MESSAGES = 1000
+"""That the server takes in one atomic batch."""
+MAX_REPLY_BYTES = 16 << 10
+
+
+class DecisionMessages(NamedTuple):
+    """In the order in which they are stored."""
+
+    events: Sequence[Encoded]
+    timers: Sequence[Encoded] = ()
+
+
+class DecisionEncoder:
+    """Makes messages of decisions.
+
+    Args:
+        timers_of: The application whose timers decisions set; None if it has none.
+        random_bits: Such a number of random bits, for traces.
+    """
+
+    def __init__(self, source: str, timers_of: str | None, random_bits: Callable[[int], int]) -> None:
+        self._source, self._timers_of, self._random_bits = source, timers_of, random_bits
+        self._stored: tuple[str, ...] = ()
+        self._checked: set[Contract] = set()
+
+    def know(self, stored: tuple[str, ...]) -> None:
+        """The stream stores these subjects; none if they are not known."""
+        self._stored = stored
+        self._checked.clear()
+
+    def encode(
+        self, command: str, cause: Cause, decision: CommandDecision, time: datetime.datetime
+    ) -> DecisionMessages:
+        """The messages of a decision that has events.
+
+        Raises:
+            CommandFailed: An event is none of the application's, or breaks its contract; the reply is too large; or
+                there are timers that cannot be set or ended with it.
+        """
+        events, reply, timers, cancels = decision
+        count = len(events) + len(timers)
+        if count > MAX_MESSAGES:
+            raise CommandFailed(
+                command, f"it decided {count} events and timers; at most {MAX_MESSAGES} are stored together"
+            )
+        # One span for all of it: the deciding.
+        traceparent = child_of(cause.traceparent, self._random_bits)
+        try:
+            found = []
+            for index, event in enumerate(events):
+                encoded = self._encode(event, cause, derived_id(cause.id, command, index), time, traceparent)
+                outcome = outcome_of(index, len(events), reply)
+                encoded.headers[COMMAND_HEADER] = command
+                encoded.headers[OUTCOME_HEADER] = outcome
+                found.append(encoded)
+            messages = DecisionMessages(found)
+            if timers or cancels:
+                messages = self._with_timers(command, cause, decision, found, time, traceparent)
+        except (ConfigError, InvalidEvent, TypeError, ValueError) as error:
+            raise CommandFailed(command, f"{type(error).__name__}: {error}") from error
+        if len(outcome) > MAX_REPLY_BYTES:
+            reason = f"its reply has {len(outcome)} bytes; at most {MAX_REPLY_BYTES} are recorded with an event"
+            raise CommandFailed(command, f"{reason}: return an id, and let the caller read a view")
+        return messages
+
+    def _encode(self, event: Any, cause: Cause, id: str, time: datetime.datetime, traceparent: str) -> Encoded:
+        contract = contract_of(event)
+        if contract not in self._checked:
+            self._check(contract)
+        if contract.id_of is not None:
+            id = contract.id_of(event) or id
+        # Not ``encode``: what that checks besides is known to be good.
+        subject, body = write_event(contract, event, id, self._source, time, cause.correlation_id, cause.id)
+        return Encoded(subject, body, {"Nats-Msg-Id": id, "traceparent": traceparent})
+
+    def _check(self, contract: Contract) -> None:
+        subject = contract.subject.filter
+        if self._stored and not any(is_subset(subject, each) for each in self._stored):
+            raise ConfigError(f"{contract.kind.__name__} goes to {subject!r}, which the stream does not store")
+        self._checked.add(contract)
+
+    def _with_timers(
+        self,
+        command: str,
+        cause: Cause,
+        decision: CommandDecision,
+        events: list[Encoded],
+        time: datetime.datetime,
+        traceparent: str,
+    ) -> DecisionMessages:
+        app = self._timers_of
+        if app is None:
+            raise ConfigError("it sets or ends timers, and the app has none: declare it with App(..., timers=True)")
+        timers = []
+        for index, (name, (event, when)) in enumerate(decision.timers.items()):
+            moment = When.of_decision(time, when)
+            id = derived_id(cause.id, f"{command}:timer", index)
+            encoded = self._encode(event, cause, id, moment.due or time, traceparent)
+            timers.append(timer_message(app, name, moment, encoded))
+        ended = [name for name in dict.fromkeys(decision.cancels) if name not in decision.timers]
+        if len(ended) > len(events):
+            raise ConfigError(
+                f"it ends {len(ended)} timers and stores {len(events)} events: expected an event for each, since a "
+                "message ends one timer"
+            )
+        for message, name in zip(events, ended, strict=False):
+            message.headers.update(cancelling(app, name))
+        return DecisionMessages(events, timers)

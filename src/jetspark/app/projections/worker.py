@@ -1,0 +1,226 @@
+"""The projections of an application in one process: who has the lease runs the engine, the others stand by."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from jetspark.aio.jetstream import JetStream
+from jetspark.aio.kv import KeyValue
+from jetspark.app.contracts.catalogue import Catalogue
+from jetspark.app.projections.buckets import ProjectionPlace, check_version, find_place, open_records, watch_place
+from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.engine import PAUSE, LiveEngine, end_tasks
+from jetspark.app.projections.leases import Lease, LeaseLost
+from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
+from jetspark.app.projections.place import LivePlace
+from jetspark.app.projections.shares import PartitionShares
+from jetspark.app.topology.names import escape_token
+from jetspark.errors import JetSparkError
+
+if TYPE_CHECKING:
+    from jetspark.app.application import App
+
+__all__ = ["ProjectionWorker"]
+
+_logger = logging.getLogger("jetspark.app")
+
+
+class ProjectionWorker:
+    """The projections of an application in one process; others stand by.
+
+    Args:
+        specs: The projections to run.
+        owner: A name that no other process has.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        specs: Sequence[ProjectionSpec],
+        js: JetStream,
+        *,
+        catalogue: Catalogue,
+        options: LiveOptions | None = None,
+        owner: str | None = None,
+    ) -> None:
+        self.app, self._specs, self._js, self._catalogue = app, tuple(specs), js, catalogue
+        self._options = options or LiveOptions()
+        self._owner = owner or secrets.token_hex(8)
+        self.counts = LiveCounts()
+        self._engine: LiveEngine | None = None
+        self._is_stopping = False
+        self.is_active = False
+        """Whether it has the lease, and does not stand by."""
+
+    @property
+    def name(self) -> str:
+        return "+".join(sorted(spec.name for spec in self._specs))
+
+    async def run(self) -> None:
+        """Work until :meth:`stop` is called or the task is cancelled.
+
+        Raises:
+            UsageError: A projection is at another version, or of another stream.
+            StreamRecreated, StreamWentBack, StreamNotFound: The stream is not what it was.
+            JetSparkError: The server refuses something for good.
+        """
+        records = await self._open_records()
+        if self._options.partitions > 1:
+            await self._run_partitions(records)
+            return
+        key = f"lease.{escape_token(self.name)}"
+        lease = Lease(records, key, self._owner, lease_s=self._options.lease_s)
+        while not self._is_stopping:
+            await lease.acquire()
+            self.is_active = True
+            try:
+                await self._work(lease, records)
+            except LeaseLost as error:
+                _logger.warning("app %s: %s; it stands by", self.app.name, error)
+                await lease.leave(error.owner)
+            finally:
+                self.is_active = False
+                await lease.release()
+
+    async def _run_partitions(self, records: KeyValue) -> None:
+        options = self._options
+        shares = PartitionShares(
+            records, self.name, self._owner, partitions=options.partitions, lease_s=options.lease_s
+        )
+        taking = asyncio.create_task(shares.run())
+        try:
+            while not self._is_stopping:
+                await shares.settle()
+                if shares.wanted:
+                    self.is_active = True
+                    await self._work_on(shares, shares.wanted, records, taking)
+                    self.is_active = False
+                else:
+                    await self._until_changed(shares, taking)
+        finally:
+            self.is_active = False
+            await end_tasks(taking)
+        if not taking.cancelled():
+            taking.result()
+
+    async def _until_changed(self, shares: PartitionShares, taking: asyncio.Task[None]) -> None:
+        changed = asyncio.create_task(shares.changed.wait())
+        try:
+            await asyncio.wait([changed, taking], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end_tasks(changed)
+        if taking.done():
+            taking.result()
+
+    async def _work_on(
+        self, shares: PartitionShares, held: frozenset[int], records: KeyValue, taking: asyncio.Task[None]
+    ) -> None:
+        """Fold some partitions, until others are to be folded."""
+        work = asyncio.create_task(self._work(None, records, held))
+        changed = asyncio.create_task(self._until_others(shares, held, taking))
+        try:
+            await asyncio.wait([work, changed], return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() and not shares.lost and self._engine is not None:
+                self._engine.end()  # store what was read, for the one that comes next
+                await asyncio.wait([work], timeout=self._options.lease_s / 2)
+        finally:
+            await end_tasks(work, changed)
+        for task in (work, changed):
+            if not task.cancelled():
+                task.result()
+
+    async def _until_others(self, shares: PartitionShares, held: frozenset[int], taking: asyncio.Task[None]) -> None:
+        while shares.wanted == held:
+            shares.changed.clear()
+            await self._until_changed(shares, taking)
+
+    async def _open_records(self) -> KeyValue:
+        attempt = 0
+        while True:
+            try:
+                return await open_records(self._js, self.app.name)
+            except JetSparkError as error:
+                if not error.may_pass:
+                    raise
+                attempt += 1
+                _logger.warning("app %s: projections: %s", self.app.name, error)
+                await asyncio.sleep(PAUSE.wait_s(attempt))
+
+    async def stop(self, runners: asyncio.Task[None], timeout: float) -> None:
+        """Read no more, and store what was read, for at most ``timeout`` seconds.
+
+        ``runners`` is the task of :meth:`run`.
+        """
+        self._is_stopping = True
+        if self._engine is None:
+            runners.cancel()
+        else:
+            self._engine.end()
+        done, _ = await asyncio.wait([runners], timeout=timeout)
+        if not done:
+            runners.cancel()
+            await asyncio.wait([runners])
+
+    async def _work(self, lease: Lease | None, records: KeyValue, held: frozenset[int] | None = None) -> None:
+        failures = 0
+        while not self._is_stopping:
+            before = self.counts.position
+            try:
+                await self._run_once(lease, records, held)
+                return
+            except BeginAnew as reason:
+                _logger.warning("app %s: %s", self.app.name, reason)
+            except JetSparkError as error:
+                if not error.may_pass:
+                    raise
+                _logger.warning("app %s: projections: %s", self.app.name, error)
+            self.counts.restarts += 1
+            failures = 0 if self.counts.position > before else failures + 1
+            if failures:
+                await asyncio.sleep(PAUSE.wait_s(failures))
+
+    async def _run_once(self, lease: Lease | None, records: KeyValue, held: frozenset[int] | None) -> None:
+        found = {spec.name: (await find_place(records, spec)).place for spec in self._specs}
+        places = [
+            LivePlace(spec, check_version(spec, found[spec.name]), self._js, self._options, held)
+            for spec in self._specs
+        ]
+        engine = LiveEngine(self.app, places, self._js, self._catalogue, self._options, self.counts)
+        self._engine = engine
+        watching = [self._follow(records, spec, found) for spec in self._specs]
+        try:
+            keeping = [] if lease is None else [lease.keep()]
+            async with _beside([*keeping, *watching]) as others:
+                main = asyncio.create_task(engine.run())
+                try:
+                    await asyncio.wait([main, *others], return_when=asyncio.FIRST_COMPLETED)
+                    for task in (main, *others):
+                        if task.done():
+                            task.result()
+                finally:
+                    await end_tasks(main)
+        finally:
+            self._engine = None
+
+    async def _follow(self, records: KeyValue, spec: ProjectionSpec, found: Mapping[str, ProjectionPlace]) -> None:
+        """Notice that a projection was swapped to another bucket."""
+        async for alias in watch_place(records, spec):
+            if alias.place != found[spec.name]:
+                check_version(spec, alias.place)
+                raise BeginAnew(f"projection {spec.name!r} is in bucket {alias.place.bucket} now")
+        await asyncio.Event().wait()  # the connection is closed: the reader says so
+
+
+@asynccontextmanager
+async def _beside(work: Sequence[Coroutine[Any, Any, None]]) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Tasks that end with the block."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        yield tasks
+    finally:
+        await end_tasks(*tasks)

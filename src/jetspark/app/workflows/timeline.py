@@ -1,0 +1,130 @@
+"""The timeline of a run: each event that it has taken, and what the step decided, as it was stored.
+
+The record of a run has a note of each of its last steps: which event was taken, when, which timers were set and ended,
+and how many events the step has stored. Those are in the stream directly behind the record of that step, since all of
+it was one batch; a step notes where the record before it was. So they are read by their sequences, without a search.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from jetspark.app.contracts.catalogue import Catalogue
+from jetspark.app.contracts.envelope import Decoded, decode
+from jetspark.app.workflows.commands import CommandSent
+from jetspark.app.workflows.declaring import RunRecord, StepNote
+from jetspark.errors import ContractViolation, MessageNotFound
+
+if TYPE_CHECKING:
+    from jetspark.aio.stream import Stream
+    from jetspark.jetstream.info import StoredMessage
+
+__all__ = ["read_timeline"]
+
+AT_A_TIME = 64
+"""Messages that are asked for at a time."""
+
+
+async def read_timeline(
+    stream: Stream, catalogue: Catalogue, record: RunRecord, revision: int
+) -> AsyncIterator[dict[str, Any]]:
+    """The steps of a run, oldest first, as far as it remembers them; see :meth:`WorkflowRuns.timeline`.
+
+    Args:
+        revision: That of the record.
+    """
+    noted = {note.sequence for note in record.steps}
+    steps = [StepNote(sequence) for sequence in record.events if sequence not in noted]
+    steps += [*record.steps[:-1], *(msgspec.structs.replace(each, revision=revision) for each in record.steps[-1:])]
+    wanted = {sequence for note in steps for sequence in (note.sequence, *note.stored)}
+    messages = await _read(stream, sorted(wanted - {0}))
+    for note in steps:
+        taken = messages.get(note.sequence)
+        if taken is None and not note.revision:
+            continue  # neither the event is there any more, nor a note of the step
+        yield _shown_step(note, None if taken is None else _Stored(taken, catalogue).shown, messages, catalogue)
+
+
+async def _read(stream: Stream, sequences: Iterable[int]) -> dict[int, StoredMessage]:
+    """Those that the stream still has."""
+    found: dict[int, StoredMessage] = {}
+    places = asyncio.Semaphore(AT_A_TIME)
+
+    async def read_one(sequence: int) -> None:
+        async with places:
+            try:
+                found[sequence] = await stream.get_message(sequence)
+            except MessageNotFound:
+                return
+
+    async with asyncio.TaskGroup() as group:
+        for sequence in sequences:
+            group.create_task(read_one(sequence))
+    return found
+
+
+def _shown_step(
+    note: StepNote, taken: dict[str, Any] | None, messages: Mapping[int, StoredMessage], catalogue: Catalogue
+) -> dict[str, Any]:
+    nothing = {"sequence": note.sequence, "time": None, "type": None, "id": None, "data": None}
+    fields = {**(taken or nothing), "fired": note.fired, "by_hand": note.by_hand, "decided": None}
+    if note.revision:
+        stored = [_Stored(messages[each], catalogue) for each in note.stored if each in messages]
+        fields["decided"] = {
+            "time": _time(note.time),
+            "status": note.status,
+            "reason": note.reason,
+            "events": [each.shown for each in stored if each.command is None],
+            "commands": [each.command for each in stored if each.command is not None],
+            "timers": {name: _time(due) for name, due in note.timers.items()},
+            "cancels": list(note.cancels),
+        }
+    return fields
+
+
+class _Stored:
+    """An event in the stream."""
+
+    def __init__(self, message: StoredMessage, catalogue: Catalogue) -> None:
+        self._message = message
+        self._decoded: Decoded | None = None
+        self._problem = ""
+        try:
+            self._decoded = decode(message.subject, message.data, message.headers, catalogue)
+        except ContractViolation as error:
+            self._problem = f"cannot be read: {error}"
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        decoded = self._decoded
+        return {
+            "sequence": self._message.sequence,
+            "time": _time(self._message.timestamp),
+            "type": None if decoded is None else decoded.type,
+            "id": None if decoded is None else decoded.id,
+            "data": self._problem if decoded is None else msgspec.to_builtins(decoded.event),
+        }
+
+    @property
+    def command(self) -> dict[str, Any] | None:
+        """What is sent, if it is a command."""
+        if self._decoded is None or not isinstance(self._decoded.event, CommandSent):
+            return None
+        sent = self._decoded.event
+        return {
+            "sequence": self._message.sequence,
+            "id": self._decoded.id,
+            "name": sent.name,
+            "command": sent.command,
+            "fields": sent.fields,
+            "is_awaited": sent.is_awaited,
+        }
+
+
+def _time(moment: datetime.datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat(timespec="milliseconds")

@@ -1,0 +1,90 @@
+"""Commands that set and end timers, on a real server: a payment and its time-out race, and exactly one of them wins."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import random
+from collections import Counter
+
+import msgspec
+import pytest
+from support.apps import until
+from support.commands import served
+from support.paying import Pay, Place, Prolong, paying
+
+from jetspark.app import AppClient, Command, Refused
+from jetspark.errors import BoundaryConflict
+from jetspark.server import NatsCluster
+
+ORDERS = 40
+WAIT_S = 0.6
+
+
+async def call(orders: AppClient, command: Command, id: str) -> None:
+    """As a caller does who means it: a conflict has stored nothing, and is asked again with the same id.
+
+    On replicas a boundary with a wildcard is guarded by the end of the stream, which all orders move.
+    """
+    for _ in range(10):
+        with contextlib.suppress(BoundaryConflict):
+            await orders.call(command, command_id=id, timeout=60.0)
+            return
+    pytest.fail(f"{id}: nothing but conflicts")
+
+
+async def order(orders: AppClient, number: int, rng: random.Random) -> str:
+    """Placed, prolonged or not, and paid in time, at the very moment, or too late; returns what came of it."""
+    id, has_time = f"o-{number}", number % 4 == 1
+    wait_s = 3600.0 if has_time else WAIT_S
+    await call(orders, Place(order_id=id, wait_s=wait_s), f"place-{number}")
+    try:
+        if number % 3 == 0:
+            await asyncio.sleep(WAIT_S / 2)
+            await call(orders, Prolong(order_id=id, wait_s=wait_s), f"prolong-{number}")
+        if number % 4 == 0:
+            return "order.overdue"
+        await asyncio.sleep(rng.uniform(0.5, 1.6) * WAIT_S)
+        await call(orders, Pay(order_id=id), f"pay-{number}")
+    except Refused:
+        return "order.overdue"
+    return "order.paid"
+
+
+async def events_of(orders: AppClient) -> dict[str, Counter[str]]:
+    """How often each type of event is there, by order. No timer was early."""
+    found: dict[str, Counter[str]] = {}
+    async for message in (await orders.js.stream("ORDERS")).get_messages(1, subject="orders.>"):
+        body = msgspec.json.decode(message.data)
+        found.setdefault(body["data"]["order_id"], Counter())[body["type"]] += 1
+        if body["type"] == "order.overdue":
+            assert message.timestamp >= datetime.datetime.fromisoformat(body["time"])
+    return found
+
+
+async def race(url: str, replicas: int) -> None:
+    app, rng = paying(replicas=replicas), random.Random(4)
+    async with served(app, url, workers=2) as orders:
+        ends = await asyncio.gather(*(order(orders, number, rng) for number in range(ORDERS)))
+
+        async def is_quiet() -> bool:
+            return [timer async for timer in orders.timers.list()] == []
+
+        await until(is_quiet)
+        found = await events_of(orders)
+        for number, end in enumerate(ends):
+            # The time-out is inside the boundary of the payment, and ends in the batch of it. So there is never both.
+            seen = found[f"o-{number}"]
+            assert (seen[end], seen["order.paid"] + seen["order.overdue"]) == (1, 1), (number, end, seen)
+        assert set(ends) == {"order.paid", "order.overdue"}
+
+
+async def test_a_payment_and_its_time_out_never_both_count(nats_url: str) -> None:
+    await race(nats_url, 1)
+
+
+@pytest.mark.slow
+async def test_a_payment_and_its_time_out_never_both_count_on_three_replicas() -> None:
+    async with NatsCluster(3) as cluster:
+        await race(cluster.nodes[0].url, 3)

@@ -1,0 +1,147 @@
+"""What a message is to a handler: its event and its key, also where it cannot be read."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import json
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.broken import BROKEN, Paid, message
+
+from jetspark.app import App, Event, Reject, encode
+from jetspark.app.contracts.envelope import Decoded
+from jetspark.app.handlers.reading import HandlerReading
+from jetspark.errors import (
+    BrokenRule,
+    ContractViolation,
+    MissingField,
+    NotAnEnvelope,
+    NotJson,
+    UnknownEventType,
+    UnknownEventVersion,
+    UpcastFailed,
+    WrongFieldType,
+)
+
+NOW = datetime.datetime(2026, 3, 31, tzinfo=datetime.UTC)
+
+
+class Size(enum.Enum):
+    SMALL = "s"
+
+
+class Moved(Event, type="moved", key="{house}.{item}", subject="moved.{item}.{house}.{customer}"):
+    house: str
+    item: str
+    customer: str = "c"
+
+
+class Unplaced(Event, type="unplaced", key="item", subject="unplaced"):
+    item: str
+    customer: str = "c"
+
+
+class Sized(Event, type="sized", key="size", subject="sized.{size}.{number}.{day}.{which}.{good}"):
+    size: Size
+    number: int
+    day: datetime.date
+    which: uuid.UUID
+    good: bool
+
+
+def reading(*events: type, keyed: bool = True, **options: Any) -> Callable[..., tuple[Any, str | None]]:
+    app = App("app", stream="S", subjects=[">"])
+
+    @app.handler(*events, durable="h", **options)
+    async def handle(event: Any) -> None: ...
+
+    return HandlerReading(app.handlers["h"], app.catalogue, keyed=keyed).read
+
+
+def test_there_is_a_message_for_each_kind_of_violation() -> None:
+    assert (
+        {kind for kind, _ in BROKEN.values()}
+        == set(ContractViolation.__subclasses__())
+        == {
+            NotJson,
+            NotAnEnvelope,
+            UnknownEventType,
+            UnknownEventVersion,
+            MissingField,
+            WrongFieldType,
+            BrokenRule,
+            UpcastFailed,
+        }
+    )
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_message_that_breaks_its_contract_has_the_key_of_its_subject(name: str) -> None:
+    kind, data = BROKEN[name]
+    error, key = reading(Paid)("orders.o-1.paid", data, None)
+    assert (type(error), key) == (kind, "o-1")
+    assert reading(Paid, key="order_id")("orders.o-1.paid", data, None)[1] == "o-1"
+    # Neither the subject nor the envelope has it, or nobody can tell.
+    assert reading(Paid, key="number")("orders.o-1.paid", data, None)[1] is None
+    assert reading(Paid, key=lambda event: event.order_id)("orders.o-1.paid", data, None)[1] is None
+    assert reading(Paid, keyed=False)("orders.o-1.paid", data, None)[1] is None
+    assert reading(Paid)("orders.o-1.other", data, None)[1] is None
+
+
+@pytest.mark.parametrize("name", [name for name, (_, data) in BROKEN.items() if data.startswith(b"{")])
+def test_the_envelope_names_the_key_before_the_subject_does(name: str) -> None:
+    _, data = BROKEN[name]
+    named = json.dumps({**json.loads(data), "specversion": "1.0", "subject": "o-2"}).encode()
+    assert reading(Paid)("orders.o-1.paid", named, None)[1] == "o-2"
+    assert reading(Unplaced)("unplaced", named, None)[1] == "o-2"
+    assert reading(Unplaced, key="item")("unplaced", named, None)[1] == "o-2"
+    assert reading(Unplaced, key="customer")("unplaced", named, None)[1] is None  # it is the event's key, not this one
+    binary = {"ce-specversion": "1.0", "ce-subject": "o%202", "ce-type": "?"}
+    assert reading(Unplaced)("unplaced", b"{", binary)[1] == "o 2"
+
+
+def test_a_key_of_several_fields_is_made_of_those_in_the_subject() -> None:
+    read = reading(Moved)
+    good = encode(Moved(house="h 1", item="i.1"), id="1", source="/", time=NOW)
+    event, key = read(good.subject, good.data, None)
+    assert isinstance(event, Decoded)
+    assert read(good.subject, b"junk", None)[1] == key == "h=201.i=2E1"
+    assert reading(Moved, key="customer")(good.subject, b"junk", None)[1] == "c"
+
+
+def test_two_types_on_one_subject_must_agree_on_the_key() -> None:
+    class Other(Event, type="other", key="item", subject="orders.{item}.paid"):
+        item: str
+
+    class Same(Event, type="same", key="order_id", subject="orders.{order_id}.{state}"):
+        order_id: str
+        state: str
+
+    class Swapped(Event, type="swapped", key="state", subject="orders.{order_id}.{state}"):
+        order_id: str
+        state: str
+
+    assert reading(Paid, Other)("orders.o-1.paid", b"junk", None)[1] == "o-1"
+    assert reading(Paid, Same)("orders.o-1.paid", b"junk", None)[1] == "o-1"
+    assert reading(Paid, Swapped)("orders.o-1.paid", b"junk", None)[1] is None
+
+
+@pytest.mark.parametrize("field", ["size", "number", "day", "which", "good"])
+def test_a_key_is_written_as_it_is_in_a_subject(field: str) -> None:
+    event = Sized(size=Size.SMALL, number=7, day=NOW.date(), which=uuid.UUID(int=1), good=True)
+    good, read = encode(event, id="1", source="/", time=NOW), reading(Sized, key=field)
+    _, key = read(good.subject, good.data, None)
+    assert key is not None
+    assert read(good.subject, b"junk", None)[1] == key
+
+
+def test_a_key_that_cannot_be_told_is_a_reason_not_to_handle_the_event() -> None:
+    subject, data = message(Paid(order_id="o-1", number=1))
+    error, key = reading(Paid, key="nothing")(subject, data, None)
+    assert (type(error), key) == (Reject, None)
+    event, key = reading(Paid, key=lambda event: 1.5)(subject, data, None)
+    assert (type(event), key) == (Decoded, "1.5")
