@@ -163,6 +163,19 @@ class Crowded:
 ASKS = pytest.mark.parametrize("asks", ["add", "add_many", "commit"])
 
 
+@on_both_drivers
+async def test_what_only_has_to_be_written_to_make_room_is_not_waited_for(driver: Driver, url: str) -> None:
+    async with driver.connect(url, send_buffer_bytes=64 << 10) as nc:
+        js = nc.jetstream()
+        stream = await new_stream(js)
+        # One that waited would wait for the next ping, which finds the room that nobody was told of.
+        options: dict[str, Any] = {"flow": 5000, "timeout": 80, "keep_alive_s": 60, "ping_after_s": 60}
+        async with asyncio.timeout(100), js.fast_batch(**options) as fast:
+            for _ in range(20):
+                await fast.add(f"{stream.name}.a", bytes(30_000))
+        assert len(await stored(stream)) == 20
+
+
 @ASKS
 @on_both_drivers
 async def test_a_batch_does_not_age_while_its_messages_wait_for_room(

@@ -52,10 +52,10 @@ class MachineRunner(Generic[M]):
 
     def attach(self) -> None:
         """Hear of connection events and of time from now on."""
-        self._link.attach(self)
+        self._link.dispatcher.attach(self)
 
     def detach(self) -> None:
-        self._link.detach(self)
+        self._link.dispatcher.detach(self)
         self.due_at = None  # a deadline that nobody watches
 
     def step(self, call: Callable[[float], None]) -> None:
@@ -179,12 +179,16 @@ class PacedRunner(MachineRunner[P]):
         ``send`` is told the time at which it does; what ages counts from there.
         """
         deadline: float | None = None
+        is_flushed = False
         while True:
             try:
                 send(self._link.now())
                 break
             except BufferFull:
-                self._link.flush()
+                is_flushed = not is_flushed
+                if is_flushed:  # tried again before waiting: where that made room, nobody would tell us
+                    self._link.flush()
+                    continue
                 if deadline is None:
                     deadline = self._link.deadline(self.machine.room_timeout_s)
                 await self.wait_for_room(deadline)

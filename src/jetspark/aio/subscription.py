@@ -177,6 +177,6 @@ class Subscription(SubscriptionBase):
                 try:
                     await call(callback, message)
                 except Exception as error:
-                    self._link.report(error)
+                    self._link.dispatcher.report(error)
         except Exception as error:
-            self._link.report(error)
+            self._link.dispatcher.report(error)

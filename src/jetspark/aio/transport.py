@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, cast
 from jetspark.aio.waiter import Changed, Waiter
 from jetspark.core.auth import Auth
 from jetspark.core.connection import Connection
+from jetspark.core.course import Course
 from jetspark.core.dispatcher import Dispatcher
 from jetspark.core.lifecycle import (
     AskSecret,
@@ -27,7 +28,6 @@ from jetspark.core.lifecycle import (
     UpgradeToTLS,
     establish,
 )
-from jetspark.core.machine import Attached
 from jetspark.core.options import TLSConfig
 from jetspark.core.tls import describe_error, tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
@@ -57,7 +57,8 @@ class Link:
 
     def __init__(self, connection: Connection, auth: DriverAuth, tls: TLSConfig | None, dispatcher: Dispatcher) -> None:
         self.connection, self._auth, self._tls = connection, auth, tls
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
+        """Who is told of events, errors and time."""
         self.loop = asyncio.get_running_loop()
         self.lock = nullcontext()
         """Guards nothing, for one thread uses the link. Modules with a generated twin hold it where the twin has to."""
@@ -214,14 +215,7 @@ class Link:
         finally:
             timer.cancel()
 
-    # ---- what is attached, and what it needs -------------------------------------------------------------------
-
-    def attach(self, attached: Attached) -> None:
-        """Tell it of connection events, and when the moment of its ``next_deadline`` has come."""
-        self._dispatcher.attach(attached)
-
-    def detach(self, attached: Attached) -> None:
-        self._dispatcher.detach(attached)
+    # ---- the time of what is attached --------------------------------------------------------------------------
 
     def set_alarm(self, deadline: float) -> None:
         """Look at the clock then: something attached has this deadline, which may be nearer than all the others.
@@ -238,10 +232,6 @@ class Link:
         """How long one may sleep who has set an alarm, and has a deadline besides. The alarm is the loop's to ring."""
         return None if deadline is None else deadline - self.now()
 
-    def report(self, error: Exception) -> None:
-        """Tell the program of an error that ends nothing."""
-        self._dispatcher.report(error)
-
     # ---- a session's life --------------------------------------------------------------------------------------
 
     async def _establish(self, *, is_first: bool) -> None:
@@ -257,21 +247,16 @@ class Link:
         self.settle()
 
     async def _perform_all(self, steps: Generator[Step, Any, None]) -> None:
-        answer: Any = None
-        problem: Exception | None = None
+        course = Course(steps)
         try:
-            while True:
-                step = steps.send(answer) if problem is None else steps.throw(problem)
-                answer = problem = None
+            while (step := course.next_step()) is not None:
                 self.settle()  # an attempt that failed is told before the next
                 if self.connection.is_closed:
                     raise ConnectionLost("closed while connecting")
                 try:
-                    answer = await self._perform(step)
+                    course.answer = await self._perform(step)
                 except Exception as error:  # establish() decides which errors end an attempt and which end it all
-                    problem = error
-        except StopIteration:
-            return
+                    course.problem = error
         except asyncio.CancelledError:
             self.connection.end("cancelled")
             self._hang_up()
@@ -398,17 +383,14 @@ class Link:
                 self.connection.on_time(now)
             except JetSparkError as error:
                 self.on_lost(session, error)
-        for attached in list(self._dispatcher.attached):  # a copy: it may be over, and detach itself
-            if (deadline := attached.next_deadline()) is not None and now >= deadline:
-                self._dispatcher.guard(attached.on_time, now)
+        for attached in self.dispatcher.due(now):
+            self.dispatcher.guard(attached.on_time, now)
         self._arm_timer()
         self.settle()
 
     def _arm_timer(self) -> None:
-        deadlines = [attached.next_deadline() for attached in self._dispatcher.attached]
-        if self.connection.is_connected:
-            deadlines.append(self.connection.next_deadline())
-        for deadline in deadlines:
+        of_session = self.connection.next_deadline() if self.connection.is_connected else None
+        for deadline in (self.dispatcher.next_deadline(), of_session):
             if deadline is not None:
                 self.set_alarm(deadline)
 
@@ -422,7 +404,7 @@ class Link:
         connection = self.connection
         events = connection.events()
         if events:
-            self._dispatcher.deliver(events)
+            self.dispatcher.deliver(events)
         if connection.out_bytes:
             self.flush_soon()
         if connection.is_leaving and connection.is_connected:

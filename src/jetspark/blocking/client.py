@@ -25,6 +25,7 @@ from jetspark.core import ending
 from jetspark.core.arguments import function
 from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
+from jetspark.core.course import Course
 from jetspark.core.dispatcher import Dispatcher
 from jetspark.core.ending import AwaitAcks, Confirm, Ending, ReadUp
 from jetspark.core.events import OnEvent
@@ -320,26 +321,23 @@ class Client(ClientBase):
 
     def _end_by(self, steps: Ending, timeout_s: float) -> None:
         deadline = self._link.deadline(timeout_s)
-        answer: Any = None
-        problem: JetSparkError | None = None
         if not self._closing.begin():
             self._closing.wait(deadline)
             return
+        course = Course(steps)
         try:
             while True:
                 with self._link.lock:
-                    step = steps.send(answer) if problem is None else steps.throw(problem)
-                answer = problem = None
+                    step = course.next_step()
+                if step is None:
+                    break
                 try:
-                    answer = self._perform(step, deadline)
+                    course.answer = self._perform(step, deadline)
                 except JetSparkError as error:
-                    problem = error
-        except StopIteration:
-            pass
+                    course.problem = error
         finally:
             self._closing.end()
-            problem = None  # its traceback has this frame
-            steps.close()
+            course.close()
 
     def _perform(self, step: ending.Step, deadline: float) -> Any:
         may_wait, left_s = self._link.may_wait(), max(0.0, deadline - self._link.now())

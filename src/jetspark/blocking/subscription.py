@@ -178,6 +178,6 @@ class Subscription(SubscriptionBase):
                 try:
                     call(callback, message)
                 except Exception as error:
-                    self._link.report(error)
+                    self._link.dispatcher.report(error)
         except Exception as error:
-            self._link.report(error)
+            self._link.dispatcher.report(error)

@@ -37,10 +37,10 @@ from typing import Any
 
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Changed, Waiter
 from jetspark.core.connection import Connection, Event
+from jetspark.core.course import Course
 from jetspark.core.dispatcher import Dispatcher
 from jetspark.core.lifecycle import AskSecret, Converse, Delay, Dial, Hangup, Step, UpgradeToTLS, establish
 from jetspark.core.lifecycle import AuthSource as DriverAuth
-from jetspark.core.machine import Attached
 from jetspark.core.options import TLSConfig
 from jetspark.core.tls import describe_error, tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
@@ -126,7 +126,8 @@ class Link:
 
     def __init__(self, connection: Connection, auth: DriverAuth, tls: TLSConfig | None, dispatcher: Dispatcher) -> None:
         self.connection, self._auth, self._tls = connection, auth, tls
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
+        """Who is told of events, errors and time."""
         self.lock = threading.RLock()
         self.room = Changed(self.lock)
         """Notified when the network may take more, a session has begun, or there is none ever again."""
@@ -348,7 +349,7 @@ class Link:
         """Without the lock. What a guest waits for may be among them, and the guest is looking at the socket."""
         if not events:
             return
-        self._dispatcher.deliver(events)
+        self.dispatcher.deliver(events)
         me = threading.get_ident()
         if me in self._in_hand:
             self._in_hand[me].pop()
@@ -383,14 +384,7 @@ class Link:
             selector.modify(self._socket, interest)
         self._interest = interest
 
-    # ---- what is attached, and what it needs -------------------------------------------------------------------
-
-    def attach(self, attached: Attached) -> None:
-        """Tell it of connection events, and when the moment of its ``next_deadline`` has come."""
-        self._dispatcher.attach(attached)
-
-    def detach(self, attached: Attached) -> None:
-        self._dispatcher.detach(attached)
+    # ---- the time of what is attached --------------------------------------------------------------------------
 
     def set_alarm(self, deadline: float) -> None:
         """With the lock: look at the clock then; something attached has this deadline."""
@@ -402,10 +396,6 @@ class Link:
         with the program's ``on_event`` when the alarm rings."""
         times = [each for each in (alarm, deadline) if each is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
-
-    def report(self, error: Exception) -> None:
-        """Tell the program of an error that ends nothing."""
-        self._dispatcher.report(error)
 
     def deadline(self, timeout_s: float) -> float:
         return time.monotonic() + timeout_s
@@ -554,22 +544,19 @@ class Link:
         return self._is_closing
 
     def _perform_all(self, steps: Generator[Step, Any, None], *, is_first: bool) -> None:
-        answer: Any = None
-        problem: Exception | None = None
-        try:
-            while True:
-                with self.lock:
-                    step = steps.send(answer) if problem is None else steps.throw(problem)
-                answer = problem = None
-                self.settle()  # an attempt that failed is told before the next
-                if self._is_closing:
-                    raise ConnectionLost("closed while connecting")
-                try:
-                    answer = self._perform(step)
-                except Exception as error:  # establish() decides which errors end an attempt and which end it all
-                    problem = error
-        except StopIteration:
-            pass
+        course = Course(steps)
+        while True:
+            with self.lock:
+                step = course.next_step()
+            if step is None:
+                break
+            self.settle()  # an attempt that failed is told before the next
+            if self._is_closing:
+                raise ConnectionLost("closed while connecting")
+            try:
+                course.answer = self._perform(step)
+            except Exception as error:  # establish() decides which errors end an attempt and which end it all
+                course.problem = error
         with self.lock:
             self.connection.on_time(time.monotonic())
             self.flush()
@@ -718,10 +705,9 @@ class Link:
         now = time.monotonic()
         if now >= self._due_at:  # of the last look; what has come nearer since then has rung, and is seen by the next
             with self.lock:
-                deadlines = [(attached, attached.next_deadline()) for attached in self._dispatcher.attached]
-            for attached, deadline in deadlines:
-                if deadline is not None and now >= deadline:
-                    self._dispatcher.guard(attached.on_time, now)
+                due = self.dispatcher.due(now)
+            for attached in due:
+                self.dispatcher.guard(attached.on_time, now)
 
     def _tell_room(self) -> None:
         """Without the lock: call back when the network has taken all there was."""
@@ -729,15 +715,13 @@ class Link:
             with self.lock:
                 calls, self._room_calls = self._room_calls, []
             for call in calls:
-                self._dispatcher.guard(call)
+                self.dispatcher.guard(call)
 
     def _patience_s(self) -> float:
         """With the lock: how long there may be nothing to do."""
         now = time.monotonic()
-        self._due_at = math.inf
-        for attached in self._dispatcher.attached:
-            if (deadline := attached.next_deadline()) is not None and deadline < self._due_at:
-                self._due_at = deadline
+        deadline = self.dispatcher.next_deadline()
+        self._due_at = math.inf if deadline is None else deadline
         patience_s = min(LONGEST_SLEEP_S, max(0.0, self._due_at - now))
         if (deadline := self.connection.next_deadline()) is not None:
             patience_s = min(patience_s, max(0.0, deadline - now))

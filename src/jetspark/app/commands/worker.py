@@ -66,7 +66,7 @@ class _Taker(SubscriptionReader):
 
     def __init__(self, link: Link, take: Callable[[Message], None]) -> None:
         super().__init__(link)
-        self._take, self._report = take, link.report
+        self._take, self._report = take, link.dispatcher.report
 
     def wake(self) -> None:
         pending = cast("deque[Message]", self.state.pending)
@@ -120,7 +120,7 @@ class CommandWorker:
             await self._ended.wait()
         finally:
             if self._serving is not None:
-                self._link.detach(self._serving)
+                self._link.dispatcher.detach(self._serving)
                 await self._serving.close()
             if self._watching is not None:
                 self._watching.cancel()
@@ -160,7 +160,7 @@ class CommandWorker:
         )
         store = CommandStore(js, stream, self._views)
         self._serving = Serving(self._context, self._commands, deciding, store, self._options)
-        self._link.attach(self._serving)
+        self._link.dispatcher.attach(self._serving)
         self._watching = self._loop.create_task(self._watch_stream(deciding))
         for spec in self._specs:
             endpoint = Endpoint(spec.name.replace(".", "_"), wire.command_subject(app.name, spec.name))
