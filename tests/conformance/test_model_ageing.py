@@ -23,8 +23,10 @@ from jetspark.testing import ModelServer
 LOOKS_S = (0.6, 1.7, 2.7, 4.6)
 
 # On a busy machine a look may come late, when something is about to happen: the two are asked one after the other, and
-# the server's timers are late as well. So what differs is looked at again, for less than the time between two events.
+# the server's timers are late as well. So what differs is looked at again, for less than the time between two events,
+# and then all courses are run again: a difference that is real stays.
 AGAIN, AGAIN_S = 4, 0.1
+ATTEMPTS = 3
 
 Headers = dict[str, str]
 
@@ -41,6 +43,25 @@ class Course(NamedTuple):
 
 
 COURSES = {
+    # The first, so that all of it is published before the next whole second.
+    "repeated": Course(
+        {"allow_msg_schedules": True, "allow_msg_ttl": True},
+        [
+            Published("s1", b"one", {"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "each", "X-Own": "kept"}),
+            Published("s2", b"two", {"Nats-Schedule": "@every 2s", "Nats-Schedule-Target": "second"}),
+            Published("s3", b"x", {"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "never"}),
+            Published("end", b"", {"Nats-Scheduler": "s3", "Nats-Schedule-Next": "purge"}),
+            Published(
+                "s4", b"y", {"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "t", "Nats-Schedule-TTL": "1s"}
+            ),
+            Published("s5", b"", {"Nats-Schedule": "@every 0s", "Nats-Schedule-Target": "none"}),
+            Published("s5", b"", {"Nats-Schedule": "@every -1s", "Nats-Schedule-Target": "none"}),
+            Published("s5", b"", {"Nats-Schedule": "@every", "Nats-Schedule-Target": "none"}),
+            Published("s5", b"", {"Nats-Schedule": "@every soon", "Nats-Schedule-Target": "none"}),
+            Published("s5", b"", {"Nats-Schedule": "* * *", "Nats-Schedule-Target": "none"}),
+            Published("s5", b"", {"Nats-Schedule": "@sometimes", "Nats-Schedule-Target": "none"}),
+        ],
+    ),
     "ttl": Course(
         {"allow_msg_ttl": True},
         [
@@ -84,24 +105,6 @@ COURSES = {
             Published("s6", b"", {"Nats-Schedule": "@at +1", "Nats-Schedule-Target": "*"}),
             Published("s6", b"", {"Nats-Schedule": "@at +1"}),
             Published("s6", b"", {"Nats-Schedule": "nonsense", "Nats-Schedule-Target": "fired"}),
-        ],
-    ),
-    "repeated": Course(
-        {"allow_msg_schedules": True, "allow_msg_ttl": True},
-        [
-            Published("s1", b"one", {"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "each", "X-Own": "kept"}),
-            Published("s2", b"two", {"Nats-Schedule": "@every 2s", "Nats-Schedule-Target": "second"}),
-            Published("s3", b"x", {"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "never"}),
-            Published("end", b"", {"Nats-Scheduler": "s3", "Nats-Schedule-Next": "purge"}),
-            Published(
-                "s4", b"y", {"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "t", "Nats-Schedule-TTL": "1s"}
-            ),
-            Published("s5", b"", {"Nats-Schedule": "@every 0s", "Nats-Schedule-Target": "none"}),
-            Published("s5", b"", {"Nats-Schedule": "@every -1s", "Nats-Schedule-Target": "none"}),
-            Published("s5", b"", {"Nats-Schedule": "@every", "Nats-Schedule-Target": "none"}),
-            Published("s5", b"", {"Nats-Schedule": "@every soon", "Nats-Schedule-Target": "none"}),
-            Published("s5", b"", {"Nats-Schedule": "* * *", "Nats-Schedule-Target": "none"}),
-            Published("s5", b"", {"Nats-Schedule": "@sometimes", "Nats-Schedule-Target": "none"}),
         ],
     ),
     "schedules_in_batches": Course(
@@ -169,6 +172,17 @@ def client() -> Iterator[jetspark.blocking.Client]:
 
 
 def test_messages_age_and_schedules_fire_in_the_same_way(client: jetspark.blocking.Client) -> None:
+    for attempt in range(ATTEMPTS):
+        try:
+            return _run_courses(client)
+        except AssertionError:
+            if attempt == ATTEMPTS - 1:
+                raise
+            for name in COURSES:
+                client.request(f"$JS.API.STREAM.DELETE.{name}", b"")
+
+
+def _run_courses(client: jetspark.blocking.Client) -> None:
     model = ModelServer()
 
     def ask_model(subject: str, data: bytes, headers: Headers | None = None) -> dict[str, Any]:
