@@ -302,7 +302,8 @@ class App(Declarations):
             events: The types it is made of.
             bucket: Where its state is kept, one key for each of its own.
             version: Of the fold. Another fold is another version, and has to be rebuilt.
-            invariants: Functions of a state that return False, or raise, if it must not be.
+            invariants: Functions of a state that return what is false (``False``, ``0``, ``""``), or raise, if it must
+                not be. None passes.
             window: Have a state for each key and hour, or the like.
             lookups: Projections declared above, whose state of the same key ``apply(self, state, event, lookup)`` gets
                 as ``lookup["<name>"]``: as it was before the event, whichever engine folds.
@@ -332,6 +333,8 @@ class App(Declarations):
             spec = make_spec(name, kind, options)
             if name in self.projections:
                 raise ConfigError(f"projection {name!r}: expected a name of its own; another projection has it")
+            if name in self.handlers:
+                raise ConfigError(f"projection {name!r}: expected a name of its own; a handler has it")
             taken = {other.bucket.bucket: other.name for other in self.projections.values()}
             if spec.bucket.bucket in taken:
                 raise ConfigError(
@@ -488,6 +491,8 @@ class App(Declarations):
             raise ConfigError("durable='projections': expected another name; the letters of projections have this one")
         if spec.durable in self.handlers:
             raise ConfigError(f"durable={spec.durable!r}: expected a name of its own; another handler has it")
+        if spec.durable in self.projections:
+            raise ConfigError(f"durable={spec.durable!r}: expected a name of its own; a projection has it")
         if spec.filtered is False and not self.keeps_what_is_acknowledged:
             raise ConfigError(
                 f"handler {spec.durable!r}: filtered=False with retention={self.stream_config.retention!r}: passing by "

@@ -76,6 +76,8 @@ def replay_projection(
     )
     if resume is not None and request != ReplayRequest():
         raise ConfigError("--resume: expected without a range, since it goes on with the one that was asked for")
+    if resume is not None and dry_run:
+        raise ConfigError("--resume: expected without --dry-run; it goes on with what was planned before")
     if name in load_app(app).handlers:
         if engine != "live":
             raise ConfigError("--engine spark: expected with a projection; handlers are called by this process")
@@ -126,6 +128,14 @@ def rebuild_projection(
             help="Repair only this key, with windows KEY.WINDOW, in the bucket that is in use; may be repeated.",
         ),
     ] = None,
+    drop: Annotated[
+        str | None,
+        typer.Option(
+            "--drop",
+            metavar="ID",
+            help="Only remove the bucket of this rebuild, which is not in use; see jetspark replays.",
+        ),
+    ] = None,
     engine: Engine = "live",
     rate: Rate = None,
     resume: Resume = None,
@@ -137,8 +147,14 @@ def rebuild_projection(
     The live bucket is not touched before the swap, and live workers go on. With --key single keys are folded again from
     their first event, and written where they are: also keys that are parked. If it is interrupted, --resume goes on.
     """
-    from jetspark.app.replay import rebuild, repair_keys
+    from jetspark.app.replay import drop_rebuild, rebuild, repair_keys
 
+    if drop is not None:
+        if key or swap or verify or drop_old or resume is not None or engine != "live" or rate is not None:
+            raise ConfigError("--drop: expected without other options; it folds nothing")
+        dropped = with_server(app, servers, lambda js, it: drop_rebuild(js, it, projection, drop))
+        typer.echo(json.dumps(dropped.to_dict(), indent=2) if as_json else str(dropped))
+        return
     if key:
         if swap or verify or drop_old or resume is not None or engine != "live":
             raise ConfigError("--key: expected without --verify, --swap, --drop-old, --resume and --engine spark")

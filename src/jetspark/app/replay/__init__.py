@@ -9,10 +9,10 @@ from jetspark.app.replay.handlers import (
     replay_handler,
 )
 from jetspark.app.replay.ranges import Extent, ReplayRequest
-from jetspark.app.replay.rebuilding import RebuildOutcome, rebuild
+from jetspark.app.replay.rebuilding import RebuildOutcome, drop_rebuild, rebuild
 from jetspark.app.replay.records import ReplayRecord, read_records
 from jetspark.app.replay.running import ReplayPlan, plan_replay, repair_keys, run_replay
-from jetspark.app.replay.verifying import Verification, verify
+from jetspark.app.replay.verifying import ParkedKey, Verification, verify
 from jetspark.app.replay.what_if import NewCode, WhatIf, what_if
 
 __all__ = [
@@ -21,12 +21,14 @@ __all__ = [
     "HandlerReplayPlan",
     "HandlerReplayRecord",
     "NewCode",
+    "ParkedKey",
     "RebuildOutcome",
     "ReplayPlan",
     "ReplayRecord",
     "ReplayRequest",
     "Verification",
     "WhatIf",
+    "drop_rebuild",
     "plan_handler_replay",
     "plan_replay",
     "read_handler_records",
