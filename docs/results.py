@@ -59,7 +59,9 @@ def _workload(workload: dict[str, Any]) -> list[str]:
             continue
         cells = [_spread(contender, metric["name"]) for metric in metrics]
         cells += [_ratio(workload, metrics[0]["name"], name, baseline) for baseline in baselines]
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+        count = contender.get("count", workload["count"])
+        part = "" if count == workload["count"] else f", {count:,} messages"
+        lines.append(f"| `{name}`{part} | {' | '.join(cells)} |")
     for bar in workload["bars"]:
         lines += ["", f"{bar['claim']}: {_verdict(bar)}."]
     return lines

@@ -7,14 +7,14 @@ driver is loaded when one of its names is used, so that programs that block, Spa
 from typing import TYPE_CHECKING
 
 from jetspark import errors as _errors
-from jetspark.core import public as _core
-from jetspark.core.public import *
+from jetspark.core import exports as _core
+from jetspark.core.exports import *
 from jetspark.core.version import VERSION
 from jetspark.errors import *
-from jetspark.jetstream import public as _jetstream
-from jetspark.jetstream.public import *
-from jetspark.publish import public as _publish
-from jetspark.publish.public import *
+from jetspark.jetstream import exports as _jetstream
+from jetspark.jetstream.exports import *
+from jetspark.publish import exports as _publish
+from jetspark.publish.exports import *
 
 if TYPE_CHECKING:
     from jetspark.aio import (

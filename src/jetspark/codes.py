@@ -1,4 +1,5 @@
-"""The numbers by which JetStream says why it refuses (``err_code``): those that decisions depend on.
+"""The numbers by which JetStream says why it refuses (``err_code``): those that decisions depend on, or the model of a
+server says.
 
 They are nats-server 2.15's own (its ``errors.json``); older tables in circulation have other ones.
 """
@@ -14,6 +15,7 @@ class Code(IntEnum):
     """Named as the server names them, without its prefixes."""
 
     ACCOUNT_RESOURCES_EXCEEDED = 10002
+    CONSUMER_CREATE_FAILED = 10012
     CONSUMER_NOT_FOUND = 10014
     INSUFFICIENT_RESOURCES = 10023
     MAXIMUM_CONSUMERS = 10026
@@ -21,26 +23,45 @@ class Code(IntEnum):
     MEMORY_EXCEEDED = 10028
     MESSAGE_NOT_FOUND = 10037
     NOT_ENABLED_FOR_ACCOUNT = 10039
+    SEQUENCE_NOT_FOUND = 10043
     STORAGE_EXCEEDED = 10047
+    STREAM_INVALID_CONFIG = 10052
     MESSAGE_TOO_LARGE = 10054
+    MESSAGE_DELETE_FAILED = 10057
     STREAM_NAME_IN_USE = 10058
     STREAM_NOT_FOUND = 10059
+    STREAM_MISMATCH = 10060
+    SUBJECTS_OVERLAP = 10065
+    WRONG_LAST_MESSAGE_ID = 10070
     WRONG_LAST_SEQUENCE = 10071
     NOT_ENABLED = 10076
+    STORE_FAILED = 10077
+    CONSUMER_INVALID_POLICY = 10094
     STREAM_SEALED = 10109
+    ROLLUP_FAILED = 10111
     CONSUMER_EXISTS = 10148
+    CONSUMER_DOES_NOT_EXIST = 10149
     DUPLICATE_IN_PROCESS = 10158
     """A message with this id is being replicated: it will be a duplicate soon."""
+    PRIORITY_GROUP_INVALID = 10160
     WRONG_LAST_SEQUENCE_UNKNOWN = 10164
     """As ``WRONG_LAST_SEQUENCE``, by a leader that does not know the right one."""
+    TTL_INVALID = 10165
     TTL_DISABLED = 10166
     TOO_MANY_REQUESTS = 10167
+    COUNTERS_DISABLED = 10168
     ATOMIC_DISABLED = 10174
+    ATOMIC_SEQUENCE_MISSING = 10175
     ATOMIC_INCOMPLETE = 10176
+    ATOMIC_HEADER_UNSUPPORTED = 10177
+    ATOMIC_ID_INVALID = 10179
     API_LEVEL_REQUIRED = 10185
     SCHEDULES_DISABLED = 10188
     SCHEDULE_PATTERN_INVALID = 10189
+    SCHEDULE_TARGET_INVALID = 10190
+    SUBJECT_WITHOUT_SEQUENCE = 10193
     ATOMIC_TOO_LARGE = 10199
+    ATOMIC_COMMIT_INVALID = 10200
     ATOMIC_DUPLICATE = 10201
     FAST_DISABLED = 10205
     FAST_PATTERN_INVALID = 10206
@@ -48,4 +69,5 @@ class Code(IntEnum):
     FAST_UNKNOWN = 10208
     ATOMIC_TOO_MANY = 10210
     FAST_TOO_MANY = 10211
+    SCHEDULER_INVALID = 10212
     SCHEDULE_TIME_ZONE_INVALID = 10223

@@ -65,7 +65,7 @@
         │   └── WrongVersion                    ... inside the boundary of a command, after its expected_version
         ├── CommandRefused                      a command was decided on, and the decision is no
         ├── ObjectNotFound (KeyError)           there is no such object
-        ├── DigestMismatch                      an object is not what was put
+        ├── DigestMismatch                      an object's bytes differ from those put
         ├── ContractViolation                   a message is not what the contract of its event says
         │   ├── NotJson                         ... its body is no JSON at all
         │   ├── NotAnEnvelope                   ... its body is JSON, and no CloudEvent
@@ -367,7 +367,7 @@ class NoServersAvailable(ConnectionLost):
 
 
 class RequestTimeout(NetworkError, TimeoutError):
-    """No answer arrived in time. What was asked may or may not have happened.
+    """No answer arrived in time. The request may or may not have been carried out.
 
     Unless ``was_sent`` is False: then all the time went by waiting for room in the send buffer, and nothing was sent.
     """
@@ -835,7 +835,7 @@ class ObjectNotFound(DataError, KeyError):
 
 
 class DigestMismatch(DataError):
-    """What was read of an object is not what was put: ``reason`` says what differs. Discard it all."""
+    """The bytes read of an object are not those that were put: ``reason`` says what differs. Discard them all."""
 
     def __init__(self, bucket: str, name: str, reason: str) -> None:
         super().__init__(bucket, name, reason)
@@ -848,7 +848,7 @@ class DigestMismatch(DataError):
 class ContractViolation(DataError):
     """A message is not what the contract of its event says. It never will be: put it aside, and go on.
 
-    ``field`` names what is wrong (empty for the whole message), ``rule`` says what was expected of it.
+    ``field`` names what is wrong (empty for the whole message), ``rule`` the rule that it breaks.
     """
 
     def __init__(
@@ -1024,7 +1024,7 @@ class StreamWentBack(DataError):
 
 
 class BatcherTimeout(NetworkError, TimeoutError):
-    """What was waited for did not come about in time."""
+    """An add, a flush or a shutdown took longer than its ``timeout``."""
 
     def __init__(self, name: str, what: str, timeout_s: float) -> None:
         super().__init__(name, what, timeout_s)

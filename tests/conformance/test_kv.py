@@ -374,7 +374,7 @@ async def test_a_snapshot_is_one_moment_now_or_then(driver: Driver, url: str) ->
         with pytest.raises(jetspark.KeyNotFound):
             await kv.get_at("b", then - 1)
         with pytest.raises(jetspark.ConfigError, match="expected a list of keys"):
-            await kv.snapshot("a")  # type: ignore[arg-type]
+            await kv.snapshot("a")
 
 
 @on_both_drivers

@@ -6,6 +6,8 @@ compared, headers included, and at the end so is what the consumer says of itsel
 
 from __future__ import annotations
 
+import base64
+import datetime
 import json
 import time
 from collections import defaultdict
@@ -114,6 +116,14 @@ class Both:
                 state["config"].pop("metadata", None)
         assert model == server, self.name
 
+    def compare_stored(self, stream: str, count: int) -> None:
+        """Advisories that a stream has stored, without their ids and times."""
+        for sequence in range(1, count + 2):
+            subject, body = f"$JS.API.STREAM.MSG.GET.{stream}", json.dumps({"seq": sequence}).encode()
+            heard, told = (_advisory(ask(subject, body)) for ask in (self._ask_server, self._ask_model))
+            assert told == heard, f"{self.name}, {sequence}\n  server {heard}\n  model  {told}"
+            assert ("error" in heard) == (sequence > count), f"{self.name}: {count} expected, of {sequence} {heard}"
+
     def _both(self, subject: str, data: bytes, step: str, keys: tuple[str, ...] = ("error", "success", "seq")) -> None:
         heard, told = self._ask_server(subject, data), self._ask_model(subject, data)
         for key in keys:
@@ -150,6 +160,16 @@ class Both:
         if status is not None:
             return (status.code, status.description, *sorted(fields.items()))
         return (subject, data[:3], *(reply or "").split(".")[4:7], *sorted(fields.items()))
+
+
+def _advisory(answer: dict[str, Any]) -> dict[str, Any]:
+    if "error" in answer:
+        return {"error": answer["error"]}
+    fields = json.loads(base64.b64decode(answer["message"]["data"]))
+    assert fields.pop("id")
+    age_s = time.time() - datetime.datetime.fromisoformat(fields.pop("timestamp")).timestamp()
+    assert 0 <= age_s < 600
+    return {"subject": answer["message"]["subject"], **fields}
 
 
 def _requests_take_turns(both: Both) -> None:
@@ -274,6 +294,21 @@ def _requests_are_not_understood(both: Both) -> None:
     both.pull("four")
 
 
+def _advisories_are_stored(both: Both) -> None:
+    both.stream()
+    advisories = f"{both.name}_ADVISORIES"
+    subjects = [f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.{both.name}.c" for kind in ("MSG_TERMINATED", "MAX_DELIVERIES")]
+    both.api(f"STREAM.CREATE.{advisories}", {"name": advisories, "subjects": subjects, "storage": "memory"})
+    both.consumer(max_deliver=1, ack_wait=1_000_000_000)
+    both.publish(4)
+    both.pull("one", batch=4, no_wait=True)
+    both.answer(1, b"+TERM")
+    both.answer(2, b"+TERM for a reason")
+    both.answer(3, b"+ACK")
+    both.wait(1.5)
+    both.compare_stored(advisories, 3)
+
+
 COURSES: list[Callable[[Both], None]] = [
     _requests_take_turns,
     _requests_expire,
@@ -287,6 +322,7 @@ COURSES: list[Callable[[Both], None]] = [
     _deliveries_wait_longer_each_time,
     _only_headers_are_sent,
     _requests_are_not_understood,
+    _advisories_are_stored,
 ]
 
 

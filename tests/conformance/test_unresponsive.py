@@ -148,7 +148,7 @@ async def _atomic(s: Stall, batch: Any) -> None:
     outcome = batch.outcome
     stored = await s.stored()
     if outcome == "unknown":
-        outcome = await batch.resolve()
+        outcome = await s.tried(batch.resolve)
     assert len(stored) == (batch.sequence if outcome == "stored" else 0), (batch.outcome, outcome, len(stored))
 
 
@@ -276,7 +276,7 @@ async def publisher_flush(s: Stall) -> None:
     async with _publisher(s, message_ids=True) as pub:
         await pub.publish_many([(s.subject, PAYLOAD)] * 20)
         await s.stalled(lambda: pub.flush(TIMEOUT_S))
-        await pub.flush(30)  # nothing is lost, and it goes on
+        await pub.flush(100)  # nothing is lost, and it goes on
         assert len(await s.stored()) == 20
 
 
@@ -311,14 +311,14 @@ async def publisher_wait_published(s: Stall) -> None:
         ended = await s.stalled(lambda: pub.wait_published(20, TIMEOUT_S))
         if ended.error is None:
             assert len(await s.stored()) == 20
-        await pub.flush(30)
+        await pub.flush(100)
 
 
 async def _consumer(s: Stall, messages: int) -> jetspark.Consumer:
     for _ in range(messages):
-        await s.js.publish(s.subject, PAYLOAD, timeout=10)
-    stream = await s.js.stream("STALL")
-    return await stream.create_consumer(ConsumerConfig(name=s.name, filter_subjects=[s.subject]))
+        await s.patient.publish(s.subject, PAYLOAD)
+    stream = await s.tried(lambda: s.patient.stream("STALL"))
+    return await s.tried(lambda: stream.create_consumer(ConsumerConfig(name=s.name, filter_subjects=[s.subject])))
 
 
 @row("Consumer.fetch")
@@ -338,7 +338,7 @@ async def consumer_next(s: Stall) -> None:
 @row("JetStreamMessage.ack_sync")
 async def ack_sync(s: Stall) -> None:
     consumer = await _consumer(s, 1)
-    [message] = await consumer.fetch(1, timeout=10)
+    [message] = await consumer.fetch(1, timeout=60)
     ended = await s.stalled(lambda: message.ack_sync(TIMEOUT_S))
 
     async def is_noted() -> bool:
@@ -350,7 +350,7 @@ async def ack_sync(s: Stall) -> None:
 @row("JetStreamMessage.ack")
 async def ack(s: Stall) -> None:
     consumer = await _consumer(s, 1)
-    [message] = await consumer.fetch(1, timeout=10)
+    [message] = await consumer.fetch(1, timeout=60)
     await s.stalled(message.ack, waits=True)
 
 
@@ -440,6 +440,7 @@ def cluster() -> Iterator[NatsCluster]:
 @pytest.mark.timeout(600)  # on a busy machine
 def test_everything_ends_in_time_when_the_leader_is_cut_off(driver: Driver, cluster: NatsCluster) -> None:
     async def work() -> None:
+        await asyncio.to_thread(cluster.wait_until_ready, 150)
         assert cluster.leader is not None
         cut_off = CutOff(cluster, cluster.nodes[cluster.leader])  # it also decides what streams and consumers there are
         await make_streams(cut_off)

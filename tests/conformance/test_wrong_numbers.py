@@ -13,13 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.drivers import Driver, entered, on_both_drivers
+from support.drivers import Driver, on_both_drivers
+from support.one_of_each import OneOfEach
 
 import jetspark
 import jetspark.aio.kv
 import jetspark.blocking
 import jetspark.blocking.kv
-from jetspark import ConfigError, ConsumerConfig, Expect, StreamConfig
+from jetspark import ConfigError, Expect
 from jetspark.server import NatsServer
 
 # What no count, sequence, size or time can be. None is one of them where the signature does not have it.
@@ -133,45 +134,6 @@ def test_the_table_has_every_method_that_takes_a_number(module: Any) -> None:
         assert {method for method in public if _numbers(kind, method)} == methods.keys(), name
 
 
-class World:
-    """One of each, to be asked for what cannot be."""
-
-    def __init__(self, nc: jetspark.Client, driver: Driver) -> None:
-        self.nc, self._name = nc, f"WRONG_{driver.name}"
-        self.objects: dict[str, Any] = {"Client": nc}
-
-    async def __aenter__(self) -> World:
-        js = self.nc.jetstream()
-        stream = await js.create_stream(
-            StreamConfig(name=self._name, subjects=["s.>"], allow_atomic=True, allow_batched=True, allow_direct=True)
-        )
-        await js.publish("s.a", b"1")
-        consumer = await stream.create_consumer(ConsumerConfig(durable_name="c"))
-        bucket = await js.create_kv(self._name)
-        self.objects |= {
-            "Subscription": await self.nc.subscribe("a"),
-            "JetStream": js,
-            "AtomicBatch": await entered(js.atomic_batch()),
-            "FastBatch": await entered(js.fast_batch()),
-            "FastPublisher": await entered(js.fast_publisher()),
-            "Stream": stream,
-            "Consumer": consumer,
-            "JetStreamMessage": (await consumer.fetch(1))[0],
-            "KeyValue": bucket,
-            "Transaction": await entered(bucket.transaction()),
-            "ObjectStore": await js.create_object_store(self._name),
-        }
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        js = self.objects["JetStream"]
-        await self.objects["AtomicBatch"].discard()
-        await self.objects["FastPublisher"].close()
-        await js.delete_stream(self._name)
-        await js.delete_kv(self._name)
-        await js.delete_object_store(self._name)
-
-
 async def _outcome(call: Callable[[], Any]) -> object:
     """What a call raises, or the first step of what it returned."""
     try:
@@ -207,7 +169,7 @@ async def test_a_wrong_number_is_refused_by_name_with_its_value_and_what_is_expe
     driver: Driver, shared: NatsServer, kind: str
 ) -> None:
     complaints: list[str | None] = []
-    async with driver.connect(shared.url) as nc, World(nc, driver) as world:
+    async with driver.connect(shared.url) as nc, OneOfEach(nc, driver) as world:
         target = world.objects[kind]
         for method, arguments in ARGUMENTS[kind].items():
             for name, parameter in _numbers(_kind(jetspark, kind), method).items():

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
 
 def run_bare(wheel: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run ``code`` with the standard library and the wheel, and no site-packages at all."""
@@ -64,6 +66,42 @@ def test_the_command_without_its_extra_is_one_line_and_no_traceback(wheel: Path)
     result = run_bare(wheel, "from jetspark.cli.main import run\nrun()")
     assert result.stderr.splitlines() == [
         "jetspark: the jetspark command needs the extra 'cli': pip install 'jetspark[cli]'"
+    ]
+
+
+# As where everything is installed but what the extra brings: an import of it fails.
+WITHOUT_SPARK = """
+import sys
+sys.modules.update(pyspark=None, pyarrow=None)
+from jetspark.cli.main import run
+run()
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "orders.app:app"],
+        ["replay", "orders.app:app", "order_status", "--from-seq", "1"],
+        ["replay", "orders.app:app", "order_status", "--from-seq", "1", "--dry-run"],
+        ["rebuild", "orders.app:app", "order_status"],
+        ["verify", "orders.app:app", "order_status"],
+        ["what-if", "fulfilment.shop:app", "fulfilment", "--code", "fulfilment/shop.py"],
+    ],
+    ids=" ".join,
+)
+def test_the_engine_spark_without_its_extra_is_one_line_that_names_it(command: list[str]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_SPARK, *command, "--engine", "spark", "--servers", "nats://127.0.0.1:1"],
+        cwd=EXAMPLES,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.splitlines() == [
+        "jetspark: jetspark.spark needs the extra 'spark': pip install 'jetspark[spark]'"
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from support.zygote import Zygote
 
 from jetspark.bench import peers
+from jetspark.bench.extras import SPARK
 from jetspark.bench.peers import Peer
 from jetspark.bench.runner import Plan, contenders_of, run
 from jetspark.bench.sample import UVLOOP_SUFFIX
@@ -57,7 +59,7 @@ def _measures_cheaply(zygotes: dict[bool, Zygote], monkeypatch: pytest.MonkeyPat
         contenders = WORKLOADS[request["workload"]].contenders
         [needs] = [each.needs for each in contenders if each.name == request["contender"].removesuffix(UVLOOP_SUFFIX)]
         code = f"from jetspark.bench.sample import main\nmain({request!r})"
-        return zygotes[needs == "pyspark"].run(code, timeout=options["timeout"])
+        return zygotes[needs == SPARK].run(code, timeout=options["timeout"])
 
     monkeypatch.setattr(subprocess, "run", run_cheaply)
 
@@ -69,6 +71,8 @@ def _measures_cheaply(zygotes: dict[bool, Zygote], monkeypatch: pytest.MonkeyPat
 )
 @pytest.mark.usefixtures("_measures_cheaply")
 def test_every_contender_of_a_workload_does_its_work(name: str) -> None:
+    if any(each.needs == SPARK for each in WORKLOADS[name].contenders):
+        assert SPARK.missing() == []
     for module in {each.needs for each in WORKLOADS[name].contenders if isinstance(each.needs, str) and each.needs}:
         pytest.importorskip(module)
     announced: list[str] = []
@@ -139,6 +143,21 @@ def test_json_goes_to_standard_output_alone_and_an_existing_server_is_used() -> 
     assert document["is_quick"] is True
     assert document["server"] == "an existing server"
     assert "A quick run says nothing about speed" in finished.stderr
+
+
+def test_an_interrupted_run_says_how_far_it_came_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    with NatsServer(jetstream=False) as server, connect(server.url) as client:
+        watching = client.subscribe("bench.data.>")
+        client.flush()
+        command = [*COMMAND, "core-publish", "--no-peers", "--url", server.url, "--json", str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            watching.next(timeout=250)
+            process.send_signal(signal.SIGINT)
+            out, notes = process.communicate(timeout=250)
+    assert process.returncode == 128 + signal.SIGINT
+    assert (out, notes) == ("", "interrupted after 0 of 15 measurements: none is shown or written\n")
+    assert not path.exists()
 
 
 def test_a_contender_that_fails_is_an_error_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,9 @@ def running(*options: str) -> Iterator[subprocess.Popen[str]]:
 
 def url_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
-    return process.stdout.readline().rstrip("\n")
+    url = process.stdout.readline().rstrip("\n")
+    assert url, f"it ended without serving: {process.communicate(timeout=250.0)[1]}"
+    return url
 
 
 def greeting(url: str) -> bytes:
@@ -59,7 +61,7 @@ def test_a_store_is_kept_and_durability_announced(tmp_path: Path) -> None:
         assert greeting(url_of(process)) == b"INFO "
         process.terminate()
         _, notes = process.communicate(timeout=250.0)
-    assert process.returncode == 0
+    assert process.returncode == 0, notes
     assert "before each acknowledgement" in notes
     assert (tmp_path / "data" / "jetstream").is_dir()
 

@@ -162,6 +162,32 @@ def test_a_server_that_has_what_the_demo_would_make_is_refused_until_it_is_remov
         assert run.output == f"removed {app.stream}\n"
 
 
+def test_a_stream_that_no_demo_has_made_is_not_called_one(tmp_path: Path, others: tuple[str, JetStream]) -> None:
+    url, js = others
+    [stream, *_] = load_shop().release1.topology().streams
+    js.create_stream(StreamConfig(name="OLD_SHOP", subjects=(stream.subjects or ())[:1]))
+    try:
+        with demo(tmp_path, "--events", "1000", "--servers", url) as run:
+            assert run.end() == 1
+            told = " ".join(run.output.split())
+            assert "OLD_SHOP" in told
+            assert "which no demo has made" in told
+            assert "--remove" not in told
+    finally:
+        js.delete_stream("OLD_SHOP")
+
+
+@pytest.mark.parametrize("removal", [[], ["--remove"]])
+def test_a_server_that_is_not_there_is_one_line(tmp_path: Path, removal: list[str]) -> None:
+    with demo(tmp_path, "--servers", "nats://127.0.0.1:1", *removal) as run:
+        assert run.end() == 1
+        told = " ".join(run.output.split())
+        assert "127.0.0.1:1" in told
+        assert "stage" not in told
+        assert "busy" not in told
+        assert "Traceback" not in told
+
+
 @pytest.mark.parametrize("options", [["--events", "0"], ["--remove"]])
 def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: list[str]) -> None:
     with demo(tmp_path, *options) as run:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jetspark.app.dead_letters.letters import LetterRef
+from jetspark.app.dead_letters.letters import FailureCause, LetterRef
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
 from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, RetryIn, RetryPolicy, Skip
@@ -37,6 +37,7 @@ from jetspark.app.handlers.settling import (
     WriteParked,
     WriteSchedule,
     advance,
+    bury_lost,
     handle,
 )
 from jetspark.publish.steps import ReadClock
@@ -50,6 +51,8 @@ class Faults:
     """Chance at each step."""
     lost_answer: float = 0.0
     """Chance that an acknowledgement or in_progress does not reach the server."""
+    given_up: float = 0.0
+    """Chance that somebody else terminates an event that a worker had when it died; its advisory is stored."""
 
 
 @dataclass
@@ -105,7 +108,12 @@ class World:
         self.schedules: dict[int, tuple[float, int, int]] = {}
         self.letters: dict[int, Letter] = {}
         self.parked: dict[str, ParkedKey] = {}
+        self.parked_known: dict[str, int] = {}
+        """What the worker knows of a key is at least as new."""
         self.attempts: dict[int, AttemptsRecord] = {}
+        self.advisories: list[Stored] = []
+        self.operators = 0
+        """Who are in the middle of something."""
         self.paused_until = 0.0
         self._revisions = itertools.count(1)
         # What the checkers saw.
@@ -115,7 +123,7 @@ class World:
         self.open_letters: dict[tuple[int, int], int] = {}
         self.log: list[str] = []
         """What happened, to be read when a seed fails."""
-        self.crashes = 0
+        self.crashes = self.given_up = 0
         self.most_running = self.most_held = 0
         self._running: set[int] = set()
         self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
@@ -143,6 +151,8 @@ class World:
             all(message.is_acked for message in self.stream.values())
             and all(message.is_acked for message in self.retries)
             and not self.schedules
+            and not self.advisories
+            and not self.operators
             and not self.machine.held
         )
 
@@ -155,6 +165,24 @@ class World:
         self.machine = HandlerMachine(self.limits, self.policy, self.rng.random, self.breaker)
         for key, record in self.parked.items():
             self.machine.park(key, record.head)
+        self._bury_given_up()
+
+    def _bury_given_up(self) -> None:
+        """Before anything is pulled, one after the other; an advisory is acknowledged when its letter is there."""
+        if not self.advisories:
+            self._begin_pulling()
+            return
+        message = self.advisories[0]
+        item = self._item(message)
+        cause = FailureCause("GivenUp", "by hand", True, "givenup")
+
+        def done() -> None:
+            self.advisories.remove(message)
+            self._bury_given_up()
+
+        self._step(bury_lost(self.machine, item, cause), None, done)
+
+    def _begin_pulling(self) -> None:
         # As a worker does that begins: whatever somebody had before may come again, and holds back its key.
         for message in self.stream.values():
             its_key = self.key_of[message.sequence]
@@ -175,6 +203,11 @@ class World:
         self.crashes += 1
         self.log.append(f"{self.now:9.3f} life {self._life}: crash")
         self._life += 1
+        for message in [*self.stream.values(), *self.retries]:
+            if message.delivered and not message.is_acked and self.rng.random() < self.faults.given_up:
+                message.is_acked = True
+                self.advisories.append(message)
+                self.given_up += 1
         self.at(self.rng.uniform(0, 40), self._start_worker, of_worker=False)
 
     def may_crash(self) -> bool:
@@ -242,19 +275,21 @@ class World:
                 return
             message.delivered += 1
             message.again_at = self.now + ACK_WAIT_S
-            is_retry = message.attempts > 0 or message.redrives > 0
-            item = WorkItem(
-                self.key_of[message.sequence],
-                message.sequence,
-                message,
-                size_bytes=10,
-                delivered=message.delivered,
-                source=("retry" if message.attempts else "redrive") if is_retry else "stream",
-                attempts=message.attempts,
-                redrives=message.redrives,
-            )
-            if self.machine.receive(item, self.now) == "done":
+            if self.machine.receive(self._item(message), self.now) == "done":
                 message.is_acked = True
+
+    def _item(self, message: Stored) -> WorkItem:
+        is_retry = message.attempts > 0 or message.redrives > 0
+        return WorkItem(
+            self.key_of[message.sequence],
+            message.sequence,
+            message,
+            size_bytes=10,
+            delivered=message.delivered,
+            source=("retry" if message.attempts else "redrive") if is_retry else "stream",
+            attempts=message.attempts,
+            redrives=message.redrives,
+        )
 
     def _begin(self, item: WorkItem) -> None:
         assert self.machine.running <= self.limits.concurrency
@@ -262,14 +297,17 @@ class World:
             self.starts.append(self.now)
         self._step(handle(self.machine, item), None)
 
-    def _step(self, procedure: Any, answer: Any) -> None:
+    def _step(self, procedure: Any, answer: Any, done: Callable[[], None] | None = None) -> None:
         try:
             step = procedure.send(answer)
         except StopIteration:
-            self._tick_at(self.now + self.rng.uniform(0.001, 0.1))
+            if done is None:
+                self._tick_at(self.now + self.rng.uniform(0.001, 0.1))
+            else:
+                done()
             return
         if isinstance(step, RunHandler):
-            self._run_handler(step.item, lambda error: self._step(procedure, error))
+            self._run_handler(step.item, lambda error: self._step(procedure, error, done))
             return
         if self.may_crash():
             return
@@ -278,7 +316,7 @@ class World:
             result = self._perform(step)
             self.log.append(f"{self.now:9.3f} life {self._life}: {step} -> {result}")
             if not self.may_crash():
-                self.at(self.rng.uniform(0, 0.05), lambda: self._step(procedure, result))
+                self.at(self.rng.uniform(0, 0.05), lambda: self._step(procedure, result, done))
 
         self.at(self.rng.uniform(0, 0.05), perform)
 
@@ -322,7 +360,7 @@ class World:
 
     # ---- what is stored ----------------------------------------------------------------------------------------
 
-    def _perform(self, step: Any) -> Any:
+    def _perform(self, step: Any, *, is_operator: bool = False) -> Any:
         match step:
             case ReadClock():
                 return self.now
@@ -357,10 +395,12 @@ class World:
                 self.request(letter)
             case ReadParked(key):
                 return self.parked.get(key)
-            case WriteParked(key, head, revision, first):
+            case WriteParked(key, head, revision, waiting):
                 if (self.parked[key].revision if key in self.parked else 0) != revision:
                     return False
-                self.parked[key] = ParkedKey(head, next(self._revisions), first)
+                self.parked[key] = ParkedKey(head, next(self._revisions), waiting)
+                if not is_operator:
+                    self.parked_known[key] = self.parked[key].revision
                 return True
             case DropParked(key, revision):
                 if key not in self.parked or self.parked[key].revision != revision:
@@ -423,6 +463,50 @@ class World:
                     self.machine.unpark(letter.key)
                 else:
                     self.machine.park(letter.key, finished.value)
+
+    def discard_meanwhile(self, sequence: int) -> None:
+        """As :meth:`discard` in a process of its own, while the worker works; who hears late that a key goes on."""
+        letter = self.letters[sequence]
+        self.close_letter(sequence, letter.revision)
+        self.done[sequence] += 1
+        if letter.key is None:
+            return
+        key, procedure = letter.key, advance(letter.key, sequence)
+        self.operators += 1
+
+        def step(answer: Any) -> None:
+            try:
+                wanted = procedure.send(answer)
+            except StopIteration:
+                self.operators -= 1
+                return
+
+            def perform() -> None:
+                result = self._perform(wanted, is_operator=True)
+                self.log.append(f"{self.now:9.3f} operator: {wanted} -> {result}")
+                if isinstance(wanted, WriteParked | DropParked) and result:
+                    self._tell_worker(key)
+                step(result)
+
+            self.at(self.rng.uniform(0, 0.2), perform, of_worker=False)
+
+        step(None)
+
+    def _tell_worker(self, key: str) -> None:
+        """The worker follows the records of parked keys, and is told of a change a moment after it was written."""
+        record, life = self.parked.get(key), self._life
+        revision = next(self._revisions) if record is None else record.revision
+
+        def tell() -> None:
+            if life != self._life or self.parked_known.get(key, 0) > revision:
+                return
+            if record is None:
+                self.machine.unpark(key)
+            else:
+                self.machine.park(key, record.head)
+            self._tick_at(self.now)
+
+        self.at(self.rng.uniform(0, 1.0), tell, of_worker=False)
 
     def open(self) -> list[int]:
         return [sequence for sequence, letter in self.letters.items() if letter.status == "open"]

@@ -26,7 +26,7 @@ from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_losses import FastLosses
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
 from jetspark.publish.fast_publisher import FastPublisherMachine
-from jetspark.publish.fast_wire import Operation
+from jetspark.publish.fast_wire import FrameKind
 from jetspark.publish.outgoing import Item
 
 # ---- fast batches ----------------------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ class Resends(FastMachine):
 
     def add(self, item: Item, now: float) -> None:
         super().add(item, now)
-        self._machine.publish_frames([self._frames.frame(item, self.sequence, Operation.APPEND)])
+        self._machine.publish_frames([self._frames.frame(item, self.sequence, FrameKind.APPEND)])
 
 
 class TakesLostForStored(FastMachine):
@@ -151,7 +151,7 @@ class PingsWithoutMeasure(FastMachine):
     def ping(self, now: float) -> None:
         super().ping(now)
         if self.inbox is not None and not self._machine.is_closed:
-            frame = self._frames.frame((self._first_subject, b"x" * 700_000), self.sent, Operation.PING)
+            frame = self._frames.frame((self._first_subject, b"x" * 700_000), self.sent, FrameKind.PING)
             self._machine.publish_frames([frame] * 2, is_urgent=True)
 
 

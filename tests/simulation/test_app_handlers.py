@@ -96,6 +96,34 @@ def test_crashes_lose_nothing_and_keep_the_order_of_a_key(seed: int) -> None:
     finish(world)
 
 
+@pytest.mark.parametrize("seed", seeds.tried(range(80), 10))
+def test_no_key_stands_still_when_an_operator_discards_while_workers_work(seed: int) -> None:
+    world = world_of(seed, Faults(crash=0.005, lost_answer=0.05))
+    world.trouble |= {each: ["reject"] * 1000 for each in world.stream if world.rng.random() < 0.2}
+
+    is_over = False
+
+    def operate() -> None:
+        for sequence in world.open():
+            if world.rng.random() < 0.5:
+                world.discard_meanwhile(sequence)
+        if not is_over:
+            world.at(world.rng.uniform(0.1, 5.0), operate, of_worker=False)
+
+    operate()
+    world.run_until_quiet()
+    world.faults.crash, is_over = 0.0, True
+    finish(world)
+
+
+@pytest.mark.parametrize("seed", seeds.tried(range(80), 10))
+def test_what_others_give_up_while_no_worker_runs_is_not_lost(seed: int) -> None:
+    world = world_of(seed, Faults(crash=0.01, lost_answer=0.05, given_up=0.3))
+    world.run_until_quiet()
+    world.faults.crash = 0.0
+    finish(world)
+
+
 def test_the_seeds_reach_what_they_are_for() -> None:
     """Bounds are reached, crashes happen, keys are parked: otherwise the runs above prove little."""
     most_running, most_held, crashes, letters, requests = set(), set(), 0, 0, 0
@@ -112,3 +140,7 @@ def test_the_seeds_reach_what_they_are_for() -> None:
     assert {1, 2, 5} <= most_running
     assert {1, 4, 30} <= most_held
     assert min(crashes, letters) > 50
+    given_up = [world_of(seed, Faults(crash=0.01, given_up=0.3)) for seed in range(20)]
+    for world in given_up:
+        world.run_until_quiet()
+    assert sum(world.given_up for world in given_up) > 50

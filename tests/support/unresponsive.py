@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -109,7 +110,7 @@ class Stall:
         With ``waits`` it has no timeout, and may go on until then.
         """
         operation = ROWS[self.name].covers[0]
-        await self._run.begins(self)
+        await self._run.begins(self.nc)
         began = time.monotonic()
         task = asyncio.ensure_future(call())
         await asyncio.wait({task}, timeout=TIMEOUT_S if waits else TIMEOUT_S + SLACK_S)
@@ -146,13 +147,7 @@ class Stall:
             await _led_by(of, self._run.condition.node)
 
     async def tried(self, call: Callable[[], Awaitable[R]]) -> R:
-        """Try again as long as there is no leader, or no room."""
-        async with asyncio.timeout(120):
-            while True:
-                try:
-                    return await call()
-                except (jetspark.RequestTimeout, jetspark.JetStreamUnavailable, BufferFull):
-                    await asyncio.sleep(0.1)
+        return await tried(call)
 
     async def holds(self, ended: Ended, claim: Callable[[], Awaitable[bool]]) -> None:
         """What was reported as done is so; soon, as any replica may answer, and one may be a moment behind."""
@@ -168,6 +163,16 @@ class Stall:
             await asyncio.sleep(0.05)
 
 
+async def tried(call: Callable[[], Awaitable[R]]) -> R:
+    """Try again as long as there is no leader, or no room."""
+    async with asyncio.timeout(120):
+        while True:
+            try:
+                return await call()
+            except (jetspark.RequestTimeout, jetspark.JetStreamUnavailable, BufferFull):
+                await asyncio.sleep(0.1)
+
+
 def documented(operation: str) -> set[str]:
     """Errors that the docstring names, of the method or of its class; ``JetSparkError`` alone does not count."""
     name, _, method = operation.partition(".")
@@ -181,12 +186,18 @@ class _Run:
 
     def __init__(self, driver: Driver, rows: int, condition: Condition) -> None:
         self.driver, self._rows, self.condition = driver, rows, condition
+        # Rows that connect and prepare. All at once would take a busy machine longer than a connection, or the two
+        # seconds of an operation that prepares, may take.
+        self.preparing = asyncio.Semaphore(8)
         self._ready, self._over = 0, 0
         self._begun, self._ended = asyncio.Event(), asyncio.Event()
         self._connections: list[Any] = []
 
-    async def begins(self, stall: Stall) -> None:
-        self._connections.append(stall.nc)
+    async def begins(self, nc: jetspark.Client | None) -> None:
+        """A row is prepared, on that connection; or has failed before it had one."""
+        if nc is not None:
+            self._connections.append(nc)
+        self.preparing.release()
         self._ready += 1
         if self._ready == self._rows:
             try:
@@ -204,31 +215,32 @@ class _Run:
                 self._ended.set()
         await self._ended.wait()
 
-    async def give_up(self, stall: Stall) -> None:
-        """A row failed before its turn."""
-        if stall.nc not in self._connections:
-            await self.begins(stall)
+    async def give_up(self, nc: jetspark.Client | None) -> None:
+        """A row failed before its turn: the others do not wait for it."""
+        if nc is None or nc not in self._connections:
+            await self.begins(nc)
             await self.ends()
 
 
 async def run_rows(driver: Driver, names: list[str], condition: Condition) -> None:
     whole = _Run(driver, len(names), condition)
-    connecting = asyncio.Semaphore(8)  # all at once would take a busy machine longer than a connection may take
 
     async def run(name: str) -> None:
-        async with connecting:
-            nc = await driver.connect(await condition.address(name), **OPTIONS | condition.options | ROWS[name].options)
-        stall = Stall(whole, name, nc)
+        await whole.preparing.acquire()
+        nc = None
         try:
+            options = OPTIONS | condition.options | ROWS[name].options
+            nc = await driver.connect(await condition.address(name), **options)
             async with asyncio.timeout(300):
-                await ROWS[name].run(stall)
+                await ROWS[name].run(Stall(whole, name, nc))
         except BaseException as error:
             error.add_note(f"{name} on {driver.name}")
             raise
         finally:
-            await whole.give_up(stall)
-            with contextlib.suppress(JetSparkError):
-                await nc.close(2)
+            await whole.give_up(nc)
+            if nc is not None:
+                with contextlib.suppress(JetSparkError):
+                    await nc.close(2)
 
     async with condition:
         results = await asyncio.gather(*map(run, names), return_exceptions=True)
@@ -241,8 +253,9 @@ async def make_streams(condition: Condition, url: str | None = None) -> None:
     """What the rows need, new; on another server than the condition's, if ``url`` says so."""
     async with jetspark.connect(url or condition.url) as nc:
         js = nc.jetstream(timeout=20)
-        async for name in js.stream_names():
-            await js.delete_stream(name)
+        for name in await tried(lambda: _listed(js.stream_names())):
+            with contextlib.suppress(jetspark.StreamNotFound):  # an earlier attempt did it, and was not told
+                await tried(functools.partial(js.delete_stream, name))
         stall = StreamConfig(
             name="STALL",
             subjects=["stall.>"],
@@ -254,12 +267,16 @@ async def make_streams(condition: Condition, url: str | None = None) -> None:
         )
         kv = KVConfig(bucket=BUCKET, storage="memory", replicas=condition.replicas, allow_atomic=True)
         objects = ObjectStoreConfig(bucket=BUCKET, storage="memory", replicas=condition.replicas)
-        await js.create_stream(stall)
-        await js.create_kv(kv)
-        await js.create_object_store(objects)
+        await tried(lambda: js.create_stream(stall))
+        await tried(lambda: js.create_kv(kv))
+        await tried(lambda: js.create_object_store(objects))
         if condition.replicas > 1:
             for name in ("STALL", f"KV_{BUCKET}", f"OBJ_{BUCKET}"):
-                await _led_by(await js.stream(name), condition.node)
+                await _led_by(await tried(functools.partial(js.stream, name)), condition.node)
+
+
+async def _listed(names: AsyncIterator[str]) -> list[str]:
+    return [name async for name in names]
 
 
 async def _led_by(of: Any, node: str) -> None:
@@ -395,10 +412,10 @@ class CutOff(Condition):
             return
         self._is_cut = False
         try:
-            await asyncio.to_thread(self._cluster.wait_until_ready)  # without it
+            await asyncio.to_thread(self._cluster.wait_until_ready, 150)  # without it
         finally:
             await asyncio.to_thread(self._cluster.heal, self._index)
-        await asyncio.to_thread(self._cluster.wait_until_ready)
+        await asyncio.to_thread(self._cluster.wait_until_ready, 150)
 
 
 class Impersonated(Condition):

@@ -148,7 +148,61 @@ def test_money_is_no_float(name: str) -> None:
         _define(None, **{name: float})
 
 
-@pytest.mark.parametrize("name", ["temperature", "weight_kg", "paths", "sumatra", "taxonomy", "coffee", "feet"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "amounts",
+        "totals",
+        "costs",
+        "payments",
+        "charges",
+        "taxes",
+        "wages",
+        "fees",
+        "prices",
+        "expenses",
+        "balances",
+        "bills",
+        "salaries",
+        "penalties",
+        "currencies",
+        "invoices",
+        "dues",
+        "dollars",
+        "dollar",
+        "euros",
+        "euro",
+        "cents",
+        "pence",
+        "earnings",
+        "lineTotals",
+        "TotalTaxes",
+        "unit_prices_eur",
+    ],
+)
+def test_money_in_the_plural_is_no_float_either(name: str) -> None:
+    for kind in (float, list[float], dict[str, float]):
+        with pytest.raises(ConfigError, match="means money"):
+            _define(None, **{name: kind})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "temperature",
+        "weight_kg",
+        "paths",
+        "sumatra",
+        "taxonomy",
+        "coffee",
+        "feet",
+        "taxis",
+        "finest",
+        "series",
+        "es",
+        "s",
+    ],
+)
 def test_a_float_that_is_not_money_is_fine(name: str) -> None:
     _define(None, **{name: float})
 

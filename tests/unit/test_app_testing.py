@@ -12,7 +12,7 @@ from support import seeds
 from support.accounts import Enter, Entered, Transfer, bank
 
 from jetspark import CommandInDoubt, ConfigError, NoWorkers, RequestTimeout, StreamConfig
-from jetspark.app import App, Context, Event, Refused, Reject, Retry, RetryIn
+from jetspark.app import App, Context, Event, HandlerObserver, LetterChange, Refused, Reject, Retry, RetryIn
 from jetspark.app.testing import STEPS, TestApp
 
 
@@ -121,6 +121,15 @@ async def test_nothing_is_lost_when_the_server_dies() -> None:
         assert test.dead_letters == []
 
 
+async def publish_once(test: TestApp, event: Paid) -> None:
+    """While connections are lost: by its id it is stored once."""
+    id = f"{event.order_id}-{event.number}"
+    try:
+        await test.publish(event, id=id)
+    except RequestTimeout:  # its answer was on its way
+        await test.publish(event, id=id)
+
+
 @pytest.mark.parametrize("seed", seeds.tried(range(6), 2))
 async def test_the_order_of_a_key_holds_through_lost_connections(seed: int) -> None:
     """What was on its way when a connection was lost comes again late; nothing of its key may overtake it."""
@@ -133,10 +142,7 @@ async def test_the_order_of_a_key_holds_through_lost_connections(seed: int) -> N
                 if rng.random() < 0.15:
                     test.network.cut()
                     test.advance(rng.uniform(0.0, 8.0))
-                try:
-                    await test.publish(Paid(order_id=key, number=number), id=f"{key}-{number}")
-                except RequestTimeout:  # its answer was on its way; by its id it is stored once
-                    await test.publish(Paid(order_id=key, number=number), id=f"{key}-{number}")
+                await publish_once(test, Paid(order_id=key, number=number))
         await test.settled()
         for key in "abc":
             billed = [each.number for each in test.published(Billed) if each.order_id == key]
@@ -244,6 +250,117 @@ async def test_workers_die_at_any_step_and_nothing_is_lost_or_doubled(at: str) -
         assert set(once) == {"6", "7", "8", "9", "10"}
 
 
+async def _course(seed: int) -> list[Any]:
+    """Everything that a handler sees, through a lost connection, a crash and a restart of the server."""
+    app, seen = App("orders", stream="ORDERS", subjects=["orders.>"], events=[Billed]), list[Any]()
+
+    @app.handler(Paid, durable="billing", retry=Retry(first_s=0.1))
+    async def bill(event: Paid, ctx: Context) -> Billed:
+        seen.append((ctx.event_id, ctx.new_id(), ctx.correlation_id, ctx.traceparent, ctx.now(), ctx.attempt))
+        if ctx.attempt == 1:
+            raise OSError("away")
+        return Billed(order_id=event.order_id, number=event.number)
+
+    @app.handler(Billed, durable="mail")
+    async def mail(event: Billed, ctx: Context) -> None:
+        seen.append((ctx.event_id, ctx.now(), ctx.stream, ctx.sequence))
+
+    async with TestApp(app, seed=seed) as test:
+        for number in range(4):
+            await test.publish(Paid(order_id="a", number=number))
+        test.crash_after_effect(handler="billing")
+        test.network.cut()
+        await publish_once(test, Paid(order_id="b"))
+        await publish_once(test, Paid(order_id="c"))
+        await test.settled()
+        test.restart_server(3)
+        await publish_once(test, Paid(order_id="d"))
+        await test.settled()
+    return seen
+
+
+async def test_a_seed_is_one_course_of_events_ids_and_times_included() -> None:
+    first = await _course(3)
+    assert len(first) > 14
+    assert await _course(3) == first
+    assert await _course(4) != first
+
+
+class Invoiced(Event, type="order.invoiced", key="order_id", subject="orders.{order_id}.invoiced"):
+    order_id: str
+    way: str
+
+    def event_id(self) -> str:
+        return f"invoice-{self.order_id}-{self.way}"
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_an_event_with_its_own_id_has_it_however_a_handler_publishes_it(is_killed: bool) -> None:
+    app, ids = App("orders", stream="ORDERS", subjects=["orders.>"], timers=True), list[tuple[str, str]]()
+
+    @app.handler(Paid, durable="billing")
+    async def bill(event: Paid, ctx: Context) -> list[Invoiced]:
+        await ctx.publish(Invoiced(order_id=event.order_id, way="published"))
+        await ctx.schedule(Invoiced(order_id=event.order_id, way="scheduled"), after=60)
+        await ctx.timers.set("reminder", Invoiced(order_id=event.order_id, way="set"), after=120)
+        return [Invoiced(order_id=event.order_id, way="returned")]
+
+    @app.handler(Invoiced, durable="mail")
+    async def mail(event: Invoiced, ctx: Context) -> None:
+        ids.append((event.way, ctx.event_id))
+
+    async with TestApp(app) as test:
+        fault = test.crash_after_effect(handler="billing") if is_killed else None
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+        test.advance(300)
+        await test.settled()
+        assert fault is None or fault.happened == 1
+    ways = ["published", "returned", "scheduled", "set"]
+    assert sorted(ids) == [(way, f"invoice-a-{way}") for way in ways]
+
+
+@pytest.mark.parametrize("batch", [None, 10])
+@pytest.mark.parametrize("dead_letter", [True, False])
+async def test_attempts_are_bounded_through_crashes(dead_letter: bool, batch: int | None) -> None:
+    """Without dead letters what has killed its workers is dropped, and told; its key goes on."""
+    app, begun, told = App("bounded", stream="BOUNDED", subjects=["orders.>"]), list[int](), list[LetterChange]()
+
+    class Letters(HandlerObserver):
+        def on_letter(self, letter: LetterChange) -> None:
+            told.append(letter)
+
+    app.observe(Letters())
+    options: Any = {"durable": "billing", "retry": Retry(attempts=2), "dead_letter": dead_letter}
+
+    if batch is None:
+
+        @app.handler(Paid, **options)
+        async def bill(event: Paid) -> None:
+            begun.append(event.number)
+
+    else:
+
+        @app.batch_handler(Paid, batch=batch, **options)
+        async def bill_all(events: list[Paid]) -> None:
+            begun.extend(event.number for event in events)
+
+    async with TestApp(app) as test:
+        crash = test.crash("after RunHandler", times=2)
+        await test.publish(Paid(order_id="a", number=1))
+        await test.settled()
+        assert (begun, crash.happened) == ([1, 1], 2)
+        # In the order of a key what comes after a letter waits for it; what is dropped holds up nothing.
+        await test.publish(Paid(order_id="a", number=2))
+        await test.settled()
+        waits = dead_letter and batch is None
+        assert begun == ([1, 1] if waits else [1, 1, 2])
+        assert [each.cause.error for each in test.dead_letters if each.cause] == ["WorkerDied"] * dead_letter
+    assert [(each.status, each.sequence, each.error, each.attempts) for each in told] == (
+        [("open" if dead_letter else "dropped", 1, "WorkerDied", 3)] + [("behind", 2, None, 0)] * waits
+    )
+
+
 @pytest.mark.parametrize("at", [None, "before Acknowledge", "after RunHandler", "before Publish"])
 async def test_the_server_restarts(at: str | None) -> None:
     effects: list[str] = []
@@ -251,7 +368,7 @@ async def test_the_server_restarts(at: str | None) -> None:
         if at is not None:
             fault = test.restart_server(3, at=at)
         for number in range(3):
-            await test.publish(Paid(order_id="a", number=number))
+            await publish_once(test, Paid(order_id="a", number=number))
         if at is None:
             fault = test.restart_server(3)
         await test.settled()

@@ -103,12 +103,14 @@ def test_a_topology_follows_from_what_is_declared() -> None:
     async def mail(event: OrderPaid) -> None: ...
 
     full = app.topology()
-    assert [stream.name for stream in full.streams] == ["ORDERS", "ORDERS_DLQ", "ORDERS_RETRY"]
+    assert [stream.name for stream in full.streams] == ["ORDERS", "ORDERS_DLQ", "ORDERS_RETRY", "ORDERS_ADVISORIES"]
     assert [bucket.bucket for bucket in full.buckets] == ["prices", "orders_schemas", "orders_handlers"]
     consumers = {(place.stream, place.name): place.config for place in full.consumers}
     assert sorted(consumers) == [
         ("ORDERS", "billing"),
         ("ORDERS", "mail"),
+        ("ORDERS_ADVISORIES", "orders-billing"),
+        ("ORDERS_ADVISORIES", "orders-mail"),
         ("ORDERS_RETRY", "billing"),
         ("ORDERS_RETRY", "mail"),
     ]
@@ -127,7 +129,7 @@ def test_the_stream_of_another_app_is_read_and_not_made() -> None:
     async def bill(event: OrderPaid) -> None: ...
 
     topology = app.topology()
-    assert [stream.name for stream in topology.streams] == ["BILLING_DLQ", "BILLING_RETRY"]
+    assert [stream.name for stream in topology.streams] == ["BILLING_DLQ", "BILLING_RETRY", "BILLING_ADVISORIES"]
     assert [bucket.bucket for bucket in topology.buckets] == ["billing_handlers"]
 
 
@@ -167,7 +169,7 @@ def test_everything_an_app_declares_is_as_safe_as_its_stream() -> None:
     replicas = {each.name: each.replicas for each in topology.streams}
     replicas |= {each.bucket: each.replicas for each in topology.buckets}
     assert replicas == {
-        **dict.fromkeys(["KV_shop", "ORDERS_DLQ", "ORDERS_RETRY", "ORDERS_parts_PARTITIONS"], 3),
+        **dict.fromkeys(["KV_shop", "ORDERS_DLQ", "ORDERS_RETRY", "ORDERS_ADVISORIES", "ORDERS_parts_PARTITIONS"], 3),
         **dict.fromkeys(["prices", "flags", "balances", "states"], 3),
         **dict.fromkeys(["orders_schemas", "orders_handlers", "orders_projections"], 3),
         "own": 5,  # its owner said so
@@ -198,7 +200,9 @@ def test_where_the_app_says_nothing_of_replicas_the_servers_stream_counts() -> N
 
     found = Found(streams={"ORDERS": STREAM, "KV_prices": StreamConfig(name="KV_prices", replicas=5)})
     inherited = inherit_replicas(app.topology(), found)
-    assert {each.name: each.replicas for each in inherited.streams} == {"BILLING_DLQ": 3, "BILLING_RETRY": 3}
+    assert {each.name: each.replicas for each in inherited.streams} == dict.fromkeys(
+        ["BILLING_DLQ", "BILLING_RETRY", "BILLING_ADVISORIES"], 3
+    )
     # What has more, or was said, stays as it is.
     assert {each.bucket: each.replicas for each in inherited.buckets} == {
         "prices": None,
@@ -208,6 +212,55 @@ def test_where_the_app_says_nothing_of_replicas_the_servers_stream_counts() -> N
     assert inherit_replicas(app.topology(), Found()) == app.topology()
     own = declared()
     assert inherit_replicas(own.topology(), found).streams[0].replicas is None  # the stream itself is as it is
+
+
+def test_an_app_stores_the_advisories_about_its_own_consumers() -> None:
+    app = App("billing", stream="ORDERS")
+
+    @app.handler(OrderPaid, durable="mail")
+    async def mail(event: OrderPaid) -> None: ...
+
+    @app.handler(OrderPaid, durable="parts", partitions=2)
+    async def divide(event: OrderPaid) -> None: ...
+
+    def about(stream: str, consumer: str) -> set[str]:
+        prefix = "$JS.EVENT.ADVISORY.CONSUMER"
+        return {f"{prefix}.{kind}.{stream}.{consumer}" for kind in ("MSG_TERMINATED", "MAX_DELIVERIES")}
+
+    topology = app.topology()
+    [stream] = [each for each in topology.streams if each.name == "BILLING_ADVISORIES"]
+    # Of the stream that others read too, its own consumer alone: another app stores those of its own.
+    of_mail, of_parts = about("ORDERS", "mail"), about("BILLING_parts_PARTITIONS", "*")
+    retries = about("BILLING_RETRY", "*")
+    assert set(stream.subjects or ()) == of_mail | of_parts | retries
+    assert (stream.max_age_s, stream.max_bytes, stream.discard) == (30 * 86400, 32 << 20, "old")
+    consumers = {place.name: place.config for place in topology.consumers if place.stream == stream.name}
+    assert {name: set(each.filter_subjects or ()) for name, each in consumers.items()} == {
+        "billing-mail": of_mail | retries,
+        "billing-parts": of_parts | retries,
+    }
+
+
+def test_advisories_that_another_stream_stores_are_read_there() -> None:
+    def app(**options: Any) -> App:
+        app = App("billing", stream="ORDERS", **options)
+        app.handler(OrderPaid, durable="mail")(_nothing)
+        return app
+
+    audit = StreamConfig(name="AUDIT", subjects=["$JS.EVENT.ADVISORY.>"])
+    topology = app().topology()
+    taken = {subject: ["AUDIT"] for each in topology.streams for subject in each.subjects or () if "$JS." in subject}
+    found = Found(streams={"ORDERS": STREAM, "AUDIT": audit}, others=taken)
+    [conflict] = plan_changes(topology, found).refused(allow=True)
+    assert (conflict.kind, conflict.name) == ("stream", "BILLING_ADVISORIES")
+    assert "App(advisories='AUDIT') reads them there" in str(conflict)
+
+    there = app(advisories="AUDIT").topology()
+    assert "BILLING_ADVISORIES" not in [each.name for each in there.streams]
+    assert plan_changes(there, found).refused(allow=True) == []
+    deaf = dataclasses.replace(audit, subjects=["$JS.EVENT.ADVISORY.STREAM.>"])
+    [conflict] = plan_changes(there, Found(streams={"ORDERS": STREAM, "AUDIT": deaf})).refused(allow=True)
+    assert "AUDIT does not store '$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.ORDERS.mail'" in str(conflict)
 
 
 def test_nothing_is_declared_twice() -> None:

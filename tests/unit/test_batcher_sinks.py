@@ -1440,7 +1440,9 @@ SINK_NUMBERS = [
 
 def _make_sink(world: World, sink: str, options: dict[str, Any]) -> Any:
     if sink in ("FastIngestSink", "AtomicSink"):
-        js = types.SimpleNamespace(_context=types.SimpleNamespace(connection=None))
+        js = types.SimpleNamespace(
+            _context=types.SimpleNamespace(connection=None), fast_publisher=print, atomic_batch=print
+        )
         return getattr(aio_jetstream if world.is_aio else blocking_jetstream, sink)(js, "s", **options)
     return getattr(world.sinks, sink)(
         world.sink(Scripted()), **({"items_per_s": 5.0} if sink == "RateLimitSink" else {}) | options

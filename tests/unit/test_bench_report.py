@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -43,6 +44,7 @@ def result(samples: Mapping[str, list[Sample]], *bars: Bar, judge: bool = True) 
         count=100,
         samples=samples,
         whats={name: name for name in names},
+        counts=dict.fromkeys(names, 100),
         skipped={name: "absent" for name in names if name not in samples},
         judge=judge,
     )
@@ -231,6 +233,29 @@ def test_a_missing_package_is_a_reason_to_skip(monkeypatch: pytest.MonkeyPatch) 
         "nats.c": "gcc is not on the PATH: apt install gcc libnats-dev",
         "jetspark-uvloop": "uvloop is not installed",
     }
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_claim_says_what_it_is_about_and_its_own_threshold(name: str) -> None:
+    for promise in WORKLOADS[name].bars:
+        threshold = promise.at_least if promise.at_least is not None else promise.at_most
+        stated = re.findall(r"\b([\d.,]+) (?:x|times|thousand|ms|µs|ns|items/s|seconds)(?: |$)", promise.claim)
+        words = {"twice as long": 2.0, "as fast as": 1.0, "no longer than": 1.0}
+        numbers = [float(number.replace(",", "")) for number in stated]
+        numbers += [number * 1000 for number in numbers if "thousand" in promise.claim or "ms" in promise.claim]
+        numbers += [value for word, value in words.items() if word in promise.claim]
+        assert threshold in numbers, promise.claim
+        assert re.search(r" (is|are|takes|adds|costs|folds|applies)\b", promise.claim), promise.claim
+
+
+def test_a_slow_peer_does_a_part_of_a_long_workload_and_ours_do_all_of_it() -> None:
+    pull = WORKLOADS["js-pull"]
+    counts = {contender.name: Plan().count_for(pull, contender) for contender in pull.contenders}
+    assert counts.pop("nats-py") == 100_000
+    assert {*counts.values()} == {1_000_000}
+    assert Plan(count=3).count_for(pull, pull.contenders[2]) == 1
+    for each in WORKLOADS.values():
+        assert all(contender.count_divisor == 1 for contender in each.contenders if not contender.needs)
 
 
 def test_a_stopwatch_counts_the_processor_time_of_all_threads_and_no_waiting() -> None:

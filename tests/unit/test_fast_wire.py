@@ -11,7 +11,7 @@ from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
 from jetspark.errors import InvalidSubject, PayloadTooLarge, ProtocolError
 from jetspark.publish import fast_wire
-from jetspark.publish.fast_wire import FLOW_ACK, FastFrames, Operation, check_range, number, place_of
+from jetspark.publish.fast_wire import FLOW_ACK, FastFrames, FrameKind, check_range, number, place_of
 from jetspark.publish.outgoing import Item
 
 BLOCK = b"NATS/1.0\r\nA: 1\r\n\r\n"
@@ -40,14 +40,14 @@ ITEMS: list[tuple[Item, bytes]] = [
 @pytest.mark.parametrize(("item", "expected"), ITEMS)
 def test_a_message_is_framed_alike_alone_and_among_others_known_or_not(item: Item, expected: bytes) -> None:
     frames = _frames()
-    assert frames.frame(item, 5, Operation.APPEND) == expected % 5
+    assert frames.frame(item, 5, FrameKind.APPEND) == expected % 5
     ready: list[bytes] = []
     _frames().build([item, item, item], 8, ready, 1 << 20)
     assert ready == [expected % 9, expected % 10, expected % 11]
 
 
-@pytest.mark.parametrize("operation", list(Operation))
-def test_the_operation_is_the_last_number(operation: Operation) -> None:
+@pytest.mark.parametrize("operation", list(FrameKind))
+def test_the_operation_is_the_last_number(operation: FrameKind) -> None:
     subject = _frames().frame(("s", b""), 3, operation).split(b" ")[2].decode()
     assert subject == f"_INBOX.me-1.7.ok.3.{operation:d}.$FI"
     assert place_of(subject) == (3, operation)
@@ -69,7 +69,7 @@ def test_those_before_one_that_cannot_be_sent_are_ready() -> None:
 
 def test_frames_are_made_until_one_passes_the_bound() -> None:
     ready: list[bytes] = []
-    size = len(_frames().frame(("s", b"x" * 50), 1, Operation.APPEND))
+    size = len(_frames().frame(("s", b"x" * 50), 1, FrameKind.APPEND))
     items = iter([("s", b"x" * 50)] * 5)
     _frames().build(items, 0, ready, 2 * size + 1)
     assert (len(ready), len(list(items))) == (3, 2)
@@ -80,11 +80,11 @@ def test_what_is_known_of_subjects_has_a_bound_and_is_that_of_one_inbox(monkeypa
     frames = _frames()
     heads = frames.heads
     for subject in "abcd":
-        frames.frame((subject, b""), 1, Operation.APPEND)
+        frames.frame((subject, b""), 1, FrameKind.APPEND)
     assert list(heads) == ["d"]
     frames.reply_to("_INBOX.me-2", 7, "ok")
     assert frames.heads is heads
-    assert b" _INBOX.me-2.7.ok.1.1.$FI " in frames.frame(("d", b""), 1, Operation.APPEND)
+    assert b" _INBOX.me-2.7.ok.1.1.$FI " in frames.frame(("d", b""), 1, FrameKind.APPEND)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import jetspark
+import jetspark.batcher
 
 
 def loaded_by(program: str) -> set[str]:
@@ -19,17 +20,24 @@ def loaded_by(program: str) -> set[str]:
 
 
 def of_asyncio(modules: set[str]) -> list[str]:
-    return sorted(name for name in modules if name == "asyncio" or name.startswith("jetspark.aio"))
+    ours = ("jetspark.aio", "jetspark.batcher.aio")
+    return sorted(name for name in modules if name == "asyncio" or name.startswith(ours))
 
 
-@pytest.mark.parametrize("module", ["jetspark", "jetspark.blocking", "jetspark.errors"])
+@pytest.mark.parametrize(
+    "module", ["jetspark", "jetspark.blocking", "jetspark.errors", "jetspark.batcher", "jetspark.batcher.blocking"]
+)
 def test_who_blocks_does_not_load_the_asyncio_driver(module: str) -> None:
     assert of_asyncio(loaded_by(f"import {module}")) == []
 
 
 def test_who_awaits_does_not_load_the_blocking_driver() -> None:
-    modules = loaded_by("import jetspark.aio, jetspark.aio.steps; import jetspark; jetspark.connect")
-    assert [name for name in sorted(modules) if name.startswith("jetspark.blocking")] == []
+    modules = loaded_by(
+        "import jetspark.aio, jetspark.aio.steps; import jetspark; jetspark.connect\n"
+        "import jetspark.batcher; [getattr(jetspark.batcher, name) for name in jetspark.batcher.__all__]"
+    )
+    of_threads = ("jetspark.blocking", "jetspark.batcher.blocking")
+    assert [name for name in sorted(modules) if name.startswith(of_threads)] == []
 
 
 # A worker unpickles a reader or writer by its module; the processes that plan unpickle the format.
@@ -62,3 +70,11 @@ def test_names_of_the_asyncio_driver_are_there_when_they_are_used() -> None:
     assert set(jetspark.__all__) <= set(dir(jetspark))
     with pytest.raises(AttributeError, match="module 'jetspark' has no attribute 'conect'"):
         jetspark.conect  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_names_of_the_asyncio_batcher_are_there_when_they_are_used() -> None:
+    for name in ("Batcher", "FastIngestSink", "RetrySink"):
+        assert "asyncio" in loaded_by(f"from jetspark.batcher import {name}")
+    assert set(jetspark.batcher.__all__) <= set(dir(jetspark.batcher))
+    with pytest.raises(AttributeError, match=r"module 'jetspark\.batcher' has no attribute 'Bather'"):
+        jetspark.batcher.Bather  # type: ignore[attr-defined]  # noqa: B018

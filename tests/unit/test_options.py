@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ssl
 from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
@@ -82,9 +83,10 @@ def test_an_unknown_option_lists_the_known_ones() -> None:
 @pytest.mark.parametrize("file", ["ca_file", "cert_file"])
 def test_a_context_of_ones_own_excludes_files(file: str) -> None:
     files: dict[str, Any] = {file: "x.pem"}
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     with pytest.raises(ConfigError, match="load them into the context"):
-        TLSConfig(context=object(), **files)
-    TLSConfig(context=object(), hostname="a", handshake_first=True)
+        TLSConfig(context=context, **files)
+    TLSConfig(context=context, hostname="a", handshake_first=True)
 
 
 def test_a_key_needs_its_certificate() -> None:

@@ -24,8 +24,8 @@ def test_a_context_of_ones_own_is_used_as_it_is() -> None:
 
 
 def test_a_context_of_another_type_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"context of type str: expected ssl\.SSLContext"):
-        tls_context(TLSConfig(context="context"))
+    with pytest.raises(ConfigError, match=r"context='context': expected an ssl\.SSLContext"):
+        TLSConfig(context="context")
 
 
 @pytest.mark.parametrize("option", ["ca_file", "cert_file"])

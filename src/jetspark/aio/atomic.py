@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
-import random
 import time
 from collections.abc import Iterable
 
+from jetspark.aio import clock
 from jetspark.aio.admission import admit
 from jetspark.aio.context import DriverContext
+from jetspark.core.arguments import iterate
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import timeout_of
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.atomic import AtomicBatchBase, AtomicMachine, Outcome
 from jetspark.publish.block import Block
+from jetspark.publish.outgoing import plain
 
 __all__ = ["AtomicBatch"]
 
@@ -46,11 +48,11 @@ class AtomicBatch(AtomicBatchBase, Block):
         self._machine = AtomicMachine(
             context.connection,
             context.api,
-            f"{random.SystemRandom().getrandbits(128):032x}" if batch_id is None else batch_id,
+            f"{clock.rng().getrandbits(128):032x}" if batch_id is None else batch_id,
             ack_first=ack_first,
             ack_every=ack_every,
             timeout_s=self._timeout_s,
-            jitter=random.SystemRandom().random,
+            jitter=clock.rng().random,
         )
 
     async def add(
@@ -92,11 +94,11 @@ class AtomicBatch(AtomicBatchBase, Block):
         if self._place == "before":
             self._check_inside()
         machine = self._machine
-        waiting = iter(messages)
+        waiting = iterate("messages", messages, "messages, each (subject, data)")
         while True:
             if machine.wants_ack:
-                for subject, data in waiting:
-                    await self.add(subject, data)
+                for message in waiting:
+                    await self.add(*plain(message))
                     break
                 else:
                     return

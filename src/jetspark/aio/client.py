@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
-import random
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
+from jetspark.aio import clock
 from jetspark.aio.context import DriverContext
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.message import Message
@@ -20,6 +20,7 @@ from jetspark.aio.publisher import WindowedPublisher
 from jetspark.aio.subscription import Callback, Subscription, subscribe
 from jetspark.aio.transport import WRITE_AT_BYTES, AsyncAuthSource, Link, expire
 from jetspark.core import ending
+from jetspark.core.arguments import function
 from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
 from jetspark.core.dispatcher import Dispatcher
@@ -28,7 +29,7 @@ from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
 from jetspark.core.numbers import check_timeout, timeout_of, whole
-from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig
+from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig, check_connect
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.reply_limits import Collector
 from jetspark.core.subscription import SubscriptionState
@@ -66,6 +67,7 @@ def connect(
         ConfigError: A URL, an option or the credentials make no sense.
     """
     chosen = ConnectOptions.of(options, overrides)
+    check_connect(auth, tls, on_event)
     parsed = parse_servers(servers)
     return _Connecting(lambda: Client._connect(parsed, auth, tls, on_event, chosen))
 
@@ -132,8 +134,8 @@ class Client(ClientBase):
         client._machine = Connection(
             options,
             servers,
-            inbox=new_inbox(options.inbox_prefix, random.SystemRandom().getrandbits(128)),
-            jitter=random.SystemRandom().random,
+            inbox=new_inbox(options.inbox_prefix, clock.rng().getrandbits(128)),
+            jitter=clock.rng().random,
             message_class=Message,
             client=client,
         )
@@ -279,7 +281,7 @@ class Client(ClientBase):
 
         Args:
             timeout: Longest time in all (default ``request_timeout_s``).
-            max_messages: So many answers are enough.
+            max_messages: Stop after this many answers.
             stall: After the first answer, longest wait for each further one.
             stop: True for the message that ends the sequence; that message is not yielded.
 
@@ -290,6 +292,8 @@ class Client(ClientBase):
         """
         loop = asyncio.get_running_loop()
         timeout = timeout_of(timeout, self.options.request_timeout_s)
+        if stop is not None:
+            function("stop", stop, "a function that takes a message")
         collector = Collector(
             subject,
             now=loop.time(),
@@ -370,7 +374,7 @@ class Client(ClientBase):
         await self._link.until_done(self._machine.flush, timeout, "flush")
 
     async def drain(self, timeout: float | None = None) -> None:
-        """Stop receiving, let every reader finish what was received, send everything, close.
+        """Stop receiving, let every reader finish the messages received so far, send everything, close.
 
         All of it within ``timeout`` (default ``drain_timeout_s``). A drain beside another one, or beside ``close``,
         waits for that one and returns. Called in a callback, it does not wait for that callback's own subscription.

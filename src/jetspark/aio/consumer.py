@@ -7,6 +7,7 @@ import datetime
 from jetspark.aio.context import DriverContext
 from jetspark.aio.pull import PullConsumer
 from jetspark.aio.push import PushMessages
+from jetspark.core.arguments import instance
 from jetspark.errors import UsageError
 from jetspark.jetstream.info import ConsumerInfo
 
@@ -14,7 +15,7 @@ __all__ = ["Consumer"]
 
 
 class Consumer(PullConsumer):
-    """One consumer. ``cached_info`` is what was last heard of it; :meth:`info` asks.
+    """One consumer. ``cached_info`` is the server's last answer about it; :meth:`info` asks again.
 
     Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
     nobody answers for it, and ``RequestTimeout`` when no answer came in time.
@@ -42,7 +43,7 @@ class Consumer(PullConsumer):
 
     async def pause(self, until: datetime.datetime) -> None:
         """Deliver nothing until then. Returns when the consumer says that it is paused."""
-        await self._pause(until)
+        await self._pause(instance("until", until, datetime.datetime))
 
     async def resume(self) -> None:
         """Deliver again. Returns when the consumer says that it is not paused any more.

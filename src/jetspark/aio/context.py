@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from jetspark.aio import clock
 from jetspark.aio.message import Message
@@ -19,6 +19,7 @@ from jetspark.aio.subscription import Subscription, subscribe
 from jetspark.aio.transport import Link
 from jetspark.core.connection import Connection
 from jetspark.core.numbers import timeout_of
+from jetspark.core.subscription import SubscriptionKind
 from jetspark.errors import ConnectionClosed, NoResponders, RequestTimeout
 from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.operations import Api, Deadline, Operation, Pause, Request
@@ -52,7 +53,7 @@ class DriverContext:
     """Longest time for all the requests of a call together, unless the call says otherwise."""
     publisher: WindowedPublisher
 
-    def subscribe(self, subject: str, queue: str = "", **kind: Any) -> Subscription:
+    def subscribe(self, subject: str, queue: str = "", **kind: Unpack[SubscriptionKind]) -> Subscription:
         """Start receiving; ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
         return subscribe(self.link, subject, queue, **kind)
 

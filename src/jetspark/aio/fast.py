@@ -13,6 +13,7 @@ from typing import Self
 from jetspark.aio.context import DriverContext
 from jetspark.aio.runner import PacedRunner
 from jetspark.aio.transport import WRITE_AT_BYTES
+from jetspark.core.arguments import flag
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import check_timeout
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
@@ -24,7 +25,7 @@ from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_base import FastBatchBase, FastPublisherBase
 from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
 from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
-from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, some_of, take
+from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, each_of, last_message, some_of, take
 
 __all__ = ["FastBatch", "FastPublisher"]
 
@@ -58,9 +59,9 @@ class FastBatch(_FastBlock, FastBatchBase):
     :class:`~jetspark.BatchInDoubt` says that the server stopped answering or forgot the batch, and how far it is known
     to be stored.
 
-    Leaving the block normally commits. Leaving it by an exception ends the batch, and what was added stays stored: for
-    all or nothing there is ``js.atomic_batch()``. Several tasks may add; each message is placed when it is accepted.
-    What is added is copied out of the caller's hands at once.
+    Leaving the block normally commits. Leaving it by an exception ends the batch, and the messages added stay stored:
+    for all or nothing there is ``js.atomic_batch()``. Several tasks may add; each message is placed when it is
+    accepted. Data are copied out of the caller's hands at once.
     """
 
     _line = "async with js.fast_batch() as fast:"
@@ -113,9 +114,10 @@ class FastBatch(_FastBlock, FastBatchBase):
         Memory does not grow with their number. With ``commit`` the last one ends the batch, which is the form that
         survives a change of leader best. When this raises, ``sequence`` tells how many were added.
         """
+        flag("commit", commit)
         if isinstance(items, AsyncIterable):
             return await self._add_from(items, commit=commit)
-        iterator = iter(items)
+        iterator = each_of(items)
         if commit:
             await self._add_and_commit(iterator)
         else:
@@ -209,9 +211,7 @@ class FastBatch(_FastBlock, FastBatchBase):
         Raises:
             BatchCutShort, BatchInDoubt: Not everything is stored, or nobody knows.
         """
-        item: Item | None = None
-        if subject is not None:
-            item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
+        item = last_message(subject, data, publish_headers(headers, msg_id, expect, ttl))
         return await self._commit(item)
 
     async def _commit(self, item: Item | None) -> PubAck:
@@ -330,7 +330,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             InvalidSubject, InvalidHeader, PayloadTooLarge: It was not accepted.
             UsageError: Outside of its block, or after ``close``; it was not accepted.
             JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
-            JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has what was.
+            JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has those that were.
         """
         checked = publish_headers(headers, msg_id, expect, ttl)
         return await self._accept([(subject, data) if checked is None else (subject, data, checked)])
@@ -360,7 +360,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             async for item in items:
                 await self._accept([item])
             return self.accepted
-        iterator = iter(items)
+        iterator = each_of(items)
         while True:
             await self._until_there_is_room()
             chunk: list[Item] = []

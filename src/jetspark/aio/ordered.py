@@ -11,6 +11,7 @@ from jetspark.aio import clock
 from jetspark.aio.context import DriverContext
 from jetspark.aio.source import Source
 from jetspark.aio.stream_message import JetStreamMessage
+from jetspark.core.arguments import flag
 from jetspark.errors import ConnectionClosed, JetSparkError
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.ordered import (
@@ -226,6 +227,8 @@ class Watch(Generic[T]):
         self, options: OrderedOptions, *, initial_marker: bool, ignore_deletes: bool
     ) -> AsyncIterator[T | None]:
         """Those there are, then None if ``initial_marker``, then every change, until the connection is closed."""
+        flag("initial_marker", initial_marker)
+        flag("ignore_deletes", ignore_deletes)
         reading = Reading(self._context, self._stream_name, options)
         is_initial = True
         try:

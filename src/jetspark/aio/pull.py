@@ -98,7 +98,7 @@ class PullConsumer:
         """Every message, without end: ``async for message in consumer.messages()``.
 
         Asks ahead, so that the next messages are usually here already, and goes on through reconnects, restarts and
-        leader changes. Leaving the loop gives back what was received ahead; to be sure that this is done before the
+        leader changes. Leaving the loop gives back messages received ahead; to be sure that this is done before the
         program goes on, use ``async with consumer.messages() as messages``.
 
         Args:
@@ -120,7 +120,7 @@ class PullConsumer:
     async def close(self) -> None:
         """Give back what fetches left behind. The consumer itself stays, and this object may be used again.
 
-        A server that does not answer within the context's ``timeout`` is not waited for; what was left behind is
+        A server that does not answer within the context's ``timeout`` is not waited for; messages left behind are
         delivered again when its ``ack_wait`` is over.
         """
         source, self._source = self._source, None
@@ -152,7 +152,7 @@ class Messages:
         await self.close()
 
     async def close(self) -> None:
-        """Stop, and give back what was received and not handed out."""
+        """Stop, and give back the messages that were received and not handed out."""
         self._is_closed = True
         if self._source is not None:
             await self._source.close()

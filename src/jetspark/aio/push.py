@@ -38,7 +38,7 @@ class PushMessages:
         await self.close()
 
     async def close(self) -> None:
-        """Stop, and give back what was received and not handed out."""
+        """Stop, and give back the messages that were received and not handed out."""
         subscription, self._subscription = self._subscription, None
         if subscription is None or self._context.client.is_closed:
             return

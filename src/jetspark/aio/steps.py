@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -46,7 +45,7 @@ class ProcedureRunner:
         """Give a context, or a function that returns one that is open, which is called where a procedure connects."""
         self._context = None if js is None else context_of(js)
         self._renew = renew
-        self._rng = random.SystemRandom()
+        self._rng = clock.rng()
         self._ways: dict[type[Any], Callable[[Any], Awaitable[Any]]] = {
             Request: self._ask,
             Pause: lambda step: clock.sleep(step.seconds),

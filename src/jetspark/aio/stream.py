@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from jetspark.aio import clock
 from jetspark.aio.consumer import Consumer
 from jetspark.aio.context import DriverContext
 from jetspark.aio.ordered import OrderedConsumer
+from jetspark.core.arguments import flag
 from jetspark.errors import RequestTimeout
 from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy, Placement, StreamConfig
 from jetspark.jetstream.direct_get import MAX_LAST_REQUESTS, BatchGet, LastGet
@@ -22,7 +23,7 @@ __all__ = ["Stream"]
 
 
 class Stream:
-    """One stream. ``cached_info`` is what was last heard of it; :meth:`info` asks.
+    """One stream. ``cached_info`` is the server's last answer about it; :meth:`info` asks again.
 
     Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
     nobody answers for it, and ``RequestTimeout`` when no answer came in time.
@@ -88,7 +89,7 @@ class Stream:
             MessageNotFound: There is none.
         """
         query = message_query(sequence=sequence, last_for=last_for, next_for=next_for)
-        use_direct = bool(self.cached_info.config.allow_direct) if direct is None else direct
+        use_direct = bool(self.cached_info.config.allow_direct) if direct is None else flag("direct", direct)
         return await self._context.run(self._context.api.get_message(self.name, query, direct=use_direct))
 
     async def get_messages(
@@ -124,7 +125,7 @@ class Stream:
                         patience.renew(clock.now())  # who reads slowly is not kept waiting by us
 
     async def get_last_messages(
-        self, filters: Sequence[str], *, up_to_sequence: int | None = None
+        self, filters: Iterable[str], *, up_to_sequence: int | None = None
     ) -> list[StoredMessage]:
         """The last message of each subject that matches one of ``filters``, all as of one moment, oldest first.
 
@@ -216,7 +217,7 @@ def last_messages_patience(context: DriverContext, stream: str) -> Patience:
 
 
 async def last_messages(
-    context: DriverContext, stream: str, filters: Sequence[str], up_to_sequence: int | None, patience: Patience
+    context: DriverContext, stream: str, filters: Iterable[str], up_to_sequence: int | None, patience: Patience
 ) -> list[StoredMessage]:
     """What :meth:`Stream.get_last_messages` returns, for as long as the patience lasts."""
     await context.run(context.api.require(LAST_GET))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from jetspark.aio.message import Message
 from jetspark.aio.transport import Link
 from jetspark.aio.waits import Waits
+from jetspark.core.arguments import function
 from jetspark.core.client_base import SubscriptionBase
 from jetspark.core.numbers import check_timeout, timeout_of
-from jetspark.core.subscription import SubscriptionState
+from jetspark.core.subscription import SubscriptionKind, SubscriptionState
 from jetspark.errors import ConnectionClosed, RequestTimeout
 
 __all__ = ["Callback", "Subscription", "SubscriptionReader", "subscribe"]
@@ -20,8 +21,12 @@ __all__ = ["Callback", "Subscription", "SubscriptionReader", "subscribe"]
 Callback = Callable[[Message], Awaitable[Any] | None]
 
 
-def subscribe(link: Link, subject: str, queue: str = "", callback: Callback | None = None, **kind: Any) -> Subscription:
+def subscribe(
+    link: Link, subject: str, queue: str = "", callback: Callback | None = None, **kind: Unpack[SubscriptionKind]
+) -> Subscription:
     """Start receiving. ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
+    if callback is not None:
+        function("callback", callback, "a function that takes a message")
     link.check_loop()
     reader = SubscriptionReader()
     reader.state = link.connection.subscribe(subject, queue, reader=reader, **kind)
@@ -116,13 +121,13 @@ class Subscription(SubscriptionBase):
         return message
 
     async def unsubscribe(self, max_messages: int = 0) -> None:
-        """End now, or when ``max_messages`` have been received in all. What was received can still be read."""
+        """End now, or when ``max_messages`` have been received in all. Messages received so far can still be read."""
         self._link.unsubscribe(self._state, max_messages)
 
     async def drain(self, timeout: float | None = None) -> None:
         """End without losing anything: the server stops sending, then the reader finishes what is here.
 
-        Should the session end first, no more comes either: what was on its way is lost with it.
+        Should the session end first, no more comes either: messages on their way are lost with it.
 
         Raises:
             RequestTimeout: The reader did not finish in time.

@@ -210,6 +210,8 @@ class App(Declarations):
         compatibility: What a new version of an event is checked for, in the words of Confluent's registry.
         timers: Let the stream hold timers (:class:`Timers`), too.
         version: Of the application, as its workers tell those who look for services; three numbers.
+        advisories: A stream that stores the server's advisories already, such as one on ``$JS.EVENT.ADVISORY.>``: they
+            are read there. Without, the application has a stream of its own for those about its consumers.
     """
 
     @property

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 __all__ = ["Cause", "CauseLike", "child_of", "current_cause", "new_trace"]
 
-_is_traceparent = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
+_read_traceparent = re.compile(r"([0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-)(?!0{16})[0-9a-f]{16}(-[0-9a-f]{2})").fullmatch
 
 
 class CauseLike(Protocol):
@@ -42,7 +42,5 @@ def new_trace(random_bits: Callable[[int], int]) -> str:
 
 def child_of(traceparent: str | None, random_bits: Callable[[int], int]) -> str:
     """The same trace with a span of its own; a new trace if there is none, or none that is one."""
-    if traceparent is None or not _is_traceparent(traceparent):
-        return new_trace(random_bits)
-    version, trace, _, flags = traceparent.split("-")
-    return f"{version}-{trace}-{random_bits(64) | 1:016x}-{flags}"
+    found = None if traceparent is None else _read_traceparent(traceparent)
+    return new_trace(random_bits) if found is None else f"{found[1]}{random_bits(64) | 1:016x}{found[2]}"

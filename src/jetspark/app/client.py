@@ -5,14 +5,15 @@ from __future__ import annotations
 import datetime
 import random
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
-from time import time_ns as _now_ns
+from time import time_ns
 from typing import TYPE_CHECKING, Any, Self
 
 from jetspark.aio.client import Client, connect
+from jetspark.aio.clock import rng as loop_rng
 from jetspark.aio.fast import FastPublisher
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.causes import CauseLike, child_of, current_cause
-from jetspark.app.clock import utc_now
+from jetspark.app.clock import nanoseconds_now, utc_now
 from jetspark.app.contracts.catalogue import Contract, contract_of
 from jetspark.app.contracts.envelope import Encoded, encode, write_event
 from jetspark.app.contracts.ids import NewIds
@@ -54,18 +55,27 @@ class AppClient:
         self._committer: Committer | None = None
         self._random_bits: Callable[[int], int] = random.SystemRandom().getrandbits
         self._ids = NewIds(self._random_bits)
+        self._now_ns: Callable[[], int] = time_ns
 
     @classmethod
     def on(cls, app: Declarations, js: JetStream) -> Self:
         """A client on a connection that somebody else has opened, and closes; it is used without a block."""
         client = cls(app, (), {})
         client._js = js
+        client._ask_loop()
         return client
+
+    def _ask_loop(self) -> None:
+        """Time and chance are those of the loop: in a test a seed is one course of events, ids included."""
+        self._random_bits = loop_rng().getrandbits
+        self._ids = NewIds(self._random_bits)
+        self._now_ns = nanoseconds_now()
 
     async def __aenter__(self) -> Self:
         self.app.catalogue.check()
         self._nc = await connect(self._servers, **self._options)
         self._js = self._nc.jetstream()
+        self._ask_loop()
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
@@ -292,11 +302,11 @@ class AppClient:
 
     def new_id(self) -> str:
         """A new id: unique, and later than those before it."""
-        return self._ids.new(_now_ns())
+        return self._ids.new(self._now_ns())
 
     def new_ids(self, count: int) -> list[str]:
         """Several new ids."""
-        return self._ids.several(_now_ns(), count)
+        return self._ids.several(self._now_ns(), count)
 
     def child_trace(self, cause: CauseLike | None) -> str:
         """A span of its own in the trace of what is being handled, or in a new trace."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import datetime
 import time
+from collections.abc import Callable
 
-__all__ = ["idle_s", "seconds_now", "utc_now"]
+__all__ = ["idle_s", "nanoseconds_now", "seconds_now", "utc_now"]
 
 
 def seconds_now() -> float:
@@ -17,6 +18,12 @@ def seconds_now() -> float:
         return time.time()
     wall_time = getattr(loop, "wall_time", None)
     return time.time() if wall_time is None else float(wall_time())
+
+
+def nanoseconds_now() -> Callable[[], int]:
+    """A function for nanoseconds since 1970, by the loop that runs now; it is called for every id that is made."""
+    wall_time: Callable[[], float] | None = getattr(asyncio.get_running_loop(), "wall_time", None)
+    return time.time_ns if wall_time is None else lambda: int(wall_time() * 1e9)
 
 
 def utc_now() -> datetime.datetime:

@@ -22,6 +22,9 @@ from jetspark.app.timers import check_stream, timer_subjects
 from jetspark.app.topology.declared import OWNER, ConsumerPlace, Topology, TopologyPlan
 from jetspark.app.topology.keeping import check_keeps
 from jetspark.app.topology.names import (
+    ADVISORY_KINDS,
+    advisory_stream,
+    advisory_subject,
     check_app_name,
     dead_letter_stream,
     handler_bucket,
@@ -52,6 +55,10 @@ WORKERS = 8
 DUPLICATE_WINDOW_S = 120.0
 """How long a stream remembers ids, by default."""
 _is_version = re.compile(r"\d+\.\d+\.\d+(?:[-+][0-9A-Za-z.+-]+)?").fullmatch
+ADVISORIES_AGE_S = 30 * 86400.0
+"""How long it is known that an event was given up while no worker ran."""
+ADVISORIES_BYTES = 32 << 20
+"""About 80,000 of them."""
 MARKER_TTL_S = 60.0
 """How long watchers of the handlers' bucket can see that a key went away by its TTL."""
 
@@ -71,8 +78,12 @@ class Declarations:
         compatibility: Mode = DEFAULT_MODE,
         timers: bool = False,
         version: str = "0.0.0",
+        advisories: str | None = None,
     ) -> None:
         self.name = check_app_name(name)
+        self.advisories = advisory_stream(self.name) if advisories is None else advisories
+        """The stream in which the server's advisories about its consumers are."""
+        self._owns_advisories = advisories is None
         config = StreamConfig(name=stream) if isinstance(stream, str) else stream
         if config.subjects is not None and subjects:
             raise ConfigError(f"subjects={list(subjects)} with those of the StreamConfig: expected one of the two")
@@ -254,11 +265,14 @@ class Declarations:
             streams.append(self._dead_letters())
         if self.handlers:
             streams.append(self._retries())
+            if self._owns_advisories:
+                streams.append(self._advisory_stream())
             buckets.append(
                 self._bucket(handler_bucket(self.name), "What handlers remember.", limit_marker_ttl_s=MARKER_TTL_S)
             )
         streams += [self._copies(spec, spec.partitions) for spec in self.handlers.values() if spec.partitions]
         consumers = [place for spec in self.handlers.values() for place in self.consumers_of(spec)]
+        consumers += [self.advisory_consumer(spec) for spec in self.handlers.values()]
         replaces = {
             partition_stream(self.name, spec.name): (self.stream, spec.durable) for spec in self.handlers.values()
         }
@@ -370,6 +384,42 @@ class Declarations:
             allow_rollup=True,
             metadata={OWNER: self.name},
         )
+
+    def _advisory_stream(self) -> StreamConfig:
+        filters = [each for spec in self.handlers.values() for each in self._advisory_subjects(spec)]
+        return StreamConfig(
+            name=self.advisories,
+            description="What the server says of events that it, or another client, gave up.",
+            subjects=list(dict.fromkeys(filters)),
+            retention="limits",
+            max_age_s=ADVISORIES_AGE_S,
+            max_bytes=ADVISORIES_BYTES,
+            discard="old",
+            allow_direct=True,
+            metadata={OWNER: self.name},
+        )
+
+    def _advisory_subjects(self, spec: HandlerSpec) -> list[str]:
+        """Of a handler's consumers. Of a stream that others read as well its own alone: a subject has one stream."""
+        retries = retry_stream(self.name)
+        places = [(self.stream, spec.durable), (retries, "*")]
+        if spec.partitions is not None:
+            places[0] = (partition_stream(self.name, spec.name), "*")
+        return [advisory_subject(kind, stream, name) for kind in ADVISORY_KINDS for stream, name in places]
+
+    def advisory_consumer(self, spec: HandlerSpec) -> ConsumerPlace:
+        """The consumer by which the workers of a handler share what was said of its events."""
+        config = ConsumerConfig(
+            durable_name=f"{self.name}-{spec.name}",
+            ack_policy="explicit",
+            # Of what was before this handler there is nothing to mend.
+            deliver_policy="new",
+            ack_wait_s=10.0,
+            max_deliver=-1,
+            filter_subjects=self._advisory_subjects(spec),
+            metadata={OWNER: self.name, "jetspark-handler": spec.name},
+        )
+        return ConsumerPlace(self.advisories, config)
 
     def _copies(self, spec: HandlerSpec, partitions: int) -> StreamConfig:
         """What a handler with partitions reads: the server copies its events, with their partition in the subject.

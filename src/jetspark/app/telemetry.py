@@ -67,16 +67,20 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LetterChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A dead letter was written, or closed because its event is done."""
+    """A dead letter was written, or closed because its event is done.
+
+    ``dropped`` is an event without a letter, because its handler has ``dead_letter=False``: the workers that had it
+    died, or somebody else gave it up. What is dropped after an attempt of this worker is the outcome of that attempt.
+    """
 
     app: str
     handler: str
     key: str | None
     stream: str
     sequence: int
-    status: Literal["open", "behind", "closed"]
+    status: Literal["open", "behind", "closed", "dropped"]
     error: str | None
-    """The type of the error, of a letter that is open."""
+    """The type of the error, of a letter that is open and of what is dropped."""
     attempts: int
 
 
@@ -90,7 +94,7 @@ class HandlerObserver:
         """What becomes of the event is decided, and stored; in the task that called :meth:`on_started`."""
 
     def on_letter(self, letter: LetterChange) -> None:
-        """A dead letter was written or closed by this worker."""
+        """A dead letter was written or closed by this worker, or dropped outside of an attempt."""
 
     def on_paused(self, handler: str, seconds: float) -> None:
         """This worker has paused the handler for every worker: its breaker opened."""

@@ -1,21 +1,41 @@
 """Single items in, batches out: the front door of ingestion, on asyncio.
 
-:mod:`jetspark.batcher.blocking` has the same names for threads. Nothing here needs NATS.
+:mod:`jetspark.batcher.blocking` has the same names for threads. Nothing here needs NATS. The asyncio half is loaded
+when one of its names is used, so that programs that block do without.
 """
 
-from jetspark.batcher import public as _public
-from jetspark.batcher.aio.batcher import Batcher
-from jetspark.batcher.aio.jetstream import AtomicSink, FastIngestSink
-from jetspark.batcher.aio.sinks import (
-    CircuitBreakerSink,
-    DeadLetterSink,
-    FileSink,
-    MeteredSink,
-    RateLimitSink,
-    RetrySink,
-    Sink,
-)
-from jetspark.batcher.public import *
+from typing import TYPE_CHECKING
+
+from jetspark.batcher import exports as _exports
+from jetspark.batcher.exports import *
+
+if TYPE_CHECKING:
+    from jetspark.batcher.aio.batcher import Batcher
+    from jetspark.batcher.aio.jetstream import AtomicSink, FastIngestSink
+    from jetspark.batcher.aio.sinks import (
+        CircuitBreakerSink,
+        DeadLetterSink,
+        FileSink,
+        MeteredSink,
+        RateLimitSink,
+        RetrySink,
+        Sink,
+    )
+else:
+
+    def __getattr__(name):
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        homes = {"Batcher": "batcher", "AtomicSink": "jetstream", "FastIngestSink": "jetstream"}
+        home = homes.get(name, "sinks")
+        globals()[name] = found = getattr(import_module(f"jetspark.batcher.aio.{home}"), name)
+        return found
+
+    def __dir__():
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "AtomicSink",
@@ -29,4 +49,4 @@ __all__ = [
     "RetrySink",
     "Sink",
 ]
-__all__ += _public.__all__
+__all__ += _exports.__all__

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from jetspark.core.arguments import function, instance, text, unfit
 from jetspark.core.numbers import seconds_above_0, whole
-from jetspark.errors import ConfigError
 
 __all__ = ["BatcherConfig", "Clock", "Flushed", "Metrics", "Reason", "Result", "Stats"]
 
@@ -120,10 +120,24 @@ class BatcherConfig(Generic[SinkT_co]):
             object.__setattr__(self, "flush_timeout", DEFAULT_FLUSH_TIMEOUT_S)
         whole("queue_depth", self.queue_depth, instead=_OR_DEFAULT)
         seconds_above_0("flush_timeout", self.flush_timeout, instead=_OR_DEFAULT)
-        if not callable(getattr(self.sink, "write", None)):
-            raise ConfigError(f"sink={self.sink!r}: expected an object with a method write(batch)")
-        if not callable(self.size_of):
-            raise ConfigError(f"size_of={self.size_of!r}: expected a function from an item to its bytes")
+        check_sink("sink", self.sink)
+        function("size_of", self.size_of, "a function from an item to its bytes")
+        text("name", self.name)
+        if self.metrics is not None and not callable(getattr(self.metrics, "flushed", None)):
+            raise unfit("metrics", self.metrics, "an object with the methods watch() and flushed()")
+        if self.logger is not None:
+            instance("logger", self.logger, logging.Logger)
+        if self.clock is not None and not callable(getattr(self.clock, "now", None)):
+            raise unfit("clock", self.clock, "an object with a method now()")
+
+
+def check_sink(what: str, sink: object) -> None:
+    """
+    Raises:
+        ConfigError: It is no sink. A class of sinks is none, though it has the method.
+    """
+    if isinstance(sink, type) or not callable(getattr(sink, "write", None)):
+        raise unfit(what, sink, "an object with a method write(batch)")
 
 
 def _is_default(value: Any) -> bool:

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from jetspark.batcher.dead_letters import DeadLetter
-from jetspark.errors import ConfigError, UsageError
+from jetspark.core.arguments import flag, function, unfit
+from jetspark.errors import UsageError
 
 try:
     import fcntl
@@ -64,10 +65,11 @@ class LineFile:
     """One file, one writer; any thread may call."""
 
     def __init__(self, path: str | os.PathLike[str], to_json: Callable[[Any], str | bytes], *, fsync: bool) -> None:
-        if not callable(to_json):
-            raise ConfigError(f"to_json={to_json!r}: expected a function from an item to its JSON")
+        if not isinstance(path, str | os.PathLike):
+            raise unfit("path", path, "a path")
         self.path = Path(path)
-        self._to_json, self._fsync = to_json, fsync
+        self._to_json = function("to_json", to_json, "a function from an item to its JSON")
+        self._fsync = flag("fsync", fsync)
         self._lock = threading.Lock()
         self._file: int | None = None
         self._repair_to: int | None = None

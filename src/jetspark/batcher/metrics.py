@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jetspark.batcher.config import Result, Stats
+from jetspark.core.arguments import unfit
 from jetspark.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class PrometheusMetrics:
         except ImportError as error:
             raise MissingExtra("metrics for Prometheus", "telemetry") from error
         registry = prometheus_client.REGISTRY if registry is None else registry
+        if isinstance(registry, type) or not callable(getattr(registry, "register", None)):
+            raise unfit("registry", registry, "a CollectorRegistry")
         self._batchers: dict[str, Callable[[], Stats]] = {}
         self._lock = threading.Lock()
         self._sizes: Any = prometheus_client.Histogram(

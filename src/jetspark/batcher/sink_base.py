@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, Unpack
 
 from jetspark.batcher.circuit import Circuit, CircuitState
-from jetspark.batcher.config import Clock
+from jetspark.batcher.config import Clock, check_sink
 from jetspark.batcher.dead_letters import DeadLetters
 from jetspark.batcher.effects import Steps
 from jetspark.batcher.jetstream_sinks import (
@@ -24,6 +24,7 @@ from jetspark.batcher.jetstream_sinks import (
 from jetspark.batcher.metered import Meter, Observer, SinkStats
 from jetspark.batcher.rate_limit import TokenBucket
 from jetspark.batcher.retry import IsRetryable, Retry, is_retryable
+from jetspark.core.arguments import flag, function, unfit
 from jetspark.core.connection import Connection
 from jetspark.publish.fast_publisher import FastPublisherKeywords
 
@@ -51,6 +52,11 @@ class WrapperBase(Generic[S]):
     _make_runner: Callable[[Any, Any], Any]
 
     def __init__(self, sink: S, own: IsRetryable | None, clock: Clock | None) -> None:
+        check_sink("sink", sink)
+        if own is not None:
+            function("is_retryable", own, "a function of an error")
+        if clock is not None and not callable(getattr(clock, "now", None)):
+            raise unfit("clock", clock, "an object with a method now()")
         self._sink, self._own = sink, own
         self._runner = self._make_runner(sink, clock)
 
@@ -168,6 +174,10 @@ class DeadLetterSinkBase(WrapperBase[S], Generic[S, D]):
         is_retryable: IsRetryable | None = None,
     ) -> None:
         super().__init__(sink, is_retryable, None)
+        check_sink("dead_letters", dead_letters)
+        if when is not None:
+            function("when", when, "a function of an error")
+        flag("split", split)
         self._runner.dead_letters = dead_letters
         self._dead_letters = DeadLetters(when=when, split=split)
 
@@ -180,6 +190,8 @@ class MeteredSinkBase(WrapperBase[S]):
 
     def __init__(self, sink: S, observe: Observer | None = None, *, clock: Clock | None = None) -> None:
         super().__init__(sink, None, clock)
+        if observe is not None:
+            function("observe", observe, "a function that takes a Written")
         self._runner.observe = observe
         self._meter = Meter()
 
@@ -193,6 +205,15 @@ class MeteredSinkBase(WrapperBase[S]):
 
 
 # ---- JetStream -------------------------------------------------------------------------------------------------------
+
+
+def check_jetstream(js: object, method: str) -> None:
+    """
+    Raises:
+        ConfigError: It has no such method.
+    """
+    if isinstance(js, type) or not callable(getattr(js, method, None)):
+        raise unfit("js", js, "what nc.jetstream() returns")
 
 
 class FastIngestSinkBase(Generic[J, P, T]):
@@ -230,7 +251,8 @@ class FastIngestSinkBase(Generic[J, P, T]):
         linger_s: float = 0.002,
         **options: Unpack[FastPublisherKeywords],
     ) -> None:
-        has_ids = message_ids or id_of is not None
+        check_jetstream(js, "fast_publisher")
+        has_ids = flag("message_ids", message_ids) or id_of is not None
         check_publisher(has_ids, options)
         messages: ItemMessages[T] = ItemMessages(subject, to_message, id_of)
 
@@ -279,6 +301,7 @@ class AtomicSinkBase(Generic[J, T]):
         doubt_s: float = 30.0,
         timeout: float | None = None,
     ) -> None:
+        check_jetstream(js, "atomic_batch")
         messages: ItemMessages[T] = ItemMessages(subject, to_message, id_of)
         self._atomic = Atomic(
             js,

@@ -27,6 +27,7 @@ from jetspark.bench.workload import (
     Workload,
     payload_of,
 )
+from jetspark.codes import Code
 from jetspark.jetstream.publishing import Expect
 
 __all__ = ["COMMAND", "COMMAND_64", "COMMAND_64_REPLICATED", "COMMAND_REPLICATED"]
@@ -83,7 +84,7 @@ async def _nats_py(job: Job, at_a_time: int) -> Values:
                     await js.publish(subject, body, headers=headers)
                     return
                 except BadRequestError as error:
-                    if error.err_code != 10071:
+                    if error.err_code != Code.WRONG_LAST_SEQUENCE:
                         raise
 
         try:

@@ -192,18 +192,18 @@ CORE_SUBSCRIBE = Workload(
     ),
     bars=(
         Bar(
-            claim="core subscribe, asyncio, is at least 1.5 x nats-py",
+            claim="core subscribe, asyncio, is at least 4 x nats-py",
             metric="messages_per_s",
             contender="jetspark",
             baseline="nats-py",
-            at_least=1.5,
+            at_least=4.0,
         ),
         Bar(
-            claim="core subscribe, asyncio, is at least 0.7 x a bare reader",
+            claim="core subscribe, asyncio, is at least 0.8 x a bare reader",
             metric="messages_per_s",
             contender="jetspark",
             baseline="bare",
-            at_least=0.7,
+            at_least=0.8,
         ),
     ),
 )

@@ -40,7 +40,7 @@ class Enter(Command):
 
 
 def ledgers(replicas: int = 1) -> App:
-    """The application; its stream has so many replicas."""
+    """The application; its stream has ``replicas`` replicas."""
     config = StreamConfig(name="BENCH_LEDGERS", subjects=["bench-ledgers.>"], replicas=replicas)
     app = App("bench-ledgers", stream=config, events=[Entered])
     app.command("enter")(Enter)

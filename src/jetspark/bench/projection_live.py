@@ -154,9 +154,14 @@ PROJECTION_LIVE = Workload(
         Contender(name="bare", what="a bare socket that reads the same messages", run=bare),
     ),
     bars=(
-        Bar(claim="60 thousand events/s", metric="messages_per_s", contender="jetspark", at_least=60_000),
         Bar(
-            claim="0.3 times the pace of a bare reader",
+            claim="a live projection folds at least 60 thousand events a second",
+            metric="messages_per_s",
+            contender="jetspark",
+            at_least=60_000,
+        ),
+        Bar(
+            claim="a live projection is at least 0.3 x a bare reader",
             metric="messages_per_s",
             contender="jetspark",
             baseline="bare",
@@ -177,7 +182,17 @@ PROJECTION_LATENCY = Workload(
     baselines=(),
     contenders=(Contender(name="jetspark", what="a worker of the application", run=latency, has_uvloop_twin=True),),
     bars=(
-        Bar(claim="half within 10 ms", metric="latency_ms_p50", contender="jetspark", at_most=10.0),
-        Bar(claim="99 of 100 within 50 ms", metric="latency_ms_p99", contender="jetspark", at_most=50.0),
+        Bar(
+            claim="an event is in the state of a live projection after at most 10 ms at p50",
+            metric="latency_ms_p50",
+            contender="jetspark",
+            at_most=10.0,
+        ),
+        Bar(
+            claim="an event is in the state of a live projection after at most 50 ms at p99",
+            metric="latency_ms_p99",
+            contender="jetspark",
+            at_most=50.0,
+        ),
     ),
 )

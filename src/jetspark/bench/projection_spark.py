@@ -17,13 +17,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from jetspark.bench.extras import SPARK
 from jetspark.bench.spark import descendants
 from jetspark.bench.workload import CPU_PER_MILLION, MESSAGES_PER_S, Bar, Contender, Job, Metric, Values, Workload
 from jetspark.blocking import JetStream, connect
 from jetspark.errors import ConnectionLost, StreamNotFound
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from jetspark.spark.types import SparkSession
 
 __all__ = ["APP", "PROJECTION_SPARK", "PROJECTION_SPARK_FIRST", "cpu_s"]
 
@@ -137,7 +138,7 @@ PROJECTION_SPARK = Workload(
     payload_bytes=280,
     contenders=(
         Contender(
-            name="jetspark", what="jetspark.spark.backfill, warm, and cold before", run=warm_and_cold, needs="pyspark"
+            name="jetspark", what="jetspark.spark.backfill, warm, and cold before", run=warm_and_cold, needs=SPARK
         ),
     ),
     storage="file",
@@ -165,7 +166,7 @@ PROJECTION_SPARK_FIRST = Workload(
             name="jetspark",
             what="jetspark.spark.run in a session for short jobs",
             run=first_batch,
-            needs="pyspark",
+            needs=SPARK,
             is_in_quick_runs=False,
         ),
     ),

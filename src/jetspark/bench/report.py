@@ -35,6 +35,8 @@ class Spread:
 class ContenderResult:
     name: str
     what: str
+    count: int
+    """Operations of each sample; fewer than the workload's for a peer that does a part."""
     samples: list[Sample]
     spreads: dict[str, Spread]
     """By metric. Empty when skipped, and when a sample failed: the rest would be a selection."""
@@ -151,6 +153,7 @@ def summarise(
     count: int,
     samples: Mapping[str, Sequence[Sample]],
     whats: Mapping[str, str],
+    counts: Mapping[str, int],
     skipped: Mapping[str, str],
     judge: bool = True,
 ) -> WorkloadResult:
@@ -159,6 +162,7 @@ def summarise(
         ContenderResult(
             name=name,
             what=what,
+            count=counts[name],
             samples=list(samples.get(name, ())),
             spreads=_spreads(samples.get(name, ())),
             skipped=skipped.get(name),
@@ -226,6 +230,7 @@ def _pairs(metric: str, contender: ContenderResult, baseline: ContenderResult) -
 def _contender_dict(entry: ContenderResult) -> dict[str, Any]:
     return {
         "what": entry.what,
+        "count": entry.count,
         "skipped": entry.skipped,
         "error": entry.error,
         "samples": [asdict(sample) for sample in entry.samples],

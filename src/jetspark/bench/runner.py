@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from jetspark.bench import helper
+from jetspark.bench.extras import Extra
 from jetspark.bench.peers import Peer
 from jetspark.bench.replicas import one_server, server_for
 from jetspark.bench.report import Report, Sample, WorkloadResult, summarise
@@ -45,7 +46,6 @@ _DISTRIBUTIONS = {
     "faststream": "faststream",
     "msgspec": "msgspec",
     "uvloop": "uvloop",
-    "pyspark": "pyspark",
 }
 
 OnProgress = Callable[[str], None]
@@ -79,8 +79,10 @@ class Plan:
     def repeats_or_default(self) -> int:
         return self.repeats or (1 if self.is_quick else 5)
 
-    def count_for(self, workload: Workload) -> int:
-        return self.count or (workload.quick_count if self.is_quick else workload.count)
+    def count_for(self, workload: Workload, contender: Contender | None = None) -> int:
+        """Operations of one measurement of the workload; fewer for a contender that does a part."""
+        count = self.count or (workload.quick_count if self.is_quick else workload.count)
+        return max(1, count // contender.count_divisor) if contender is not None else count
 
 
 def contenders_of(workload: Workload, plan: Plan) -> tuple[dict[str, Contender], dict[str, str]]:
@@ -110,10 +112,14 @@ def _reason_to_skip(contender: Contender, plan: Plan, *, has_uvloop: bool) -> st
         except ConfigError as error:
             return str(error)
         return None
-    modules = {needs, "uvloop" if has_uvloop else ""} - {""}
-    if missing := sorted(module for module in modules if importlib.util.find_spec(module) is None):
-        return f"{', '.join(_DISTRIBUTIONS[module] for module in missing)} is not installed"
-    return None
+    missing: list[str] = []
+    if isinstance(needs, Extra):
+        missing += needs.missing()
+    elif needs and importlib.util.find_spec(needs) is None:
+        missing.append(_DISTRIBUTIONS[needs])
+    if has_uvloop and importlib.util.find_spec("uvloop") is None:
+        missing.append("uvloop")
+    return f"{', '.join(missing)} is not installed" if missing else None
 
 
 def total_samples(plan: Plan) -> int:
@@ -142,7 +148,7 @@ def run(plan: Plan, on_progress: OnProgress = lambda what: None) -> Report:
                 with server_for(workload, url, is_given=plan.url is not None) as place:
                     for name in names[turn:] + names[:turn]:
                         on_progress(f"{workload.name}: {name}")
-                        sample = _measure(workload, name, plan, place, repeat)
+                        sample = _measure(workload, name, plan.count_for(workload, chosen[name]), place, repeat)
                         samples.setdefault((workload.name, name), []).append(sample)
         on_progress("")
     return Report(
@@ -164,13 +170,13 @@ def _result(workload: Workload, plan: Plan, samples: dict[tuple[str, str], list[
         count=plan.count_for(workload),
         samples={name: samples[workload.name, name] for name in chosen if (workload.name, name) in samples},
         whats={name: contender.what for name, contender in chosen.items()},
+        counts={name: plan.count_for(workload, contender) for name, contender in chosen.items()},
         skipped=skipped,
         judge=not plan.is_quick,
     )
 
 
-def _measure(workload: Workload, contender: str, plan: Plan, url: str, repeat: int) -> Sample:
-    count = plan.count_for(workload)
+def _measure(workload: Workload, contender: str, count: int, url: str, repeat: int) -> Sample:
     job = Job(
         url=url,
         subject=f"bench.data.{secrets.token_hex(4)}",
@@ -222,7 +228,9 @@ def _versions(server: str, workloads: Sequence[Workload]) -> dict[str, str | Non
         except metadata.PackageNotFoundError:
             versions[distribution] = None
     for contender in (contender for workload in workloads for contender in workload.contenders):
-        if isinstance(contender.needs, Peer):
+        if isinstance(contender.needs, Extra):
+            versions |= contender.needs.versions()
+        elif isinstance(contender.needs, Peer):
             try:
                 versions[contender.needs.distribution] = contender.needs.version()
             except ConfigError:

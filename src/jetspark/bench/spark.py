@@ -21,6 +21,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from jetspark.bench import fast_ingest, js_pull
+from jetspark.bench.extras import SPARK
 from jetspark.bench.streams import stream_for
 from jetspark.bench.workload import MESSAGES_PER_S, Bar, Contender, Job, Metric, Values, Workload, payload_of
 from jetspark.blocking import JetStream, connect
@@ -29,12 +30,12 @@ from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.kv import KVConfig
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from jetspark.spark.types import DataFrame, SparkSession
 
 __all__ = ["SPARK_FOLD", "SPARK_READ", "SPARK_READ_LARGE", "SPARK_WRITE", "descendants", "peak_mib"]
 
 KEYS = 10_000
-# Of the largest messages a server takes by default, so many are half a gigabyte: more than a worker may hold.
+# Half a gigabyte of the largest messages a server takes by default: more than a worker may hold.
 LARGE_BYTES, LARGE_COUNT = 1 << 20, 512
 
 # Reads after the cold one, of which the median counts. A JVM compiles what runs often, on the same processors: it spent
@@ -83,7 +84,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _filled(job: Job, count: int, data: Any = None) -> Iterator[str]:
-    """A stream with so many messages; ``data`` makes the payload of each from its number."""
+    """A stream with ``count`` messages; ``data`` makes the payload of each from its number."""
     name = job.subject.replace(".", "-")
     payload = payload_of(job.payload_bytes)
     with connect(job.url) as client:
@@ -219,20 +220,20 @@ _READERS = (
         name="jetspark",
         what='spark.read.format("jetstream"), two tasks at a time, warm',
         run=read_warm,
-        needs="pyspark",
+        needs=SPARK,
     ),
     Contender(
         name="jetspark-cold",
         what="the same, the first read of a session",
         run=read_cold,
-        needs="pyspark",
+        needs=SPARK,
         is_in_quick_runs=False,
     ),
     Contender(
         name="jetspark-1",
         what="one task at a time, warm",
         run=read_on_one_core,
-        needs="pyspark",
+        needs=SPARK,
         is_in_quick_runs=False,
     ),
 )
@@ -279,19 +280,15 @@ SPARK_WRITE = Workload(
     contenders=(
         Contender(name="bare", what="a bare fast-ingest writer, no ids, no Spark", run=fast_ingest.bare),
         Contender(name="bare-ids", what="the same with message ids", run=fast_ingest.bare_ids),
-        Contender(
-            name="jetspark", what='df.write.format("jetstream"), with ids, 2 partitions', run=write, needs="pyspark"
-        ),
+        Contender(name="jetspark", what='df.write.format("jetstream"), with ids, 2 partitions', run=write, needs=SPARK),
         Contender(
             name="jetspark-1",
             what="the same, 1 partition",
             run=write_one_partition,
-            needs="pyspark",
+            needs=SPARK,
             is_in_quick_runs=False,
         ),
-        Contender(
-            name="jetspark-no-ids", what="exactlyOnce=false, 2 partitions", run=write_without_ids, needs="pyspark"
-        ),
+        Contender(name="jetspark-no-ids", what="exactlyOnce=false, 2 partitions", run=write_without_ids, needs=SPARK),
     ),
     storage="file",
     replicas=1,
@@ -326,13 +323,13 @@ SPARK_FOLD = Workload(
             name="jetspark",
             what='df.repartition(2, "key").write.format("jetstream_fold"), warm',
             run=fold_warm,
-            needs="pyspark",
+            needs=SPARK,
         ),
         Contender(
             name="jetspark-cold",
             what="the same, the first fold of a session",
             run=fold_cold,
-            needs="pyspark",
+            needs=SPARK,
             is_in_quick_runs=False,
         ),
     ),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Literal, TypeAlias
 
+from jetspark.bench.extras import Extra
 from jetspark.bench.peers import Peer
 
 __all__ = [
@@ -36,7 +37,7 @@ class Job:
     """Of this measurement alone: late messages of the one before cannot reach it."""
     count: int
     warmup: int
-    """So many operations go before the clock starts."""
+    """Operations that are done before the clock starts."""
     payload_bytes: int
     replicas: int = 1
     """Of its streams."""
@@ -49,10 +50,14 @@ class Contender:
     name: str
     what: str
     run: Callable[[Job], Values | Awaitable[Values]]
-    needs: str | Peer = ""
-    """Name of a module that is not ours, or a client outside this interpreter; without it the contender is skipped."""
+    needs: str | Peer | Extra = ""
+    """Name of a module that is not ours, an extra, or a client outside this interpreter; without it the contender is
+    skipped."""
     is_in_quick_runs: bool = True
     """False for a variant that is slow to start and shows nothing new about whether things work."""
+    count_divisor: int = 1
+    """More than 1 for a slow peer of a long workload, which does that part of the work: the rates compare all the same,
+    and nobody waits for a minute to see what seconds show. Never for one of ours, or a baseline of several bars."""
     has_uvloop_twin: bool = False
     """Whether ``--uvloop`` runs it a second time, on uvloop."""
 

@@ -17,13 +17,13 @@ from jetspark.blocking.ordered import OrderedConsumer
 from jetspark.blocking.stream import Stream
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.blocking.subscription import Subscription
-from jetspark.core import public as _core
-from jetspark.core.public import *
+from jetspark.core import exports as _core
+from jetspark.core.exports import *
 from jetspark.errors import *
-from jetspark.jetstream import public as _jetstream
-from jetspark.jetstream.public import *
-from jetspark.publish import public as _publish
-from jetspark.publish.public import *
+from jetspark.jetstream import exports as _jetstream
+from jetspark.jetstream.exports import *
+from jetspark.publish import exports as _publish
+from jetspark.publish.exports import *
 
 __all__ = [
     "AtomicBatch",

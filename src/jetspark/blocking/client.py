@@ -23,6 +23,7 @@ from jetspark.blocking.subscription import Callback, Subscription, subscribe
 from jetspark.blocking.transport import WRITE_AT_BYTES, Link
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Waiter
 from jetspark.core import ending
+from jetspark.core.arguments import function
 from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
 from jetspark.core.dispatcher import Dispatcher
@@ -32,7 +33,7 @@ from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox
 from jetspark.core.lifecycle import AuthSource
 from jetspark.core.numbers import check_timeout, timeout_of, whole
-from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig
+from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig, check_connect
 from jetspark.core.reconnect import parse_servers
 from jetspark.core.reply_limits import Collector
 from jetspark.core.subscription import SubscriptionState
@@ -62,6 +63,7 @@ def connect(
     Arguments and errors are those of :func:`jetspark.connect`. ``on_event`` and functions given as ``auth`` are
     called on the connection's thread.
     """
+    check_connect(auth, tls, on_event)
     return Client(parse_servers(servers), auth, tls, on_event, ConnectOptions.of(options, overrides))
 
 
@@ -232,7 +234,7 @@ class Client(ClientBase):
 
         Args:
             timeout: Longest time in all (default ``request_timeout_s``).
-            max_messages: So many answers are enough.
+            max_messages: Stop after this many answers.
             stall: After the first answer, longest wait for each further one.
             stop: True for the message that ends the sequence; that message is not yielded.
 
@@ -242,6 +244,8 @@ class Client(ClientBase):
             RequestTimeout: There was no room in the send buffer within ``timeout``: nothing was sent.
         """
         timeout = timeout_of(timeout, self.options.request_timeout_s)
+        if stop is not None:
+            function("stop", stop, "a function that takes a message")
         collector = Collector(
             subject,
             now=time.monotonic(),
@@ -331,7 +335,7 @@ class Client(ClientBase):
         self._link.until_done(self._machine.flush, timeout_of(timeout, self.options.request_timeout_s), "flush")
 
     def drain(self, timeout: float | None = None) -> None:
-        """Stop receiving, let every reader finish what was received, send everything, close.
+        """Stop receiving, let every reader finish the messages received so far, send everything, close.
 
         All of it within ``timeout`` (default ``drain_timeout_s``). A drain beside another one, or beside ``close``,
         waits for that one and returns. Called in a callback, it does not wait for that callback's own subscription.

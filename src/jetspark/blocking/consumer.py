@@ -8,6 +8,7 @@ import datetime
 from jetspark.blocking.context import DriverContext
 from jetspark.blocking.pull import PullConsumer
 from jetspark.blocking.push import PushMessages
+from jetspark.core.arguments import instance
 from jetspark.errors import UsageError
 from jetspark.jetstream.info import ConsumerInfo
 
@@ -15,7 +16,7 @@ __all__ = ["Consumer"]
 
 
 class Consumer(PullConsumer):
-    """One consumer. ``cached_info`` is what was last heard of it; :meth:`info` asks.
+    """One consumer. ``cached_info`` is the server's last answer about it; :meth:`info` asks again.
 
     Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
     nobody answers for it, and ``RequestTimeout`` when no answer came in time.
@@ -43,7 +44,7 @@ class Consumer(PullConsumer):
 
     def pause(self, until: datetime.datetime) -> None:
         """Deliver nothing until then. Returns when the consumer says that it is paused."""
-        self._pause(until)
+        self._pause(instance("until", until, datetime.datetime))
 
     def resume(self) -> None:
         """Deliver again. Returns when the consumer says that it is not paused any more.

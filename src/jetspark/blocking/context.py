@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from jetspark.blocking import clock
 from jetspark.blocking.message import Message
@@ -20,6 +20,7 @@ from jetspark.blocking.subscription import Subscription, subscribe
 from jetspark.blocking.transport import Link
 from jetspark.core.connection import Connection
 from jetspark.core.numbers import timeout_of
+from jetspark.core.subscription import SubscriptionKind
 from jetspark.errors import ConnectionClosed, NoResponders, RequestTimeout
 from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.operations import Api, Deadline, Operation, Pause, Request
@@ -53,7 +54,7 @@ class DriverContext:
     """Longest time for all the requests of a call together, unless the call says otherwise."""
     publisher: WindowedPublisher
 
-    def subscribe(self, subject: str, queue: str = "", **kind: Any) -> Subscription:
+    def subscribe(self, subject: str, queue: str = "", **kind: Unpack[SubscriptionKind]) -> Subscription:
         """Start receiving; ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
         return subscribe(self.link, subject, queue, **kind)
 

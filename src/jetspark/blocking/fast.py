@@ -16,6 +16,7 @@ from typing import Self
 from jetspark.blocking.context import DriverContext
 from jetspark.blocking.runner import ROOM_POLL_S, PacedRunner
 from jetspark.blocking.transport import WRITE_AT_BYTES
+from jetspark.core.arguments import flag
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import check_timeout
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
@@ -27,7 +28,7 @@ from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_base import FastBatchBase, FastPublisherBase
 from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
 from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
-from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, some_of, take
+from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, each_of, last_message, some_of, take
 
 __all__ = ["FastBatch", "FastPublisher"]
 
@@ -99,7 +100,8 @@ class FastBatch(_FastBlock, FastBatchBase):
         survives a change of leader best. When this raises, ``sequence`` tells how many were added; the iterable may
         have been read up to 500 messages further.
         """
-        iterator = iter(items)
+        flag("commit", commit)
+        iterator = each_of(items)
         if commit:
             self._add_and_commit(iterator)
         else:
@@ -174,9 +176,7 @@ class FastBatch(_FastBlock, FastBatchBase):
         Raises:
             BatchCutShort, BatchInDoubt: Not everything is stored, or nobody knows.
         """
-        item: Item | None = None
-        if subject is not None:
-            item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
+        item = last_message(subject, data, publish_headers(headers, msg_id, expect, ttl))
         return self._commit(item)
 
     def _commit(self, item: Item | None) -> PubAck:
@@ -310,7 +310,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             InvalidSubject, InvalidHeader, PayloadTooLarge: It was not accepted.
             UsageError: Outside of its block, or after ``close``; it was not accepted.
             JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
-            JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has what was.
+            JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has those that were.
         """
         checked = publish_headers(headers, msg_id, expect, ttl)
         with self._link.lock:
@@ -332,7 +332,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             BatchInDoubt: The publisher gave up after ``patience_s`` without an answer; ``unpublished()`` has the rest.
             InvalidSubject, InvalidHeader, PayloadTooLarge, UsageError, JetSparkError: As :meth:`publish`.
         """
-        iterator = iter(items)
+        iterator = each_of(items)
         while True:
             with self._link.lock:
                 self._until_there_is_room()

@@ -280,8 +280,8 @@ class JetStream:
     def batch_advisories(self, stream: str | None = None) -> Iterator[BatchAbandoned]:
         """Every batch the server abandons from now on, of one stream or of all; ends with the connection.
 
-        An abandoned batch has stored nothing of what was not committed. Advisories are plain messages: what was
-        announced before this call, or while disconnected, is missed. A batch that was refused, or that was lost in a
+        An abandoned batch has stored nothing that was not committed. Advisories are plain messages: those sent before
+        this call, or while disconnected, are missed. A batch that was refused, or that was lost in a
         restart or a change of leaders, is not announced. To end it sooner, close it (``contextlib.closing``) or let go
         of it.
         """

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
 from typing import Literal, overload
@@ -161,7 +161,7 @@ class KeyValue:
                     seen.add(entry.key)
                     yield entry.key
 
-    def snapshot(self, filters: list[str], *, at: int | None = None) -> dict[str, KVEntry]:
+    def snapshot(self, filters: Iterable[str], *, at: int | None = None) -> dict[str, KVEntry]:
         """The values of many keys at one moment, never mixing two: now, or when the bucket was at sequence ``at``.
 
         ``filters`` are keys, or patterns with ``*`` and ``>``; at most 1024 keys may match. For the past, the bucket
@@ -220,12 +220,12 @@ class KeyValue:
             updates_only: Begin with the next change.
             meta_only: Without the values.
             ignore_deletes: Leave out deletions and purges.
-            from_revision: Begin with what was written at or after this revision, to go on where another watch ended.
+            from_revision: Begin with the writes at or after this revision, to go on where another watch ended.
 
         Raises (while iterating):
             StreamNotFound: The bucket was deleted; found out at once as a rule, and within 11 seconds.
-            StreamRecreated: The bucket was deleted and made again. What was shown is of the old one: forget it, and
-                watch again.
+            StreamRecreated: The bucket was deleted and made again. The entries shown so far are of the old one:
+                forget them, and watch again.
             RequestTimeout: No answer within the context's ``timeout`` when the watch was to begin.
         """
         options = watch_options(

@@ -22,6 +22,7 @@ from jetspark.blocking.object_sending import FastSending, Sending
 from jetspark.blocking.ordered import Watch
 from jetspark.blocking.part_file import PartFile
 from jetspark.blocking.stream import Stream
+from jetspark.core.arguments import unfit
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import seconds, timeout_of
 from jetspark.errors import ConnectionLost, DigestMismatch, JetSparkError, MessageNotFound, RequestTimeout
@@ -89,7 +90,7 @@ class ObjectStore:
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         timeout: float | None = None,
     ) -> ObjectInfo:
-        """Store an object under a name, in place of what was there; returns when all of it is stored.
+        """Store an object under a name, in place of an earlier one; returns when all of it is stored.
 
         When this raises or is interrupted, the name has what it had before, and the chunks that were stored are removed
         again. If the connection is gone for good they cannot be: :meth:`purge_orphans` finds them. Interrupted in its
@@ -214,7 +215,7 @@ class ObjectStore:
 
         Raises:
             ObjectNotFound: There is no such object.
-            DigestMismatch: The bucket does not have what was put.
+            DigestMismatch: The bytes in the bucket are not those that were put.
         """
         for attempt in range(READ_ATTEMPTS):
             reader, info = self._resolve(name)
@@ -238,9 +239,11 @@ class ObjectStore:
 
         Raises:
             ObjectNotFound: There is no such object.
-            DigestMismatch: The bucket does not have what was put.
+            DigestMismatch: The bytes in the bucket are not those that were put.
         """
         if not isinstance(target, str | os.PathLike):
+            if isinstance(target, type) or not callable(getattr(target, "write", None)):
+                raise unfit("target", target, "a path, or a file opened for writing in binary mode")
             reader, info = self._resolve(name)
             reader.write_to(info, target)
             return info
@@ -259,11 +262,11 @@ class ObjectStore:
         raise AssertionError("unreachable")
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The content, piece by piece. What was yielded counts only when the iteration ends without an error.
+        """The content, piece by piece. The pieces count only when the iteration ends without an error.
 
         Raises:
             ObjectNotFound: There is no such object.
-            DigestMismatch: The bucket does not have what was put, or it was replaced meanwhile.
+            DigestMismatch: The bytes in the bucket are not those that were put, or the object was replaced meanwhile.
         """
         reader, info = self._resolve(name)
         with closing(reader.read(info)) as chunks:
@@ -309,8 +312,8 @@ class ObjectStore:
 
         Raises (while iterating):
             StreamNotFound: The bucket was deleted; found out at once as a rule, and within 11 seconds.
-            StreamRecreated: The bucket was deleted and made again. What was shown is of the old one: forget it, and
-                watch again.
+            StreamRecreated: The bucket was deleted and made again. The entries shown so far are of the old one:
+                forget them, and watch again.
             RequestTimeout: No answer within the context's ``timeout`` when the watch was to begin.
         """
         options = watch_options(self.bucket, updates_only=updates_only)

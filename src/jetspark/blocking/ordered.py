@@ -12,6 +12,7 @@ from jetspark.blocking import clock
 from jetspark.blocking.context import DriverContext
 from jetspark.blocking.source import Source
 from jetspark.blocking.stream_message import JetStreamMessage
+from jetspark.core.arguments import flag
 from jetspark.errors import ConnectionClosed, JetSparkError
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.ordered import (
@@ -224,6 +225,8 @@ class Watch(Generic[T]):
 
     def changes(self, options: OrderedOptions, *, initial_marker: bool, ignore_deletes: bool) -> Iterator[T | None]:
         """Those there are, then None if ``initial_marker``, then every change, until the connection is closed."""
+        flag("initial_marker", initial_marker)
+        flag("ignore_deletes", ignore_deletes)
         reading = Reading(self._context, self._stream_name, options)
         is_initial = True
         try:

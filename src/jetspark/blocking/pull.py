@@ -99,7 +99,7 @@ class PullConsumer:
         """Every message, without end: ``for message in consumer.messages()``.
 
         Asks ahead, so that the next messages are usually here already, and goes on through reconnects, restarts and
-        leader changes. Leaving the loop gives back what was received ahead; to be sure that this is done before the
+        leader changes. Leaving the loop gives back messages received ahead; to be sure that this is done before the
         program goes on, use ``with consumer.messages() as messages``.
 
         Args:
@@ -121,7 +121,7 @@ class PullConsumer:
     def close(self) -> None:
         """Give back what fetches left behind. The consumer itself stays, and this object may be used again.
 
-        A server that does not answer within the context's ``timeout`` is not waited for; what was left behind is
+        A server that does not answer within the context's ``timeout`` is not waited for; messages left behind are
         delivered again when its ``ack_wait`` is over.
         """
         source, self._source = self._source, None
@@ -153,7 +153,7 @@ class Messages:
         self.close()
 
     def close(self) -> None:
-        """Stop, and give back what was received and not handed out."""
+        """Stop, and give back the messages that were received and not handed out."""
         self._is_closed = True
         if self._source is not None:
             self._source.close()

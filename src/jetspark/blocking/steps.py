@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
@@ -47,7 +46,7 @@ class ProcedureRunner:
         """Give a context, or a function that returns one that is open, which is called where a procedure connects."""
         self._context = None if js is None else context_of(js)
         self._renew = renew
-        self._rng = random.SystemRandom()
+        self._rng = clock.rng()
         self._ways: dict[type[Any], Callable[[Any], Any]] = {
             Request: self._ask,
             Pause: lambda step: clock.sleep(step.seconds),

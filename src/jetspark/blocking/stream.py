@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jetspark.blocking import clock
 from jetspark.blocking.consumer import Consumer
 from jetspark.blocking.context import DriverContext
 from jetspark.blocking.ordered import OrderedConsumer
+from jetspark.core.arguments import flag
 from jetspark.errors import RequestTimeout
 from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy, Placement, StreamConfig
 from jetspark.jetstream.direct_get import MAX_LAST_REQUESTS, BatchGet, LastGet
@@ -23,7 +24,7 @@ __all__ = ["Stream"]
 
 
 class Stream:
-    """One stream. ``cached_info`` is what was last heard of it; :meth:`info` asks.
+    """One stream. ``cached_info`` is the server's last answer about it; :meth:`info` asks again.
 
     Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
     nobody answers for it, and ``RequestTimeout`` when no answer came in time.
@@ -87,7 +88,7 @@ class Stream:
             MessageNotFound: There is none.
         """
         query = message_query(sequence=sequence, last_for=last_for, next_for=next_for)
-        use_direct = bool(self.cached_info.config.allow_direct) if direct is None else direct
+        use_direct = bool(self.cached_info.config.allow_direct) if direct is None else flag("direct", direct)
         return self._context.run(self._context.api.get_message(self.name, query, direct=use_direct))
 
     def get_messages(
@@ -122,7 +123,7 @@ class Stream:
                         yield stored
                         patience.renew(clock.now())  # who reads slowly is not kept waiting by us
 
-    def get_last_messages(self, filters: Sequence[str], *, up_to_sequence: int | None = None) -> list[StoredMessage]:
+    def get_last_messages(self, filters: Iterable[str], *, up_to_sequence: int | None = None) -> list[StoredMessage]:
         """The last message of each subject that matches one of ``filters``, all as of one moment, oldest first.
 
         With ``up_to_sequence`` as of then, as far as the stream still has it. At most 1024 subjects at a time. Needs
@@ -213,7 +214,7 @@ def last_messages_patience(context: DriverContext, stream: str) -> Patience:
 
 
 def last_messages(
-    context: DriverContext, stream: str, filters: Sequence[str], up_to_sequence: int | None, patience: Patience
+    context: DriverContext, stream: str, filters: Iterable[str], up_to_sequence: int | None, patience: Patience
 ) -> list[StoredMessage]:
     """What :meth:`Stream.get_last_messages` returns, for as long as the patience lasts."""
     context.run(context.api.require(LAST_GET))

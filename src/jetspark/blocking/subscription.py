@@ -6,15 +6,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from jetspark.blocking.finishing import is_interrupt
 from jetspark.blocking.message import Message
 from jetspark.blocking.transport import Link
 from jetspark.blocking.waiter import Changed
+from jetspark.core.arguments import function
 from jetspark.core.client_base import SubscriptionBase
 from jetspark.core.numbers import check_timeout, timeout_of
-from jetspark.core.subscription import SubscriptionState
+from jetspark.core.subscription import SubscriptionKind, SubscriptionState
 from jetspark.errors import ConnectionClosed, RequestTimeout
 
 __all__ = ["Callback", "Subscription", "SubscriptionReader", "subscribe"]
@@ -22,8 +23,12 @@ __all__ = ["Callback", "Subscription", "SubscriptionReader", "subscribe"]
 Callback = Callable[[Message], Any]
 
 
-def subscribe(link: Link, subject: str, queue: str = "", callback: Callback | None = None, **kind: Any) -> Subscription:
+def subscribe(
+    link: Link, subject: str, queue: str = "", callback: Callback | None = None, **kind: Unpack[SubscriptionKind]
+) -> Subscription:
     """Start receiving. ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
+    if callback is not None:
+        function("callback", callback, "a function that takes a message")
     reader = SubscriptionReader(link)
     try:
         with link.lock, link.doubt:
@@ -129,13 +134,13 @@ class Subscription(SubscriptionBase):
             raise state.error or ConnectionClosed(f"the subscription to {state.subject!r} is over")
 
     def unsubscribe(self, max_messages: int = 0) -> None:
-        """End now, or when ``max_messages`` have been received in all. What was received can still be read."""
+        """End now, or when ``max_messages`` have been received in all. Messages received so far can still be read."""
         self._link.unsubscribe(self._state, max_messages)
 
     def drain(self, timeout: float | None = None) -> None:
         """End without losing anything: the server stops sending, then the readers finish what is here.
 
-        Should the session end first, no more comes either: what was on its way is lost with it.
+        Should the session end first, no more comes either: messages on their way are lost with it.
 
         Raises:
             RequestTimeout: The readers did not finish in time.

@@ -485,7 +485,7 @@ class Link:
     def write_and_wait(self, deadline: float | None = None, is_over: Callable[[], bool] | None = None) -> None:
         """Write now; wait while the network takes no more, unless it ``is_over`` for the caller.
 
-        Whoever makes it so notifies ``room``. Nothing of the caller's is accepted before this returns.
+        The thread that makes it so notifies ``room``. Nothing of the caller's is accepted before this returns.
 
         Raises:
             TimeoutError: It took no more until the deadline.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -49,7 +50,7 @@ def bench(
     """Measure JetSpark, its peers and a bare socket, side by side, and compare.
 
     Each measurement runs in a process of its own against the same server; the order rotates from round to round.
-    Exits with code 1 when a measurement failed.
+    Exits with code 1 when a measurement failed. Ctrl-C ends it with code 130, and says how far it came.
     """
     notes = Console(stderr=True, highlight=False)
     try:
@@ -83,14 +84,20 @@ def _run_with_progress(plan: Plan, notes: Console) -> Report:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
         task = progress.add_task("starting a server", total=total_samples(plan))
-        has_begun = False
+        begun = 0
 
         def on_progress(what: str) -> None:
-            nonlocal has_begun
-            progress.update(task, description=what, advance=1 if has_begun else 0)
-            has_begun = True
+            nonlocal begun
+            progress.update(task, description=what, completed=begun)
+            begun += 1
 
-        return run(plan, on_progress)
+        try:
+            return run(plan, on_progress)
+        except KeyboardInterrupt:
+            progress.stop()
+            done = max(0, begun - 1)
+            notes.print(f"interrupted after {done} of {total_samples(plan)} measurements: none is shown or written")
+            raise typer.Exit(128 + signal.SIGINT) from None
 
 
 def _show(report: Report, out: Console) -> None:
@@ -111,6 +118,8 @@ def _show(report: Report, out: Console) -> None:
         for contender in result.contenders:
             if contender.skipped is not None:
                 out.print(f"{contender.name} skipped: {contender.skipped}", markup=False)
+            elif contender.count != result.count:
+                out.print(f"{contender.name}: {contender.count:,} operations, since it is slow", markup=False)
     out.print()
     if report.is_quick:
         out.print("A quick run says nothing about speed; bars are not judged.")

@@ -6,6 +6,7 @@ import datetime
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -15,7 +16,7 @@ from jetspark.cli.bars import sequence_bar
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jetspark.app.replay import HandlerReplayRecord, ReplayRecord
+    from jetspark.app.replay import HandlerReplayPlan, HandlerReplayRecord, ReplayPlan, ReplayRecord, ReplayRequest
     from jetspark.spark import ReplayEngine
 
 __all__ = ["Engine", "list_replays", "moment_of", "rebuild_projection", "replay_projection", "verify_projection"]
@@ -63,8 +64,7 @@ def replay_projection(
     A handler is called with the events of the range, and its effects are held back and counted, unless --effects is
     given. Its live consumer is not touched, and no dead letters are written. Exit code 3 if an event failed.
     """
-    from jetspark.app.replay import ReplayRequest, plan_replay, run_replay
-    from jetspark.cli.replay_handler import replay_to_handler
+    from jetspark.app.replay import ReplayRequest
 
     request = ReplayRequest(
         from_seq=from_seq,
@@ -78,41 +78,93 @@ def replay_projection(
         raise ConfigError("--resume: expected without a range, since it goes on with the one that was asked for")
     if resume is not None and dry_run:
         raise ConfigError("--resume: expected without --dry-run; it goes on with what was planned before")
+    replay = _Replay(
+        app=app,
+        name=name,
+        request=request,
+        is_dry=dry_run,
+        rate=rate,
+        resume=resume,
+        servers=servers,
+        is_json=as_json,
+    )
     if name in load_app(app).handlers:
         if engine != "live":
             raise ConfigError("--engine spark: expected with a projection; handlers are called by this process")
-        with _bar(as_json) as tell:
-            done_events = replay_to_handler(
-                app, name, request, servers, dry_run=dry_run, effects=effects, rate=rate, resume=resume, tell=tell
-            )
-        typer.echo(json.dumps(done_events.to_dict(), indent=2) if as_json else str(done_events))
-        if getattr(done_events, "failed", 0):
-            raise typer.Exit(EXIT_DIFFERENCE)
-        return
-    if effects:
+        replay.to_handler(effects=effects)
+    elif effects:
         raise ConfigError("--effects: expected with a handler; a projection has none")
-    if dry_run:
-        with _spark(engine, app, servers, name) as spark:
-            plan = with_server(app, servers, lambda js, it: plan_replay(js, it, name, request, rate=rate, engine=spark))
-        typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
-        return
-    with _spark(engine, app, servers, name) as spark, _bar(as_json) as tell:
-        done = with_server(
-            app,
-            servers,
-            lambda js, it: run_replay(
-                js,
-                it,
-                name,
-                request,
-                rate=rate,
-                resume=resume,
-                on_plan=lambda plan: None if as_json else typer.echo(f"{plan}\n"),
-                on_progress=tell,
-                engine=spark,
-            ),
+    else:
+        replay.to_projection(engine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Replay:
+    """What ``jetspark replay`` was asked for."""
+
+    app: str
+    name: str
+    request: ReplayRequest
+    is_dry: bool
+    rate: float | None
+    resume: str | None
+    servers: str | None
+    is_json: bool
+
+    def to_handler(self, *, effects: bool) -> None:
+        from jetspark.cli.replay_handler import replay_to_handler
+
+        with _bar(self.is_json) as tell:
+            done = replay_to_handler(
+                self.app,
+                self.name,
+                self.request,
+                self.servers,
+                dry_run=self.is_dry,
+                effects=effects,
+                rate=self.rate,
+                resume=self.resume,
+                tell=tell,
+            )
+        self._say(done)
+        if getattr(done, "failed", 0):
+            raise typer.Exit(EXIT_DIFFERENCE)
+
+    def to_projection(self, engine: Literal["live", "spark"]) -> None:
+        with _spark(engine, self.app, self.servers, self.name) as spark:
+            self._say(self._planned(spark) if self.is_dry else self._replayed(spark))
+
+    def _planned(self, spark: ReplayEngine | None) -> ReplayPlan:
+        from jetspark.app.replay import plan_replay
+
+        return with_server(
+            self.app,
+            self.servers,
+            lambda js, it: plan_replay(js, it, self.name, self.request, rate=self.rate, engine=spark),
         )
-    typer.echo(json.dumps(done.to_dict(), indent=2) if as_json else str(done))
+
+    def _replayed(self, spark: ReplayEngine | None) -> ReplayRecord:
+        from jetspark.app.replay import run_replay
+
+        with _bar(self.is_json) as tell:
+            return with_server(
+                self.app,
+                self.servers,
+                lambda js, it: run_replay(
+                    js,
+                    it,
+                    self.name,
+                    self.request,
+                    rate=self.rate,
+                    resume=self.resume,
+                    on_plan=lambda plan: None if self.is_json else typer.echo(f"{plan}\n"),
+                    on_progress=tell,
+                    engine=spark,
+                ),
+            )
+
+    def _say(self, done: HandlerReplayPlan | HandlerReplayRecord | ReplayPlan | ReplayRecord) -> None:
+        typer.echo(json.dumps(done.to_dict(), indent=2) if self.is_json else str(done))
 
 
 def rebuild_projection(

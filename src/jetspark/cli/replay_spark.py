@@ -10,34 +10,17 @@ from jetspark.cli.apps import connection_options
 from jetspark.cli.run_spark import spark_options
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from jetspark.spark import ReplayEngine
 
-__all__ = ["on_spark", "short_session"]
+__all__ = ["on_spark"]
 
 
 @contextmanager
 def on_spark(app: str, servers: str | None, projection: str) -> Iterator[ReplayEngine]:
     """A Spark that folds one projection, for as long as the block lasts."""
+    from jetspark.spark import ReplayEngine  # says which extra is missing, if it is
+    from jetspark.spark.session import short_session
+
     given = spark_options(connection_options(servers))
-    with short_session(projection) as spark:
-        from jetspark.spark import ReplayEngine
-
+    with short_session(f"jetspark-{projection}") as spark:
         yield ReplayEngine(app, spark, projection=projection, **given)
-
-
-@contextmanager
-def short_session(what: str) -> Iterator[SparkSession]:
-    """A session for one job; one that the program has already is used, and stays."""
-    from pyspark.sql import SparkSession
-
-    from jetspark.spark import session  # says which extra is missing, if it is
-
-    is_ours = SparkSession.getActiveSession() is None
-    spark = session(f"jetspark-{what}", is_short=True)
-    try:
-        yield spark
-    finally:
-        if is_ours:
-            spark.stop()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import tempfile
-import threading
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -16,12 +14,13 @@ import typer
 from jetspark.aio.client import connect
 from jetspark.app import App
 from jetspark.app.topology.provisioning import check_for_drift
+from jetspark.cli.signals import EndSignal
 from jetspark.core.auth import Credentials, Token, UserPassword
 from jetspark.errors import ConfigError
 
 __all__ = ["run_on_spark", "spark_options"]
 
-# How soon a signal is noticed.
+# How soon we notice that the query ended by itself; a signal wakes us at once.
 POLL_S = 0.2
 _SECRET = "JETSPARK_SPARK_SECRET"
 
@@ -45,13 +44,11 @@ def _fold(name: str, app: App, only: Sequence[str], options: dict[str, Any]) -> 
     spark = session(f"jetspark-{app.name}")
     try:
         query = run(name, spark, projections=only, **options)
-        is_over = threading.Event()
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, lambda *_: is_over.set())
+        end_signal = EndSignal()
         typer.echo(f"folding {', '.join(only or app.projections)} of {app.name} on Spark", err=True)
-        while query.isActive and not is_over.wait(POLL_S):
+        while query.isActive and not end_signal.wait(POLL_S):
             pass
-        if is_over.is_set():
+        if end_signal.is_received:
             query.stop()
         elif (failure := query.exception()) is not None:
             raise failure_of(str(failure)) from failure

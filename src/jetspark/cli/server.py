@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from jetspark.cli.signals import EndSignal
 from jetspark.errors import ConfigError, EmbeddedServerError
 from jetspark.server import NatsServer, find_nats_server
 
@@ -53,10 +52,7 @@ def server(
         Console(highlight=False, soft_wrap=True),
         Console(stderr=True, highlight=False, soft_wrap=True),
     )
-    is_asked_to_stop = threading.Event()
-    # Before the start, so that a signal during it is not lost and does not leave a traceback.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: is_asked_to_stop.set())
+    end_signal = EndSignal()  # before the start, so that a signal during it is not lost and leaves no traceback
     try:
         extra = "" if config is None else config.read_text(encoding="utf-8")
         nats = NatsServer(
@@ -65,7 +61,7 @@ def server(
         with nats:
             notes.print(_banner(nats, store))
             out.print(nats.url, markup=False)
-            while not is_asked_to_stop.wait(POLL_S):
+            while not end_signal.wait(POLL_S):
                 if not nats.is_running:
                     raise EmbeddedServerError("nats-server ended by itself", nats.log()[-2000:])
     except (ConfigError, EmbeddedServerError) as failure:

@@ -61,12 +61,11 @@ def _compared(
 
         return with_server(app, servers, lambda js, it: what_if(js, it, workflow, code, request))
     from jetspark.cli.apps import load_app
-    from jetspark.cli.replay_spark import short_session
     from jetspark.cli.run_spark import spark_options
+    from jetspark.spark.engine.what_if import summarise_what_if  # says which extra is missing, if it is
+    from jetspark.spark.session import short_session
 
     load_app(app)
     given = spark_options(connection_options(servers))
-    with short_session(workflow) as spark:
-        from jetspark.spark.engine.what_if import summarise_what_if
-
+    with short_session(f"jetspark-{workflow}") as spark:
         return summarise_what_if(app, spark, workflow=workflow, code=code, request=request, **given)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
+from jetspark.core.arguments import path
 from jetspark.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
@@ -62,12 +63,19 @@ class UserPassword:
     user: str
     password: str = field(repr=False)
 
+    def __post_init__(self) -> None:
+        _check_secret("user", self.user)
+        _check_secret("password", self.password)
+
 
 @dataclass(frozen=True, slots=True)
 class Token:
     """The one token a server shares with all its clients. It is sent in the clear unless TLS is on."""
 
     token: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        _check_secret("token", self.token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,7 @@ class NKey:
     seed: str = field(repr=False)
 
     def __post_init__(self) -> None:
+        _check_secret("seed", self.seed)
         _decode_user_seed(self.seed, "nkey seed")
 
 
@@ -101,7 +110,10 @@ class Credentials:
     def __post_init__(self) -> None:
         if (self.path is None) == (self.text is None):
             raise ConfigError("Credentials needs exactly one of path and text")
-        if self.text is not None:
+        if self.path is not None:
+            path("path", self.path)
+        else:
+            _check_secret("text", self.text)
             self.load()
 
     def load(self) -> tuple[str, str]:
@@ -154,6 +166,12 @@ def connect_fields(auth: Auth | None, nonce: str | None) -> dict[str, str]:
             # The JWT names its public key, so `nkey` stays out: the server takes it as another way to log in.
             return {"jwt": jwt, "sig": _signature(seed, nonce, "Credentials")}
     raise ConfigError(f"auth of type {type(auth).__name__}: expected UserPassword, Token, NKey or Credentials")
+
+
+def _check_secret(what: str, value: object) -> None:
+    """Shows no more of a wrong value than its type."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{what} of type {type(value).__name__}: expected a str")
 
 
 def create_seed(role: Role, raw: bytes) -> str:

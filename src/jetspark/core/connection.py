@@ -26,7 +26,7 @@ accepted waits for the next session; a PING confirms what was handed over; for `
 then the subscriptions end, and with the answer to a last PING the session. Nothing is in doubt.
 
 ``handle`` arguments are the driver's (a future, a waiter); they come back in events and are never looked at. ``reader``
-arguments are woken by whoever passes the events on: see :mod:`jetspark.core.machine`.
+arguments are woken by the dispatcher that passes the events on: see :mod:`jetspark.core.machine`.
 """
 
 from __future__ import annotations
@@ -221,19 +221,20 @@ class Connection(Outbox):
         if self.awaits_tls:  # not an assertion: those can be turned off
             raise ProtocolError(f"{self.server}: no login before TLS is on")
         fields: dict[str, object] = {
-            "verbose": False,
+            "verbose": False,  # an +OK for every publish would double what the server sends
             "pedantic": False,
             "lang": "python-jetspark",
             "version": VERSION,
-            "protocol": 1,
+            "protocol": 1,  # else a change of the cluster, or of the server's limits, is not announced
             "headers": True,
-            "no_responders": True,
+            "no_responders": True,  # a 503 at once instead of a time-out; the server wants headers for it
             "echo": self.options.echo,
             "tls_required": self.greeting.requires_tls,
         }
         if self.options.name:
             fields["name"] = self.options.name
         fields |= connect_fields(auth or self.server.auth, self.greeting.nonce)
+        # A CONNECT that is accepted is answered by nothing: only the PONG tells, and anything before it is a refusal.
         self._login = frames.connect(fields) + frames.PING
         self.state = State.LOGGING_IN
 
@@ -258,6 +259,8 @@ class Connection(Outbox):
                     if subscription.arrived:
                         self._deliver(subscription)
                 parser.touched.clear()
+        # Messages of a chunk before its control frames: a PONG that ends a drain, or a flush of a publisher's own
+        # subscription, must find every message in front of it delivered. Finding those behind it too does no harm.
         if parser.control:
             control, parser.control = parser.control, []
             for frame in control:
@@ -267,6 +270,7 @@ class Connection(Outbox):
         """Take the part of a chunk that comes before the session is established; returns the rest."""
         if self.state in (State.IDLE, State.CLOSED):
             return b""  # a late chunk of a session that is over
+        # Another reader than the session's: it takes one frame at a time, because each may change what the next may be.
         self._handshake.receive_data(data)
         while self.state is not State.CONNECTED:
             if self.state is State.READY and self.awaits_tls:
@@ -292,6 +296,7 @@ class Connection(Outbox):
         self._login = b""
         self._pings.due = None
         if was_connected:
+            # What the server said last explains more than "connection reset", which is how its hanging up looks here.
             self._end_session(self._last_complaint.text if self._last_complaint is not None else reason)
 
     def attempt_failed(self, server: Server, error: Exception, attempts: int) -> None:
@@ -310,6 +315,7 @@ class Connection(Outbox):
         self._leave_at = None
         unconfirmed = self.unconfirmed_messages
         self.lost_messages += unconfirmed
+        # Counted as lost from here on. They are never sent again by themselves: the server may have them.
         confirmed, self._pings.confirmed = self._pings.confirmed, self._handed_over
         for ping in self._pings.take_all():
             if ping.draining is not None:  # nothing more will come: that is what draining waits for
@@ -328,21 +334,21 @@ class Connection(Outbox):
         self._events.append(told)
 
     def close(self, error: Exception | None = None) -> None:
-        """End everything. Whoever still waits is told. One that was interrupted is done again by the next."""
+        """End everything. All waiters are told. A close that was interrupted is done again by the next."""
         if self._has_told_closed:
             return
         if error is not None:
             self._closed_because = f"the connection is closed: {error}"
         cause = error or ConnectionClosed("the connection was closed")
         self.state = State.CLOSED
-        self._room_bytes = -1
+        self._room_bytes = -1  # so that publish, which compares with it anyway, needs no second look
         self._login = b""
         self._pings.due = None
         self._events.extend(Failed(ping.handle, cause) for ping in self._pings if ping.handle is not None)
         self._pings.take_all()
         self._requests.fail_all(cause, self._events)
         for subscription in self._subscriptions.all:
-            if error is not None:
+            if error is not None:  # without one its owner closed the connection, and iteration just ends
                 subscription.error = error
             self._finish(subscription)
         self._events.append(Closed(error, self.buffered_messages))
@@ -368,6 +374,7 @@ class Connection(Outbox):
     def data_to_send(self) -> bytes:
         """Bytes for the transport; they count as handed over from here on."""
         if self.state is not State.CONNECTED:
+            # Only the login: what is buffered is for the session, which begins when the server accepts us.
             data, self._login = self._login, b""
             return data
         return self._take()
@@ -387,7 +394,7 @@ class Connection(Outbox):
         """
         if not self.is_connected:
             return
-        if self._leave_at == 0.0:
+        if self._leave_at == 0.0:  # a PONG set it, and bytes come without the time
             self._leave_at = now + LINGER_S
         elif self._leave_at is not None and now >= self._leave_at:
             self._say_goodbye()
@@ -435,7 +442,8 @@ class Connection(Outbox):
         messages, size = self._bounds(max_pending_messages, max_pending_bytes) if not is_unbounded else NO_BOUNDS
         self._check_open()
         self._check_control_room()
-        subscription = self._subscriptions.add(
+        subscription = SubscriptionState(
+            self._subscriptions.new_sid(),
             subject,
             queue,
             max_pending_messages=messages,
@@ -447,6 +455,7 @@ class Connection(Outbox):
             follows_sessions=follows_sessions,
             ends_with_session=ends_with_session,
         )
+        self._subscriptions.add(subscription)
         self._send_control(frames.sub(subject, queue, subscription.sid))
         return subscription
 
@@ -481,9 +490,10 @@ class Connection(Outbox):
     def drain(self, subscription: SubscriptionState, handle: Any) -> None:
         """End a subscription without losing what the server has already sent; ``handle`` is Done when all arrived."""
         if subscription.is_finished or not self.is_connected:
-            self._finish(subscription)
+            self._finish(subscription)  # without a session nothing is on its way
             self._events.append(Done(handle))
             return
+        # The server answers in order: its PONG comes behind the last message it sent before it read the UNSUB.
         self._send_control(frames.unsub(subscription.sid))
         self._send_ping(SentPing(handle, self.published, draining=subscription))
 
@@ -503,11 +513,13 @@ class Connection(Outbox):
         Returns a token for :meth:`forget`, which the driver must call when it stops waiting.
         """
         requests = self._requests
+        # One subscription with a wildcard for the answers to all requests: a SUB and an UNSUB for each would cost the
+        # server, and every other node of its cluster, more than the request itself.
         if requests.replies is None:
             requests.replies = self._subscribe_to_replies()
         token = str(requests.next_token())
         self.publish(subject, data, requests.prefix + token, headers)
-        requests.add(token, handle, subject)
+        requests.add(token, handle, subject)  # after it: what publish refuses has nobody who waits
         return token
 
     def _subscribe_to_replies(self) -> SubscriptionState:
@@ -543,6 +555,8 @@ class Connection(Outbox):
 
     def _on_control(self, frame: Control) -> None:
         if isinstance(frame, Ping):
+            # PONGs have no bound of their own, since a caller does not make them: a server that only asks would fill
+            # the memory.
             if self._control_bytes > self._control_room_bytes:
                 raise ConnectionLost(f"the server sends PINGs and takes no answers: {self._control_bytes} bytes wait")
             self._send_control(frames.PONG)
@@ -573,6 +587,7 @@ class Connection(Outbox):
         if ping.error is not None:
             self._events.append(Failed(ping.handle, ping.error))
         elif self._refused_publish is not None and ping.draining is None:
+            # A publish gets no answer of its own, so that its refusal is told by the flush behind it, once.
             self._events.append(Failed(ping.handle, self._refused_publish))
             self._refused_publish = None
         else:
@@ -584,6 +599,7 @@ class Connection(Outbox):
         self._take_info(self.greeting)
         for subscription in [each for each in self._subscriptions.all if each.ends_with_session]:
             self._finish(subscription)
+        # Before the messages that wait: the answer to one of them, or the message itself, may be for a subscription.
         self._say_first(self._subscriptions.restore())
         for ping in self._pings.take_all():
             ping.published = self.published  # all that is buffered goes out before it
@@ -606,7 +622,7 @@ class Connection(Outbox):
                     self._leave()
             return
         self.greeting = info
-        if self.state is State.GREETING:
+        if self.state is State.GREETING:  # a second INFO before the PONG replaces the first, and nothing else
             self.state = State.READY
         if not self.awaits_tls:
             self._discover(info)  # also of a server that will refuse us: others of its cluster may not
@@ -631,7 +647,7 @@ class Connection(Outbox):
         self._discover(info)
 
     def _on_dropped(self, message: frames.Published, number: int) -> None:
-        """Whoever waits for the ``number``-th of all messages is told that it was not sent."""
+        """The waiter for the ``number``-th of all messages is told that it was not sent."""
         error = PayloadTooLarge(message.size, self.info.max_payload_bytes, message.subject.decode(errors="replace"))
         self._events.append(ErrorReported(error))
         if not self._requests.fail_reply(message.reply, error, self._events) and not self._pings.fail_from(
@@ -645,6 +661,8 @@ class Connection(Outbox):
             return
         server = self.server
         assert server is not None
+        # Announced are bare addresses. They get the secrets and the TLS of the server that announced them: without, a
+        # reconnect would log in as nobody, or in plain text.
         new = self.pool.discovered(
             urls,
             requires_tls=info.requires_tls or server.requires_tls,
@@ -673,6 +691,7 @@ class Connection(Outbox):
     def _on_permission_denied(self, error: PermissionDenied, queue: str) -> None:
         subject = error.subject
         if error.operation == "publish":
+            # The server names the subject, not the message: all who ask there will get the same answer, which is none.
             was_asked = self._requests.fail_subject(subject, error, self._events)
             asking = self._subscriptions.answering(subject)
             for subscription in asking:
@@ -701,10 +720,11 @@ class Connection(Outbox):
 
     def _finish(self, subscription: SubscriptionState) -> None:
         subscription.is_finished = True
+        # Told once, although an interrupt may have it done twice: the table is the mark.
         if b"%d" % subscription.sid in self._subscriptions.routes:
             self._events.append(Ready(subscription))
             self._remove(subscription)  # the last step: what was interrupted before it is done again
 
     def _remove(self, subscription: SubscriptionState) -> None:
         if self._subscriptions.remove(subscription):
-            self._parser.forget_routes()
+            self._parser.forget_routes()  # it remembers the subscription of the last message, to look up none

@@ -29,7 +29,7 @@ class Dispatcher:
             self.attached.append(attached)
 
     def detach(self, attached: Attached) -> None:
-        """Tell it nothing more. Whoever leaves after an interrupt may do so twice."""
+        """Tell it nothing more. May be called twice: a caller that was interrupted leaves again."""
         if attached in self.attached:
             self.attached.remove(attached)
 

@@ -65,7 +65,7 @@ def close(machine: Connection) -> Ending:
 
 
 def drain(machine: Connection, timeout_s: float) -> Ending:
-    """Let every reader finish what was received, then see to it that the server has everything.
+    """Let every reader finish the messages received so far, then see to it that the server has everything.
 
     Raises:
         RequestTimeout: Not all of it in time.
@@ -74,6 +74,7 @@ def drain(machine: Connection, timeout_s: float) -> Ending:
     # Acknowledgements come to inboxes, and are waited for once everything is sent.
     read = [each for each in machine.subscriptions if each.reader is not None and not each.is_inbox]
     lost_before = machine.lost_messages
+    # Reading before confirming: what readers publish while they finish has to be confirmed, too.
     is_read = yield ReadUp(read)
     unread = sum(each.reader.pending_messages for each in read if each.reader is not None)
     try:
@@ -103,7 +104,7 @@ def _confirm(machine: Connection) -> Ending:
         if machine.in_doubt:
             yield Confirm()
     except (PermissionDenied, RequestTimeout) as error:
-        failure = error
+        failure = error  # told at the end: those who wait for acknowledgements have theirs to come all the same
     except JetSparkError as error:
         if not machine.is_closed and not isinstance(error, BufferFull | ConnectionLost):
             raise  # a call that is wrong

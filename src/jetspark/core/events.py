@@ -85,7 +85,7 @@ class ErrorReported:
 class LameDuck:
     """The server is about to shut down.
 
-    If another server is known and was not found out of reach, the connection goes there at once: what was sent is
+    If another server is known and was not found out of reach, the connection goes there at once: messages sent are
     confirmed first, so ``Disconnected`` follows with no message in doubt, then ``Reconnected``. Otherwise it stays
     until the server closes it.
     """

@@ -23,11 +23,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias, TypeVar, overload
 
+from jetspark.core.arguments import iterate, unfit
 from jetspark.errors import InvalidHeader, ProtocolError
 
 __all__ = ["Headers", "HeadersLike", "Status", "decode", "decode_status", "encode"]
+
+T = TypeVar("T")
 
 _VERSION = "NATS/1.0"
 _PREFIX = b"NATS/1.0"
@@ -90,6 +93,15 @@ class Headers(MutableMapping[str, str]):
             raise KeyError(name)
         for spelling in spellings:
             del self._values[spelling]
+
+    @overload
+    def get(self, name: str, /) -> str | None: ...
+    @overload
+    def get(self, name: str, /, default: str | T) -> str | T: ...
+    def get(self, name: str, /, default: str | T | None = None) -> str | T | None:
+        """The first value of ``name``, or ``default``; without the exception that a mapping's own would raise."""
+        spelling = self._find(name)
+        return default if spelling is None else self._values[spelling][0]
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._find(name) is not None
@@ -162,7 +174,7 @@ class Headers(MutableMapping[str, str]):
                 if values := _checked_values(name, value):
                     self._values[name] = values
         elif headers is not None:
-            for name, single in headers:
+            for name, single in _pairs(headers):
                 self.add(name, single)
 
 
@@ -246,6 +258,20 @@ def decode_status(raw: bytes) -> Status | None:
         raise ProtocolError(f"header block starts with {_excerpt(raw)}: expected {_VERSION} and a status")
     description = found[2]
     return Status(int(found[1]), description.decode("utf-8", "surrogateescape") if description else "")
+
+
+def _pairs(headers: object) -> Iterator[tuple[str, str]]:
+    """
+    Raises:
+        ConfigError: It is neither a mapping nor a sequence of pairs.
+    """
+    expected = "a mapping of names to values, or a list of (name, value)"
+    if isinstance(headers, str | bytes):  # a sequence, too, and one of two characters even reads as a pair
+        raise unfit("headers", headers, expected)
+    for pair in iterate("headers", headers, expected):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise unfit("headers", headers, expected)
+        yield pair[0], pair[1]
 
 
 def _restore(values: dict[str, list[str]]) -> Headers:

@@ -101,6 +101,7 @@ def establish(
     tried: set[Server] = set()
     while True:
         server, delay = pool.next()
+        # The second round of a first connect. Its caller waits, and can decide better than we whether to try again.
         if is_first and server in tried:
             raise pool.exhausted()
         tried.add(server)
@@ -109,6 +110,7 @@ def establish(
         try:
             yield from _attempt(connection, server, auth, tls)
         except _ATTEMPT_ERRORS as error:
+            # The machine first: a chunk that arrives while the transport is dropped finds no session, and is ignored.
             connection.end(str(error))
             yield Hangup()
             attempts, is_news = pool.failed(error)
@@ -146,10 +148,12 @@ def _attempt_under_name(
     yield from _greeting(connection, server, tls_name, tls)
     try:
         if connection.awaits_tls:
+            # Who wants TLS must not be talked out of it by an INFO, which comes in plain text and may be anybody's.
             if not (connection.greeting.requires_tls or connection.greeting.fields.get("tls_available")):
                 raise ConnectionLost(f"{server} does not offer TLS, and falling back to plain text is not done")
             yield UpgradeToTLS(tls_name)
             connection.secured()
+        # Asked for now, not before dialling: a token may live for seconds, and most attempts of an outage end sooner.
         secret = yield from _secret(auth)
         connection.login(secret)
         yield Converse(lambda: connection.is_connected, "the server's answer to our login")

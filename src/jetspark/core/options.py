@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypedDict
 
+from jetspark.core.arguments import flag, function, instance, path, text, unfit
+from jetspark.core.auth import Credentials, NKey, Token, UserPassword
 from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.errors import ConfigError
 
-__all__ = ["ConnectKeywords", "ConnectOptions", "TLSConfig", "check_keywords"]
+__all__ = ["ConnectKeywords", "ConnectOptions", "TLSConfig", "check_connect", "check_keywords"]
+
+# What other clients call it, and what it is called here.
+_BY_OTHER_NAMES = {
+    "user": "auth=UserPassword(user, password)",
+    "password": "auth=UserPassword(user, password)",
+    "token": "auth=Token(token)",
+    "nkey": "auth=NKey(seed)",
+    "nkeys_seed": "auth=NKey(seed)",
+    "credentials": "auth=Credentials(path)",
+    "user_credentials": "auth=Credentials(path)",
+    "ssl": "tls=TLSConfig(...)",
+    "tls_ca": "tls=TLSConfig(ca_file=...)",
+    "url": "servers",
+    "urls": "servers",
+    "timeout": "connect_timeout_s or request_timeout_s",
+}
 
 
 def _require(condition: bool, name: str, value: object, expected: str) -> None:
@@ -36,6 +55,18 @@ class TLSConfig:
     """An ``ssl.SSLContext`` of your own; excludes the file options."""
 
     def __post_init__(self) -> None:
+        for name in ("ca_file", "cert_file", "key_file"):
+            if (value := getattr(self, name)) is not None:
+                path(name, value)
+        if self.key_password is not None and not isinstance(self.key_password, str) and not callable(self.key_password):
+            raise ConfigError(
+                f"key_password of type {type(self.key_password).__name__}: expected a str, or a function that gives one"
+            )
+        if self.hostname is not None:
+            text("hostname", self.hostname)
+        flag("handshake_first", self.handshake_first)
+        if self.context is not None and not hasattr(self.context, "wrap_bio"):  # what only a context of ssl has
+            raise unfit("context", self.context, "an ssl.SSLContext")
         files = (self.ca_file, self.cert_file, self.key_file)
         _require(
             self.context is None or not any(files),
@@ -87,6 +118,10 @@ class ConnectOptions:
     """Dial only the servers named to ``connect``, not those the cluster announces."""
 
     def __post_init__(self) -> None:
+        for name in ("name", "inbox_prefix"):
+            text(name, getattr(self, name))
+        for name in ("reconnect", "echo", "ignore_discovered_servers"):
+            flag(name, getattr(self, name))
         for name in (
             "connect_timeout_s",
             "request_timeout_s",
@@ -110,22 +145,59 @@ class ConnectOptions:
     @classmethod
     def of(cls, options: ConnectOptions | None, overrides: ConnectKeywords) -> ConnectOptions:
         """``options`` with ``overrides`` on top; an unknown name is an error that lists the known ones."""
-        check_keywords(cls, "connect", overrides)
-        base = {entry.name: getattr(options, entry.name) for entry in fields(cls)} if options else {}
+        check_keywords(
+            cls,
+            "connect",
+            overrides,
+            others=("auth", "on_event", "options", "servers", "tls"),
+            known_as=_BY_OTHER_NAMES,
+        )
+        base: dict[str, Any] = {}
+        if options is not None:
+            instance("options", options, cls)
+            base = {entry.name: getattr(options, entry.name) for entry in fields(cls)}
         return cls(**base | dict(overrides))
 
 
-def check_keywords(options: type[Any], what: str, given: Mapping[str, object]) -> None:
+def check_connect(auth: object, tls: object, on_event: object) -> None:
+    """What ``connect`` takes beside its servers and its options.
+
+    Raises:
+        ConfigError: One of them is of a wrong type. It does not show ``auth``, which may be a secret.
+    """
+    if auth is not None and not isinstance(auth, UserPassword | Token | NKey | Credentials) and not callable(auth):
+        raise ConfigError(
+            f"auth of type {type(auth).__name__}: expected UserPassword, Token, NKey or Credentials, or a function "
+            "that returns one"
+        )
+    if tls is not None:
+        instance("tls", tls, TLSConfig, "a TLSConfig; TLSConfig() verifies the server by the system's authorities")
+    if on_event is not None:
+        function("on_event", on_event, "a function that takes an event")
+
+
+def check_keywords(
+    options: type[Any],
+    what: str,
+    given: Mapping[str, object],
+    *,
+    others: Iterable[str] = (),
+    known_as: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Type checkers see a wrong keyword; this is for those who use none.
+
+    Args:
+        others: What the call takes beside the fields of ``options``.
+        known_as: What a keyword that one may think of is called here.
 
     Raises:
         ConfigError: ``options``, a dataclass, has no field of that name; it lists those there are.
     """
-    known = {entry.name for entry in fields(options)}
-    if unknown := given.keys() - known:
-        raise ConfigError(
-            f"unknown {what} option {', '.join(sorted(unknown))}: expected one of {', '.join(sorted(known))}"
-        )
+    known = {*(entry.name for entry in fields(options)), *others}
+    if unknown := sorted(given.keys() - known):
+        meant = dict.fromkeys(known_as[name] for name in unknown if name in known_as)
+        hint = f"{' and '.join(meant)}; all there are: " if meant else "one of "
+        raise ConfigError(f"unknown {what} option {', '.join(unknown)}: expected {hint}{', '.join(sorted(known))}")
 
 
 class ConnectKeywords(TypedDict, total=False):

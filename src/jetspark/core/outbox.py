@@ -19,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jetspark.core import frames
+from jetspark.core.arguments import octets, unfit
 from jetspark.core.headers import HeadersLike, encode
 from jetspark.core.subjects import ApiSubject, validate_filter, validate_subject
-from jetspark.errors import BufferFull, ConfigError, ConnectionClosed, PayloadTooLarge
+from jetspark.errors import BufferFull, ConnectionClosed, PayloadTooLarge
 
 __all__ = ["Outbox"]
 
@@ -76,15 +77,21 @@ class Outbox:
             BufferFull: Not accepted; try again when there is room.
             ConnectionClosed: Not accepted.
         """
-        address = self._addresses.get(subject)
+        try:  # costs nothing where nothing is raised: what cannot be looked up is told from what can by trying
+            address = self._addresses.get(subject)
+        except TypeError:
+            address = validate_subject(subject).encode()
         if address is None:
             address = self._learn_address(subject)
         if reply:
             # A reply subject of our own making needs no second look.
-            raw_reply = reply.encode() if reply.startswith(self._own_prefix) else validate_subject(reply).encode()
-            address = b"%b %b" % (address, raw_reply)
+            try:
+                is_ours = reply.startswith(self._own_prefix)
+            except (AttributeError, TypeError):  # bytes have such a method, too
+                raise unfit("reply", reply, "a subject") from None
+            address = b"%b %b" % (address, (reply if is_ours else validate_subject(reply)).encode())
         if type(data) is not bytes:
-            data = _to_bytes(data)
+            data = octets("data", data)
         if headers:
             block = encode(headers)
             if len(block) + len(data) > self._max_payload_bytes:
@@ -144,7 +151,10 @@ class Outbox:
         Raises:
             InvalidSubject: It cannot be published to.
         """
-        return self._addresses.get(subject) or self._learn_address(subject)
+        try:
+            return self._addresses.get(subject) or self._learn_address(subject)
+        except TypeError:  # a list has no hash
+            return validate_subject(subject).encode()
 
     def payload(self, data: bytes, header_bytes: int = 0) -> bytes:
         """A payload as it stands in a frame.
@@ -153,7 +163,7 @@ class Outbox:
             PayloadTooLarge, ConfigError: It cannot be published.
         """
         if type(data) is not bytes:
-            data = _to_bytes(data)
+            data = octets("data", data)
         if header_bytes + len(data) > self._max_payload_bytes:
             raise PayloadTooLarge(header_bytes + len(data), self._max_payload_bytes)
         return data
@@ -274,9 +284,3 @@ class Outbox:
         self.out_bytes += sum(map(len, kept)) - sum(map(len, self._out))
         self._out = kept
         return dropped
-
-
-def _to_bytes(data: object) -> bytes:
-    if isinstance(data, bytes | bytearray | memoryview):
-        return bytes(data)
-    raise ConfigError(f"data of type {type(data).__name__}: expected bytes; encode text with .encode()")

@@ -25,7 +25,7 @@ Messages go to the ``arrived`` list of their subscription and the subscription t
 to ``control``. Both keep the order of the wire; a control frame may overtake messages of its own chunk.
 
 Until a session is established, :class:`HandshakeReader` reads instead: one frame at a time, and none but the five that
-a server may send to somebody it does not know yet. Whoever answers first may be anybody.
+a server may send to somebody it does not know yet. The first to answer may be anybody.
 
 Invariants: how the stream is split into chunks never changes what comes out; bytes that cannot be NATS raise
 :class:`ProtocolError` no later than ``MAX_LINE_BYTES`` after them; nothing is buffered beyond one incomplete frame.
@@ -219,6 +219,8 @@ class Parser:
                 tail, data = b"", tail + data
         self.chunk_bytes = len(tail) + len(data)
         run = self._run
+        # Looks at the first bytes before it joins the two parts, because joining copies the chunk. A chunk that begins
+        # with another kind of frame is left to the other readers.
         if run is not None and (tail + data[: len(run.kind.before)]).startswith(run.kind.before):
             tail, data = b"", self._read_runs(run, tail + data)
         elif self._expects_columns:
@@ -229,6 +231,8 @@ class Parser:
         else:
             position = self._read_lines(tail, data)
         if position < len(tail) + len(data):
+            # Whatever the quick readers did not understand, including the incomplete frame at the end: the careful one
+            # either reads it, or keeps it, or finds that it is not NATS.
             rest = data[position - len(tail) :] if position >= len(tail) else tail[position:] + data
             position = self._read_frames(rest)
             if position < len(rest):
@@ -241,6 +245,8 @@ class Parser:
             if not data.startswith(b"HMSG "):
                 break
             position = self._read_frames(data, max_frames=1)
+            # A status that ends a request is mostly followed by more messages of the run. Where it is not, looking for
+            # them would copy the rest of the chunk for nothing.
             if not data.startswith(run.kind.before, position):
                 return data[position:]
             data = self._read_run(run, data[position:])
@@ -295,6 +301,8 @@ class Parser:
         pieces = _MSG_LINES.split(b"\r\n" + data)  # b"", line, payload, line, ..., payload and what follows it
         lines, payloads = pieces[1::2], pieces[2::2]
         if pieces[0] or len(lines) < MIN_CHUNK_MESSAGES:
+            # Few messages in a large chunk are large ones, which gain nothing. Few in a small chunk say nothing about
+            # the next chunk: the expectation stays.
             self._expects_columns = len(data) < MIN_CHUNK_MESSAGES * LARGE_MESSAGE_BYTES
             return data
         raw_subjects, sid, replies, sizes = self._columns(lines)
@@ -308,13 +316,15 @@ class Parser:
             self._chunks_until_columns = self._next_wait = min(2 * self._next_wait + 1, MAX_CHUNKS_WITHOUT_COLUMNS)
             return data
         self._next_wait = 0
+        # The last payload has everything behind it in it, since no further line of a plain message cut it off. If it
+        # begins with as many bytes as announced and a line break, the message is complete and the rest another frame.
         rest_bytes = -2
         if count < len(sizes) and sizes[count] >= 0 and payloads[count][sizes[count] :][:2] == b"\r\n":
             rest_bytes = lengths[count] - sizes[count] - 2
             payloads[count] = payloads[count][: sizes[count]]
             count += 1
         rest_bytes += sum([len(b"MSG \r\n\r\n") + len(line) for line in lines[count:]]) + sum(lengths[count:])
-        if raw_subjects[0] == raw_subjects[count - 1]:
+        if raw_subjects[0] == raw_subjects[count - 1]:  # so perhaps all: then a run may be next, which is faster still
             self._learn(b"MSG " + lines[count - 1])
         self._watch_for_run(b"MSG " + lines[0], b"MSG " + lines[count - 1], count)
         self._deliver_columns(raw_subjects[:count], self._routes.get(sid), replies[:count], payloads[:count])
@@ -364,6 +374,8 @@ class Parser:
         kind = self._kind(last_line)
         if kind is None:
             return
+        # Only the ends of the chunk are compared: what differs in between costs a run that is given up at once, and
+        # comparing every line would cost what the run saves.
         if not kind == self._last_kind == self._kind(first_line):
             self._last_kind = kind
             self._alike_messages = 0
@@ -380,6 +392,8 @@ class Parser:
 
     def _watch_for_columns(self, last_line: bytes, messages: int, learned: int) -> None:
         """A chunk was read line by line, and ``learned`` lines of it were not known: are columns worth while?"""
+        # Lines with a reply subject are never known as a whole; and where a quarter is new, the memory of lines helps
+        # little.
         if last_line.count(b" ") == 4 or 4 * learned > messages:
             self._expects_columns = not self._chunks_until_columns
             self._chunks_until_columns = max(self._chunks_until_columns - 1, 0)
@@ -450,11 +464,13 @@ class Parser:
                 self._watch_for_columns(pieces[whole - 2], whole // 2, self._learned - learned_before)
             unpaired = len(pieces[-1]) + 2 if len(pieces) > whole else 0
             return len(tail) + len(data) - len(rest) - unpaired
-        read = len(pieces) - length_hint(unread) - 2
+        read = len(pieces) - length_hint(unread) - 2  # without the pair that ended the loop
         if read >= 2 * MIN_CHUNK_MESSAGES and line.startswith(b"HMSG "):  # a status among messages that are alike
             self._watch_for_run(pieces[0], pieces[read - 2], read // 2)
             self._watch_for_columns(pieces[read - 2], read // 2, self._learned - learned_before)
         else:
+            # A payload with a line break in it, or messages with headers: the careful reader repeats the work of
+            # cutting such chunks at every CRLF. So the next chunks go to that one, more of them each time.
             self._skip_chunks = self._next_skip
             self._next_skip = min(self._next_skip * 2, MAX_SKIPPED_CHUNKS)
         return sum(map(len, pieces[:read])) + 2 * read
@@ -479,6 +495,7 @@ class Parser:
             return known  # nothing that is likely to come again
         self._learned += 1
         if reply is None:
+            # Emptied and learned anew: keeping the most recent ones costs every hit more than this costs now and then.
             if len(self._known_lines) >= MAX_KNOWN_LINES:
                 self._known_lines.clear()
             self._known_lines[line] = known
@@ -534,6 +551,7 @@ class Parser:
             start = end_of_line + 2
             end = start + size
             if end + 2 > length:
+                # Known exactly, so that the chunks of a large message are kept and joined once, when it is complete.
                 self._missing_bytes = end + 2 - length
                 break
             if data[end : end + 2] != b"\r\n":

@@ -61,6 +61,8 @@ class Pings:
         if not self._sent:
             return None
         ping = self._sent.popleft()
+        # Not the number of this ping alone: one that was put in front (see `add_first`) stands for fewer messages than
+        # those that are confirmed already.
         self.confirmed = max(self.confirmed, ping.published)
         return ping
 
@@ -73,7 +75,7 @@ class Pings:
         """Nobody waits for this flush any more."""
         for ping in self._sent:
             if ping.handle is handle:
-                ping.handle = None
+                ping.handle = None  # it stays in its place: the server answers it, and a PONG has no name
         if not is_connected:  # none of these has been sent, and none needs to be
             self._sent = deque(ping for ping in self._sent if ping.handle is not None)
 
@@ -94,6 +96,7 @@ class Pings:
         if due is not None and now < due:
             return False
         if due is not None:
+            # Flushes do not count: a program may have a thousand of them under way at a server that is only slow.
             unanswered = sum(ping.is_liveness for ping in self._sent)
             if unanswered >= self._max_outstanding:
                 raise ConnectionLost(f"{unanswered} pings without an answer")

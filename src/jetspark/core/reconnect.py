@@ -8,6 +8,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from jetspark.core.arguments import texts
 from jetspark.core.auth import Auth, Token, UserPassword
 from jetspark.core.backoff import Backoff
 from jetspark.core.tls import describe_error
@@ -87,10 +88,13 @@ class Server:
 
 def parse_servers(servers: str | Iterable[str]) -> list[Server]:
     """One URL, several separated by commas, or an iterable of URLs."""
-    urls = servers.split(",") if isinstance(servers, str) else list(servers)
+    expected = "at least one, such as 'nats://127.0.0.1:4222'"
+    if servers is None:  # what os.environ.get() gives for a variable that is not set
+        raise ConfigError(f"servers=None: expected {expected}; is the variable set that names it?")
+    urls = servers.split(",") if isinstance(servers, str) else texts("servers", servers, "a URL, or several in a list")
     parsed = [Server.parse(url) for url in urls if url.strip()]
     if not parsed:
-        raise ConfigError(f"servers={servers!r}: expected at least one, such as 'nats://127.0.0.1:4222'")
+        raise ConfigError(f"servers={servers!r}: expected {expected}")
     return parsed
 
 

@@ -72,6 +72,8 @@ class Requests:
 
     def fail_subject(self, subject: str, error: Exception, events: list[Event]) -> bool:
         """We may not ask there; False when nobody did."""
+        # A scan, not an index by subject: it is done when permissions are wrong, and the index would be kept for every
+        # request.
         tokens = [token for token, (_, asked) in self._waiting.items() if asked == subject]
         events.extend(Failed(self._waiting.pop(token)[0], error) for token in tokens)
         return bool(tokens)

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import TypedDict
 
 from jetspark.core.machine import Reader
 from jetspark.core.message import CoreMessage
 
-__all__ = ["SubscriptionState"]
+__all__ = ["SubscriptionKind", "SubscriptionState"]
+
+
+class SubscriptionKind(TypedDict, total=False):
+    """What :meth:`Connection.subscribe` takes beside the subject, the queue and the reader, to be passed on."""
+
+    max_pending_messages: int | None
+    max_pending_bytes: int | None
+    is_unbounded: bool
+    message_class: type[CoreMessage] | None
+    is_inbox: bool
+    answers_to: str
+    follows_sessions: bool
+    ends_with_session: bool
 
 
 class SubscriptionState:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jetspark.core import frames
 from jetspark.core.subscription import SubscriptionState
 
@@ -23,11 +21,13 @@ class Subscriptions:
         """A copy: those that are looked at may end meanwhile."""
         return list(self.routes.values())
 
-    def add(self, subject: str, queue: str, **kind: Any) -> SubscriptionState:
+    def new_sid(self) -> int:
+        """An id for the next subscription. None is used twice: messages of the one before may be on their way."""
         self._last_sid += 1
-        subscription = SubscriptionState(self._last_sid, subject, queue, **kind)
+        return self._last_sid
+
+    def add(self, subscription: SubscriptionState) -> None:
         self.routes[b"%d" % subscription.sid] = subscription
-        return subscription
 
     def remove(self, subscription: SubscriptionState) -> bool:
         """False when it was not there: ending may be done twice, after an interrupt."""

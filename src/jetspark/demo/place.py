@@ -65,12 +65,17 @@ async def _refuse_what_is_there(js: JetStream, app: App, servers: str) -> None:
     topology = app.topology()
     wanted = {stream.name for stream in topology.streams} | {f"KV_{each.bucket}" for each in topology.buckets}
     subjects = [subject for stream in topology.streams for subject in stream.subjects or ()]
-    taken = {info.config.name async for info in js.streams() if (info.config.metadata or {}).get(OWNER) == app.name}
-    taken |= {name async for name in js.stream_names() if name in wanted}
+    of_demos = {info.config.name async for info in js.streams() if (info.config.metadata or {}).get(OWNER) == app.name}
+    taken = {name async for name in js.stream_names() if name in wanted}
     for subject in subjects:
         taken |= {name async for name in js.stream_names(subject)}
-    if taken:
+    if of_others := taken - of_demos:
         raise ConfigError(
-            f"{servers} has {', '.join(sorted(taken))}, which the demo would use: another demo runs there, or one that "
-            f"was killed has left it. `jetspark demo --servers {servers} --remove` removes what a demo has left"
+            f"{servers} has {', '.join(sorted(of_others))}, whose names or subjects the demo needs, and which no demo "
+            "has made: give --servers another server, or leave it out to start one"
+        )
+    if of_demos:
+        raise ConfigError(
+            f"{servers} has {', '.join(sorted(of_demos))}: another demo runs there, or one that was killed has left "
+            f"it. `jetspark demo --servers {servers} --remove` removes what a demo has left"
         )

@@ -69,7 +69,11 @@ async def _with_signals(options: DemoOptions, screen: Screen) -> int:
         screen.line("interrupted")
         return 128 + (received[0] if received else signal.SIGINT)
     except (JetSparkError, TimeoutError, OSError) as error:
-        screen.line(f"stage {screen.stage_name!r} failed: {error or type(error).__name__}", style="red")
+        reason = str(error) or type(error).__name__
+        if not screen.stage_name:  # no server, or one that must not be used: the error says what to do
+            screen.line(reason, style="red")
+            return 1
+        screen.line(f"stage {screen.stage_name!r} failed: {reason}", style="red")
         screen.line("Nothing is left behind. If the machine is busy, try --events 50000.")
         return 1
 

@@ -22,8 +22,7 @@ from jetspark.errors import UsageError
 from jetspark.server.process import finish_in_thread
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from jetspark.spark.types import SparkSession, StreamingQuery
 
 __all__ = ["fold_on_spark"]
 

@@ -16,6 +16,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from jetspark.core.arguments import text
 from jetspark.core.message import CoreMessage
 from jetspark.core.numbers import seconds
 from jetspark.errors import ProtocolError, UsageError
@@ -89,7 +90,7 @@ def nak_payload(delay_s: float | None) -> bytes:
 
 def term_payload(reason: str | None) -> bytes:
     """Never deliver it again."""
-    return TERM if not reason else TERM + b" " + reason.encode()
+    return TERM if not reason else TERM + b" " + text("reason", reason).encode()
 
 
 class AckableMessage(CoreMessage):

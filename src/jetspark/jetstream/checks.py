@@ -147,7 +147,7 @@ def check_fields(config: Any) -> None:
     """
     for rule in _rules(type(config)):
         value = getattr(config, rule.name)
-        if value is not None or rule.is_required:
+        if value is not None or not rule.may_be_none:
             rule.check_type(value)
             rule.check_value(value)
 
@@ -177,6 +177,7 @@ class _Rule:
     words: tuple[str, ...]
     low: float
     high: float
+    may_be_none: bool
     is_required: bool
     check: Check | None
     each: str
@@ -289,6 +290,7 @@ def _rule(entry: dataclasses.Field[Any], hint: Any) -> _Rule:
         words=words,
         low=entry.metadata.get("low", 0),
         high=entry.metadata.get("high", INT64 if is_whole else MAX_SECONDS),
+        may_be_none=type(None) in options,
         is_required=entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING,
         check=entry.metadata.get("check"),
         each=entry.metadata.get("each", {str: "subjects", float: "seconds"}.get(plain, getattr(plain, "__name__", ""))),

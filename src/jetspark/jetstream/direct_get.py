@@ -7,9 +7,10 @@ one that was lost on the way (a reconnect, a dropped chunk) is noticed, and the 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
+from jetspark.core.arguments import texts
 from jetspark.core.message import CoreMessage
 from jetspark.core.numbers import UINT64, whole
 from jetspark.core.subjects import validate_filter
@@ -118,12 +119,13 @@ class LastGet:
     # nats-server answers 413 above this.
     MAX_SUBJECTS = 1024
 
-    def __init__(self, prefix: str, stream: str, filters: Sequence[str], up_to_sequence: int | None) -> None:
-        if isinstance(filters, str) or not filters:
-            raise ConfigError(f"filters={filters!r}: expected a list of subjects or filters")
+    def __init__(self, prefix: str, stream: str, filters: Iterable[str], up_to_sequence: int | None) -> None:
+        wanted = texts("filters", filters, "a list of subjects or filters")
+        if not wanted:
+            raise ConfigError("filters=[]: expected a list of subjects or filters")
         self._stream = stream
         self._subject = f"{prefix}.DIRECT.GET.{stream}"
-        self._body: dict[str, Any] = {"multi_last": [validate_filter(each) for each in filters]}
+        self._body: dict[str, Any] = {"multi_last": [validate_filter(each) for each in wanted]}
         if up_to_sequence is not None:
             self._body["up_to_seq"] = whole("up_to_sequence", up_to_sequence, low=0, high=UINT64)
         self.messages: list[StoredMessage] = []

@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from jetspark.core.arguments import flag, octets, texts, unfit
 from jetspark.core.headers import Headers, HeadersLike
 from jetspark.core.numbers import UINT64, seconds, whole
 from jetspark.core.subjects import matches
@@ -41,8 +42,7 @@ from jetspark.jetstream.config import (
 )
 from jetspark.jetstream.features import LAST_GET, MESSAGE_TTL
 from jetspark.jetstream.info import PubAck, StoredMessage, StreamInfo
-from jetspark.jetstream.operations import DEFAULT_PREFIX, Api, message_query
-from jetspark.jetstream.operations import Operation as Requests
+from jetspark.jetstream.operations import DEFAULT_PREFIX, Api, Operation, message_query
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.jetstream.publishing import Expect, publish, publish_headers
 
@@ -50,9 +50,9 @@ __all__ = [
     "Bucket",
     "KVConfig",
     "KVEntry",
+    "KVOperation",
     "KVStatus",
     "KeyWrite",
-    "Operation",
     "Writes",
     "check_filter",
     "check_key",
@@ -60,7 +60,7 @@ __all__ = [
     "subject_of",
 ]
 
-Operation: TypeAlias = Literal["put", "delete", "purge"]
+KVOperation: TypeAlias = Literal["put", "delete", "purge"]
 
 MAX_HISTORY = 64
 
@@ -174,7 +174,7 @@ class KVEntry:
     value: bytes
     revision: int
     created: datetime.datetime
-    operation: Operation = "put"
+    operation: KVOperation = "put"
     pending: int = 0
     """In a watch: how many entries of the beginning are still to come."""
 
@@ -216,7 +216,7 @@ class KVStatus:
         return self.stream.config.max_age_s or 0.0
 
 
-def create_bucket(api: Api, config: KVConfig) -> Requests[StreamInfo]:
+def create_bucket(api: Api, config: KVConfig) -> Operation[StreamInfo]:
     """Create a bucket's stream, or find the one there is."""
     facts = yield from api.facts()
     return (yield from api.create_stream(config.to_stream(facts.level or 0)))
@@ -229,12 +229,14 @@ def check_bucket(bucket: str) -> str:
     return bucket
 
 
-def check_key(key: str) -> str:
+def check_key(key: str, what: str = "key") -> str:
     """A key is one or more tokens, joined by dots, of letters, digits and ``-/_=``.
 
     Raises:
         ConfigError: With the spelling that works, where one is obvious.
     """
+    if not isinstance(key, str):
+        raise unfit(what, key, "a key, such as 'order.1'")
     if not _is_key(key):
         # Who writes a pattern means many keys: no single one would do.
         better = "" if set(key) & set("*>") else re.sub(r"[^-/_=.a-zA-Z0-9]+", ".", key).strip(".")
@@ -243,9 +245,11 @@ def check_key(key: str) -> str:
     return key
 
 
-def check_filter(text: str) -> str:
+def check_filter(pattern: str, what: str = "filters") -> str:
     """A key, or one with ``*`` for single tokens and ``>`` for the rest."""
-    return text if _is_filter(text) else check_key(text)
+    if not isinstance(pattern, str):
+        raise unfit(what, pattern, "a key or a pattern, such as 'order.>'")
+    return pattern if _is_filter(pattern) else check_key(pattern)
 
 
 def subject_of(bucket: str, key: str) -> str:
@@ -262,7 +266,7 @@ def key_of(bucket: str, subject: str) -> str:
     return tokens[2]
 
 
-def operation_of(headers: Headers) -> Operation:
+def operation_of(headers: Headers) -> KVOperation:
     marker = headers.get("KV-Operation")
     if marker is not None:
         return "delete" if marker == "DEL" else "purge" if marker == "PURGE" else "put"
@@ -307,11 +311,12 @@ def watch_options(
     Raises:
         ConfigError: Two beginnings at once.
     """
+    flag("meta_only", meta_only)
     chosen = [
         name
         for name, given in (
-            ("include_history", include_history),
-            ("updates_only", updates_only),
+            ("include_history", flag("include_history", include_history)),
+            ("updates_only", flag("updates_only", updates_only)),
             ("from_revision", from_revision is not None),
         )
         if given
@@ -381,23 +386,21 @@ class Bucket:
             least_ttl_s=least_ttl_s,
         )
 
-    def subjects(self, filters: Sequence[str]) -> list[str]:
+    def subjects(self, filters: Iterable[str]) -> list[str]:
         """Of keys or patterns."""
-        if isinstance(filters, str):
-            raise ConfigError(f"filters={filters!r}: expected a list of keys")
-        return [subject_of(self.origin, check_filter(each)) for each in filters]
+        return [subject_of(self.origin, check_filter(each)) for each in texts("filters", filters, "a list of keys")]
 
     def write_subject(self, key: str) -> str:
         """Where a value of the key is published to; it is stored under ``subject_of``."""
         return f"{self._write_prefix}{subject_of(self.origin, check_key(key))}"
 
-    def put(self, key: str, value: bytes, expect: Expect | None = None, ttl_s: float | None = None) -> Requests[int]:
+    def put(self, key: str, value: bytes, expect: Expect | None = None, ttl_s: float | None = None) -> Operation[int]:
         headers = publish_headers(None, None, expect, ttl_s)
         yield from self.check_ttl(ttl_s)
-        ack = yield from publish(self.write_subject(key), value, headers)
+        ack = yield from publish(self.write_subject(key), octets("value", value), headers)
         return ack.sequence
 
-    def get(self, key: str, revision: int | None, direct: bool | None = None) -> Requests[KVEntry]:
+    def get(self, key: str, revision: int | None, direct: bool | None = None) -> Operation[KVEntry]:
         subject = subject_of(self.origin, check_key(key))
         if revision is not None:
             query = message_query(sequence=whole("revision", revision, high=UINT64))
@@ -414,7 +417,7 @@ class Bucket:
             raise KeyNotFound(self.name, key)
         return entry
 
-    def create(self, key: str, value: bytes, ttl_s: float | None) -> Requests[int]:
+    def create(self, key: str, value: bytes, ttl_s: float | None) -> Operation[int]:
         """Write a key that has no value; one that was deleted has none."""
         try:
             return (yield from self.put(key, value, Expect(last_subject_sequence=0), ttl_s))
@@ -426,14 +429,14 @@ class Bucket:
         except WrongLastSequence:
             raise KeyExists(self.name, (key,)) from None
 
-    def vacant_revision(self, key: str) -> Requests[int]:
+    def vacant_revision(self, key: str) -> Operation[int]:
         """The revision of a key without a value: that of its deletion, or 0. Asks the leader."""
-        revision, operation = yield from self._last(key)
+        revision, operation = yield from self._last(check_key(key))
         if operation == "put":
             raise KeyExists(self.name, (key,))
         return revision
 
-    def _last(self, key: str) -> Requests[tuple[int, Operation]]:
+    def _last(self, key: str) -> Operation[tuple[int, KVOperation]]:
         """Of a key, or of all that match a pattern. Asks the leader."""
         query = message_query(last_for=subject_of(self.origin, check_filter(key)))
         try:
@@ -442,7 +445,7 @@ class Bucket:
             return 0, "delete"
         return last.sequence, operation_of(last.headers)
 
-    def update(self, key: str, value: bytes, revision: int, ttl_s: float | None) -> Requests[int]:
+    def update(self, key: str, value: bytes, revision: int, ttl_s: float | None) -> Operation[int]:
         try:
             return (yield from self.put(key, value, _expected(revision), ttl_s))
         except WrongLastSequence:
@@ -450,7 +453,7 @@ class Bucket:
 
     def mark(
         self, key: str, operation: Literal["delete", "purge"], revision: int | None, ttl_s: float | None
-    ) -> Requests[None]:
+    ) -> Operation[None]:
         """Delete or purge; with ``revision`` only if that is the last one."""
         expect = None if revision is None else _expected(revision)
         headers = publish_headers(marker_headers(operation), None, expect, ttl_s)
@@ -460,7 +463,7 @@ class Bucket:
         except WrongLastSequence:
             raise Conflict(self.name, (key,)) from None
 
-    def check_ttl(self, ttl_s: float | None) -> Requests[None]:
+    def check_ttl(self, ttl_s: float | None) -> Operation[None]:
         if ttl_s is None:
             return
         seconds("ttl", ttl_s, low=1)
@@ -473,14 +476,14 @@ class Bucket:
                 "create_or_update_kv, or use a bucket with history=1"
             )
 
-    def snapshot_sequence(self, at: int) -> Requests[int]:
+    def snapshot_sequence(self, at: int) -> Operation[int]:
         """Where to look for the values there were at a sequence."""
         yield from self._api.require(LAST_GET)  # before anything else, in the same time
         info = yield from self._api.stream_info(self._stream)
         # Beyond its end the server finds nothing at all (nats-server 2.15).
         return min(at, info.state.last_sequence)
 
-    def status(self) -> Requests[KVStatus]:
+    def status(self) -> Operation[KVStatus]:
         info = yield from self._api.stream_info(self._stream)
         return KVStatus(bucket=self.name, stream=info)
 
@@ -511,7 +514,7 @@ class Writes:
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self._writes: dict[str, tuple[bytes, Operation, int | None]] = {}
+        self._writes: dict[str, tuple[bytes, KVOperation, int | None]] = {}
         self._ttls_s: dict[str, float] = {}
         self._guards: dict[str, int] = {}
 
@@ -530,13 +533,14 @@ class Writes:
     def expect(self, keys: str, revision: int) -> None:
         """``keys`` is a key that is not written, or a pattern."""
         revision = whole("revision", revision, low=0, high=UINT64)
-        if check_filter(keys) in self._guards:
+        if check_filter(keys, "keys") in self._guards:
             raise ConfigError(f"key={keys!r}: expected twice in one transaction")
         if keys in self._writes:
             raise self._written_too(keys)
         self._guards[keys] = revision
 
-    def _add(self, key: str, value: bytes, operation: Operation, revision: int | None) -> None:
+    def _add(self, key: str, value: bytes, operation: KVOperation, revision: int | None) -> None:
+        value = octets("value", value)
         if check_key(key) in self._writes:
             # The server would refuse a second check, and the first value would never be seen.
             raise ConfigError(f"key={key!r}: written twice in one transaction; write its last value only")
@@ -619,7 +623,7 @@ class Writes:
             revisions[next(reversed(self._writes))] = ack.sequence
         return revisions
 
-    def conflict(self) -> Requests[Conflict]:
+    def conflict(self) -> Operation[Conflict]:
         """Which keys are not as expected; the server does not say. All of them, should they be so again by now."""
         expected = {key: revision for key, (_, _, revision) in self._writes.items() if revision is not None}
         expected |= self._guards

@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from jetspark.core.arguments import flag, instance, text, unfit
 from jetspark.core.headers import Headers, HeadersLike
 from jetspark.core.numbers import whole
 from jetspark.errors import (
@@ -46,7 +47,7 @@ from jetspark.errors import (
 from jetspark.jetstream import wire
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.checks import check_config, check_description, check_fields, check_types
-from jetspark.jetstream.config import MAX_REPLICAS, Compression, Placement, Storage, StreamConfig, ruled
+from jetspark.jetstream.config import MAX_REPLICAS, Compression, DeliverPolicy, Placement, Storage, StreamConfig, ruled
 from jetspark.jetstream.info import StoredMessage, StreamInfo
 from jetspark.jetstream.kv import check_bucket
 from jetspark.jetstream.operations import Api, Operation, message_query
@@ -195,8 +196,15 @@ class ObjectMeta:
     metadata: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ConfigError("name='': expected the name of an object")
+        check_object_name(self.name)
+        if self.description is not None:
+            text("description", self.description)
+        Headers(self.headers)  # those that cannot be written are better refused now
+        metadata = self.metadata
+        if metadata is not None and not (
+            isinstance(metadata, Mapping) and all(isinstance(each, str) for pair in metadata.items() for each in pair)
+        ):
+            raise unfit("metadata", metadata, "a dict of str to str")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,22 +362,27 @@ def stream_of(bucket: str) -> str:
     return f"OBJ_{check_bucket(bucket)}"
 
 
+def check_object_name(name: str) -> str:
+    """Any text will do, of which there is some."""
+    if not text("name", name, "the name of an object"):
+        raise ConfigError("name='': expected the name of an object")
+    return name
+
+
 def chunk_subject(bucket: str, nuid: str) -> str:
     return f"$O.{bucket}.C.{nuid}"
 
 
 def meta_subject(bucket: str, name: str) -> str:
     """With the padding of base64, as every client writes it."""
-    if not name:
-        raise ConfigError("name='': expected the name of an object")
+    check_object_name(name)
     return f"$O.{bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
 
 
 def watch_options(bucket: str, *, updates_only: bool = False) -> OrderedOptions:
     """How to read a bucket's stream for a watch; there is no history of metadata."""
-    return OrderedOptions(
-        filter_subjects=(f"$O.{bucket}.M.>",), deliver_policy="new" if updates_only else "last_per_subject"
-    )
+    policy: DeliverPolicy = "new" if flag("updates_only", updates_only) else "last_per_subject"
+    return OrderedOptions(filter_subjects=(f"$O.{bucket}.M.>",), deliver_policy=policy)
 
 
 # ---- content ---------------------------------------------------------------------------------------------------------
@@ -560,7 +573,7 @@ class Download:
         """Everything was read.
 
         Raises:
-            DigestMismatch: It is not what was put.
+            DigestMismatch: The bytes are not those that were put.
         """
         info = self._info
         if self.is_short:
@@ -596,6 +609,7 @@ class Objects:
         self._stream = config.name
 
     def info(self, name: str, *, include_deleted: bool = False) -> Operation[ObjectInfo]:
+        flag("include_deleted", include_deleted)
         info, _ = yield from self._last(name)
         if info is None or (info.is_deleted and not include_deleted):
             raise ObjectNotFound(self.name, name)
@@ -650,6 +664,7 @@ class Objects:
             return (yield from self.info(name, include_deleted=True)).nuid
 
     def update_meta(self, name: str, meta: ObjectMeta) -> Operation[ObjectInfo]:
+        instance("meta", meta, ObjectMeta)
         info = yield from self.info(name)
         changed = info.with_meta(meta)
         if meta.name == name:
@@ -728,6 +743,7 @@ def link_to(target: ObjectInfo) -> ObjectLink:
     Raises:
         ConfigError: Not to something that is deleted, or a link itself.
     """
+    instance("target", target, ObjectInfo, "an ObjectInfo, as info() returns it")
     if target.is_deleted:
         raise ConfigError(f"target {target.name!r}: it is deleted")
     if target.link is not None:

@@ -10,6 +10,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from jetspark.core.arguments import flag, instance, text
 from jetspark.core.connection import Connection
 from jetspark.core.headers import HeadersLike
 from jetspark.core.message import CoreMessage
@@ -137,7 +138,7 @@ def api_prefix(domain: str | None, prefix: str | None) -> str:
     if domain is not None:
         return f"$JS.{check_name('domain', domain)}.API"
     if prefix is not None:
-        return validate_subject(prefix.rstrip("."))
+        return validate_subject(text("prefix", prefix).rstrip("."))
     return "$JS.API"
 
 
@@ -230,10 +231,10 @@ class Api:
     ) -> Operation[StreamInfo]:
         check_name("name", name)
         body: dict[str, Any] = {}
-        if deleted_details:
+        if flag("deleted_details", deleted_details):
             body["deleted_details"] = True
         if subjects_filter is not None:
-            body["subjects_filter"] = validate_filter(subjects_filter)
+            body["subjects_filter"] = validate_filter(text("subjects_filter", subjects_filter))
         subjects: dict[str, int] = {}
         while True:
             # Subjects come in pages of 100,000; the rest of the reply is the same each time.
@@ -267,7 +268,9 @@ class Api:
         return _number(reply, "purged")
 
     def step_down_stream(self, name: str, placement: Placement | None = None) -> Operation[None]:
-        body = {"placement": wire.encode(placement)} if placement is not None else {}
+        body = {}
+        if placement is not None:
+            body["placement"] = wire.encode(instance("placement", placement, Placement))
         yield from self._ask_stream("LEADER.STEPDOWN", name, body)
 
     def stream_page(self, offset: int, subject: str | None) -> Operation[tuple[list[StreamInfo], int]]:
@@ -295,7 +298,7 @@ class Api:
             raise MessageNotFound(error.code, error.err_code, error.description, stream, wanted=wanted) from None
 
     def delete_message(self, stream: str, sequence: int, *, erase: bool) -> Operation[None]:
-        body = {"seq": whole("sequence", sequence, high=UINT64)} | ({} if erase else {"no_erase": True})
+        body = {"seq": whole("sequence", sequence, high=UINT64)} | ({} if flag("erase", erase) else {"no_erase": True})
         yield from self._ask_stream("MSG.DELETE", check_name("stream", stream), body)
 
     # ---- consumers ---------------------------------------------------------------------------------------------
@@ -363,10 +366,10 @@ class Api:
             RequestTimeout: It did not within ``timeout_s``.
         """
         yield from self.require(features.CONSUMER_PAUSE)
-        text = wire.time_text(until) if until is not None else None
-        yield from self._ask_consumer("PAUSE", stream, name, {"pause_until": text} if text is not None else {})
+        moment = wire.time_text(until) if until is not None else None
+        yield from self._ask_consumer("PAUSE", stream, name, {"pause_until": moment} if moment is not None else {})
         # In a cluster the answer only says that it was proposed: one that the others never hear of is lost (2.15.1).
-        expected, waited_s = wire.parse_time(text) if text is not None else None, 0.0
+        expected, waited_s = wire.parse_time(moment) if moment is not None else None, 0.0
         while (yield from self.consumer_info(stream, name)).config.pause_until != expected:
             if waited_s >= timeout_s:
                 raise RequestTimeout(f"pause of consumer {name!r} of stream {stream!r}", timeout_s)
@@ -380,6 +383,7 @@ class Api:
         return _consumer_info(reply)
 
     def unpin_consumer(self, stream: str, name: str, group: str) -> Operation[None]:
+        text("group", group)
         yield from self.require(features.CONSUMER_UNPIN)
         yield from self._ask_consumer("UNPIN", stream, name, {"group": group})
 
@@ -440,10 +444,10 @@ def message_query(
     if last_for is not None:
         if sequence is not None or next_for is not None:
             raise ConfigError("last_for: expected neither sequence nor next_for beside it")
-        return {"last_by_subj": validate_filter(last_for)}
+        return {"last_by_subj": validate_filter(text("last_for", last_for))}
     if next_for is not None:
         first = 1 if sequence is None else whole("sequence", sequence, high=UINT64)
-        return {"seq": first, "next_by_subj": validate_filter(next_for)}
+        return {"seq": first, "next_by_subj": validate_filter(text("next_for", next_for))}
     return {"seq": whole("sequence", sequence, high=UINT64, instead="or last_for or next_for instead")}
 
 

@@ -42,6 +42,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter, lt
 
+from jetspark.core.arguments import flag, instance, texts, unfit
 from jetspark.core.backoff import Backoff
 from jetspark.core.headers import Status
 from jetspark.core.numbers import UINT64, whole
@@ -94,6 +95,8 @@ MIN_HEARTBEAT_S = 0.25
 
 # A replica that has just become leader may not have everything yet. With the pauses of `retry_pauses` this is 3.5 s.
 MAX_ATTEMPTS_BEHIND = 7
+# Those that are described by a word alone.
+DELIVER_POLICIES: tuple[DeliverPolicy, ...] = ("all", "last", "new", "last_per_subject")
 RETRY = Backoff(first_s=0.05, max_s=1.0)
 DOT = ord(".")
 
@@ -110,10 +113,13 @@ class OrderedOptions:
     headers_only: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.filter_subjects, str):
-            raise ConfigError(f"filter_subjects={self.filter_subjects!r}: expected a list of subjects")
-        for subject in self.filter_subjects:
+        for subject in texts("filter_subjects", self.filter_subjects, "a list of subjects"):
             validate_filter(subject)
+        flag("headers_only", self.headers_only)
+        if self.start_time is not None:
+            instance("start_time", self.start_time, datetime.datetime)
+        if self.deliver_policy is not None and self.deliver_policy not in DELIVER_POLICIES:
+            raise unfit("deliver_policy", self.deliver_policy, f"one of {', '.join(map(repr, DELIVER_POLICIES))}")
         given = [name for name in ("start_sequence", "start_time", "deliver_policy") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigError(f"{' with '.join(given)}: expected one of them")

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from jetspark.core.arguments import instance, text
 from jetspark.core.headers import Headers, HeadersLike, encode
 from jetspark.core.message import CoreMessage
 from jetspark.core.numbers import UINT64, seconds, whole
@@ -64,6 +65,9 @@ class Expect:
         for name in ("last_sequence", "last_subject_sequence"):
             if (value := getattr(self, name)) is not None:
                 whole(name, value, low=0, high=UINT64)
+        for name in ("stream", "last_subject_sequence_subject"):
+            if (value := getattr(self, name)) is not None:
+                text(name, value)
         if self.last_subject_sequence_subject is not None and self.last_subject_sequence is None:
             raise ConfigError("last_subject_sequence_subject: expected last_subject_sequence beside it")
 
@@ -84,9 +88,9 @@ def publish_headers(
     if "Nats-Expected-Last-Msg-Id" in result:
         raise _dangerous()
     if msg_id is not None:
-        if not msg_id:
+        if not text("msg_id", msg_id):
             raise ConfigError("msg_id='': expected a text, or None for no deduplication")
-        if isinstance(msg_id, str) and msg_id[0] in " \t":
+        if msg_id[0] in " \t":
             raise ConfigError(f"msg_id={msg_id!r}: expected no blanks in front, which a header drops")
         result["Nats-Msg-Id"] = msg_id
     if ttl_s is not None:
@@ -101,6 +105,7 @@ def expected_headers(expect: Expect | None) -> dict[str, str]:
     """The headers that say what is expected."""
     if expect is None:
         return {}
+    instance("expect", expect, Expect)
     named = (
         ("Nats-Expected-Stream", expect.stream),
         ("Nats-Expected-Last-Sequence", expect.last_sequence),

@@ -48,6 +48,7 @@ from itertools import islice
 from typing import Any, Generic, TypeVar, cast
 
 from jetspark.codes import Code
+from jetspark.core.arguments import flag, text
 from jetspark.core.backoff import Backoff
 from jetspark.core.headers import Status
 from jetspark.core.numbers import INT64, seconds_above_0, whole
@@ -109,6 +110,8 @@ class Priority:
     """``prioritized``: 0 to 9, lower first."""
 
     def __post_init__(self) -> None:
+        if self.group is not None:
+            text("group", self.group)
         for name, low, high in (("min_pending", 1, INT64), ("min_ack_pending", 1, INT64), ("priority", 0, 9)):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), low=low, high=high)
@@ -163,7 +166,7 @@ class Wait:
 
 
 class _Reader:
-    """Whoever asked: told how its requests ended."""
+    """The reader that asked: it is told how its requests ended."""
 
     error: Exception | None = None
     is_over = False
@@ -524,7 +527,7 @@ class Fetch(_Reader, Generic[M]):
         self._count = count
         self._bytes_left = max_bytes
         self._max_bytes = max_bytes
-        self._no_wait = no_wait
+        self._no_wait = flag("no_wait", no_wait)
         self._priority = priority
         self.deadline = now + (min(timeout_s, NO_WAIT_S) if no_wait else timeout_s)
         self._margin_s = min(MARGIN_S, timeout_s / 10)

@@ -33,6 +33,7 @@ from typing import Literal, TypeAlias
 
 from jetspark.codes import Code
 from jetspark.core import frames
+from jetspark.core.arguments import flag
 from jetspark.core.backoff import Backoff
 from jetspark.core.connection import Connection
 from jetspark.core.headers import Headers, HeadersLike, encode
@@ -59,6 +60,7 @@ from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.operations import Api, Operation, Pause, Request
 from jetspark.jetstream.publishing import check_batch_id, read_pub_ack
 from jetspark.publish.atomic_resolve import IMPOSSIBLE, Doubt, find
+from jetspark.publish.outgoing import last_message, unsendable
 
 __all__ = ["AtomicBatchBase", "AtomicMachine", "Outcome", "Pack"]
 
@@ -106,6 +108,7 @@ class AtomicMachine:
         jitter: Callable[[], float],
     ) -> None:
         """``timeout_s`` bounds waiting for a place at the server; ``jitter`` gives random numbers in [0, 1)."""
+        flag("ack_first", ack_first)
         if ack_every is not None:
             whole("ack_every", ack_every, instead="or None")
         seconds_above_0("timeout", timeout_s)
@@ -159,7 +162,10 @@ class AtomicMachine:
             self._begin()
         number = self.sequence + 1
         connection = self._connection
-        address = self._subjects.get(subject) or connection.address(subject)
+        try:
+            address = self._subjects.get(subject) or connection.address(subject)
+        except TypeError:
+            raise unsendable((subject, data)) from None
         if headers is None:  # nearly always
             header_bytes = self._header_bytes(number)
             data = connection.payload(data, header_bytes)
@@ -190,11 +196,15 @@ class AtomicMachine:
         header_bytes, next_power = 0, 0
         try:
             while number != last and size_bytes < PACK_BYTES:
-                subject, data = next(messages)
+                message = next(messages)
+                try:  # costs nothing as long as nothing is raised
+                    subject, data = message
+                    address = known.get(subject) or subjects.get(subject)
+                except (TypeError, ValueError):
+                    raise unsendable(message, "messages", "each to be (subject, data)") from None
                 number += 1
                 if number >= next_power:
                     header_bytes, next_power = self._header_bytes(number), 10 ** len(str(number))
-                address = known.get(subject) or subjects.get(subject)
                 if address is None:
                     address = subjects[subject] = connection.address(subject)
                 if type(data) is not bytes or header_bytes + len(data) > max_bytes:
@@ -326,8 +336,7 @@ class AtomicMachine:
                 yield from self._hand_over()
             request = Request(subject, data, fields, may_be_leaderless=not self.sequence)
         else:
-            if data or headers:
-                raise ConfigError("commit with data or options and no subject: expected the subject it goes to")
+            last_message(subject, data, headers)
             request = self._last_request()
         is_first = not self.sequence
         if self._connection.is_closed:

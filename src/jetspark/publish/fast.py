@@ -58,7 +58,7 @@ from jetspark.publish.fast_losses import FastLosses
 from jetspark.publish.fast_opening import FastOpening
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
 from jetspark.publish.fast_sending import FastSender
-from jetspark.publish.fast_wire import FLOW_ACK, Operation, check_range, number, place_of
+from jetspark.publish.fast_wire import FLOW_ACK, FrameKind, check_range, number, place_of
 from jetspark.publish.outgoing import Item
 
 __all__ = ["FastMachine", "FastState"]
@@ -181,7 +181,7 @@ class FastMachine(FastSender):
         assert self.state is FastState.NEW, self.state
         self._open_inbox()
         self.opening.begin(now)
-        operation = Operation.COMMIT if is_only else Operation.START
+        operation = FrameKind.COMMIT if is_only else FrameKind.START
         self._send([self._frames.frame(item, 1, operation)], 1, now)
         self._first_subject = item[0]
         self._enter(FastState.COMMITTING if is_only else FastState.OPENING)
@@ -190,7 +190,7 @@ class FastMachine(FastSender):
     def commit(self, item: Item, now: float) -> None:
         """Send the last message, which ends the batch. It needs no room: nothing follows it."""
         assert self.state is FastState.OPEN, self.state
-        self._place_last(self._frames.frame(item, self.sequence + 1, Operation.COMMIT), now)
+        self._place_last(self._frames.frame(item, self.sequence + 1, FrameKind.COMMIT), now)
 
     def end(self, now: float) -> None:
         """End the batch without another message.
@@ -203,7 +203,7 @@ class FastMachine(FastSender):
 
     def _place_end(self, now: float) -> None:
         end = self.sequence + 1
-        frame = self._control(end, Operation.END)
+        frame = self._control(end, FrameKind.END)
         self.losses.ends.add(end)
         try:
             self._place_last(frame, now, is_urgent=True)
@@ -224,9 +224,9 @@ class FastMachine(FastSender):
             return
         self._ping_at = None
         self._pinged_at = now
-        self._machine.publish_frames([self._control(self.sent, Operation.PING)], is_urgent=True)
+        self._machine.publish_frames([self._control(self.sent, FrameKind.PING)], is_urgent=True)
 
-    def _control(self, sequence: int, operation: Operation) -> bytes:
+    def _control(self, sequence: int, operation: FrameKind) -> bytes:
         return self._frames.frame((self._first_subject, b""), sequence, operation)
 
     def abandon(self, now: float) -> None:
@@ -368,17 +368,17 @@ class FastMachine(FastSender):
             self._refused_from_the_start(error)
         else:
             # A message that came too fast was dropped on the way, and will be in a gap; a ping is no message.
-            if error.err_code != Code.TOO_MANY_REQUESTS and operation != Operation.PING:
+            if error.err_code != Code.TOO_MANY_REQUESTS and operation != FrameKind.PING:
                 self.losses.add_refusal(Refusal(sequence, error))
             self._on_hole(sequence, operation, error, now)
 
     def _on_hole(self, sequence: int, operation: int, error: Exception, now: float) -> None:
         """A message did not reach the batch. The server notices with the next one; if there is none, with a ping."""
         # A ping that nobody took says nothing about messages: whether the batch is there, the next one will tell.
-        if self.is_opening and operation != Operation.PING:
+        if self.is_opening and operation != FrameKind.PING:
             self._reopen_later(error, now)
             return
-        if self._is_failing and operation != Operation.PING:
+        if self._is_failing and operation != FrameKind.PING:
             self._expect_the_end(error)
         if self._ping_at is None:
             self._ping_at = now + HOLE_PING_S
@@ -452,7 +452,7 @@ class FastMachine(FastSender):
                 if self.is_opening and error.subject == self._first_subject:
                     self._over(error)
                 elif self.state is not FastState.ENDED:
-                    self._on_hole(0, Operation.APPEND, error, now)
+                    self._on_hole(0, FrameKind.APPEND, error, now)
 
     def _on_disconnected(self) -> None:
         """A gap or a refusal is said once, perhaps into the session that is gone; acknowledgements come again."""

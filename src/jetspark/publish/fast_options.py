@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypedDict
 
+from jetspark.core.arguments import function
 from jetspark.core.numbers import seconds, seconds_above_0, whole
 from jetspark.core.options import check_keywords
 from jetspark.errors import ConfigError, ServerError
@@ -74,6 +75,9 @@ class FastBatchOptions:
         for name in ("timeout", "ping_after_s", "keep_alive_s"):
             seconds_above_0(name, getattr(self, name))
         seconds("wait_for_stream_s", self.wait_for_stream_s)
+        for name in ("on_gap", "on_error"):
+            if (callback := getattr(self, name)) is not None:
+                function(name, callback)
 
     @classmethod
     def of(cls, gap: GapMode, given: FastBatchKeywords) -> FastBatchOptions:

@@ -47,6 +47,7 @@ from operator import itemgetter
 from typing import TypedDict
 
 from jetspark.codes import Code
+from jetspark.core.arguments import flag, function, text
 from jetspark.core.backoff import Backoff
 from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent
@@ -73,7 +74,7 @@ from jetspark.jetstream.publishing import header_block
 from jetspark.publish.atomic_resolve import IMPOSSIBLE
 from jetspark.publish.fast import FastMachine, FastState
 from jetspark.publish.fast_options import WAIT_FOR_STREAM_S, FastBatchOptions
-from jetspark.publish.outgoing import CHUNK_MESSAGES, Item, are_plain, data_of
+from jetspark.publish.outgoing import CHUNK_MESSAGES, Item, are_plain, data_of, unsendable
 
 __all__ = ["FastPublisherKeywords", "FastPublisherMachine", "FastPublisherOptions", "Refused"]
 
@@ -82,6 +83,8 @@ KEPT_OVERHEAD_BYTES = 200
 # The digits of a position and the end of the header block, at most.
 ID_END_BYTES = 24
 RETRY = Backoff(first_s=0.05, max_s=2.0)
+# Equal to no subject, not even to one that is none.
+_NO_SUBJECT = object()
 _IMPOSSIBLE = "\r\n".join(f"{name}: {value}" for name, value in IMPOSSIBLE.items()).encode()
 # The stream will not change its mind about these, so trying again would only hide them.
 _HOPELESS = frozenset({Code.STREAM_SEALED, Code.FAST_DISABLED})
@@ -123,6 +126,11 @@ class FastPublisherOptions:
     """Called with each message the stream refuses, which is then skipped. Without it a refusal ends the publisher."""
 
     def __post_init__(self) -> None:
+        flag("message_ids", self.message_ids)
+        if self.id_prefix is not None:
+            text("id_prefix", self.id_prefix)
+        if self.on_refused is not None:
+            function("on_refused", self.on_refused)
         for name in ("max_pending_messages", "max_pending_bytes"):
             whole(name, getattr(self, name))
         for name in ("patience_s", "batch_timeout_s"):
@@ -322,13 +330,18 @@ class FastPublisherMachine:
                 numbered = enumerate(items, self.accepted + 1)
                 kept.extend([(item[0], item[1], b"%b%d\r\n\r\n" % (id_head, position)) for position, item in numbered])
             return
-        last_subject = None
+        last_subject: object = _NO_SUBJECT
         for position, item in enumerate(items, self.accepted + 1):
-            subject, data = item[0], item[1]
+            if isinstance(item, str):  # has a first and a second, too
+                raise unsendable(item)
+            try:
+                subject, data = item[0], item[1]
+                headers = item[2] if len(item) > 2 else None
+            except (TypeError, LookupError):
+                raise unsendable(item) from None
             if subject != last_subject:  # most go where the one before went
                 machine.address(subject)
                 last_subject = subject
-            headers = item[2] if len(item) == 3 else None
             if headers is None and id_head is None:
                 if type(data) is not bytes or len(data) > max_payload:
                     data = payload(data)

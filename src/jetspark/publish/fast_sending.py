@@ -22,8 +22,8 @@ from itertools import islice
 
 from jetspark.core.connection import Connection
 from jetspark.publish.fast_options import HIGHEST_FLOW, FastBatchOptions
-from jetspark.publish.fast_wire import FastFrames, Operation
-from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item
+from jetspark.publish.fast_wire import FastFrames, FrameKind
+from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, unsendable
 
 __all__ = ["FastPace", "FastSender"]
 
@@ -105,11 +105,14 @@ class FastSender:
         What this raises (``InvalidSubject``, ``PayloadTooLarge``, ``BufferFull``...), the batch does not notice.
         """
         sequence = self.sequence + 1
-        data, head = item[1], self._heads.get(item[0])
+        try:
+            data, head = item[1], self._heads.get(item[0])
+        except (TypeError, LookupError):
+            raise unsendable(item) from None
         if head is not None and len(item) == 2 and type(data) is bytes and len(data) <= self._max_payload_bytes:
             frame = b"%b%d.1.$FI %d\r\n%b\r\n" % (head, sequence, len(data), data)  # the common case, not by a call
         else:
-            frame = self._frames.frame(item, sequence, Operation.APPEND)
+            frame = self._frames.frame(item, sequence, FrameKind.APPEND)
         if sequence <= self.wanted:
             self.sequence = self.sent = sequence  # counted first, as in `_send`
             try:

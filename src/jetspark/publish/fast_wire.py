@@ -16,9 +16,9 @@ from jetspark.core import frames
 from jetspark.core.connection import Connection
 from jetspark.errors import ProtocolError
 from jetspark.jetstream.publishing import header_block
-from jetspark.publish.outgoing import Item
+from jetspark.publish.outgoing import Item, unsendable
 
-__all__ = ["FLOW_ACK", "FastFrames", "Operation", "check_range", "number", "place_of"]
+__all__ = ["FLOW_ACK", "FastFrames", "FrameKind", "check_range", "number", "place_of"]
 
 # Publishers use few subjects; see Connection, which has the same bound.
 MAX_KNOWN_SUBJECTS = 4096
@@ -27,7 +27,7 @@ FLOW_ACK = re.compile(rb'\{"type":"ack","seq":([0-9]{1,19}),"msgs":([0-9]{1,9})\
 """An acknowledgement as the server writes it, and nearly every answer is one: read without JSON."""
 
 
-class Operation(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """The last number of a reply subject."""
 
     START = 0
@@ -61,15 +61,19 @@ class FastFrames:
         Raises:
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: It cannot be sent.
         """
-        head = self.heads.get(item[0])
+        if isinstance(item, str):  # has a first and a second, too
+            raise unsendable(item)
+        try:
+            head = self.heads.get(item[0])
+            data, headers = item[1], item[2] if len(item) > 2 else None
+        except (TypeError, LookupError):
+            raise unsendable(item) from None
         if head is None:
             head = self._learn_head(item[0])
-        data = item[1]
-        if len(item) == 2 or not item[2]:
+        if not headers:
             if type(data) is not bytes or len(data) > self.max_payload_bytes:
                 data = self._machine.payload(data)
             return b"%b%d.%d.$FI %d\r\n%b\r\n" % (head, sequence, operation, len(data), data)
-        headers = item[2]
         block = headers if isinstance(headers, bytes) else header_block(headers)
         data = self._machine.payload(data, len(block))
         address = b"%b%d.%d.$FI" % (head[4:], sequence, operation)
@@ -86,9 +90,12 @@ class FastFrames:
         known, head = None, None
         for item in items:
             sequence += 1
-            subject, data = item[0], item[1]
-            if subject is not known:  # most go where the one before went
-                known, head = subject, heads.get(subject)
+            try:  # costs nothing as long as nothing is raised
+                subject, data = item[0], item[1]
+                if subject is not known:  # most go where the one before went
+                    known, head = subject, heads.get(subject)
+            except (TypeError, LookupError):
+                raise unsendable(item) from None
             frame = None
             if head is None:
                 # Headers that are encoded, and a subject of its own for each message: a state for each key. A head that
@@ -114,7 +121,7 @@ class FastFrames:
                 elif type(block := item[2]) is bytes and (size := len(block) + len(data)) <= max_payload:
                     frame = b"H%b%d.1.$FI %d %d\r\n%b%b\r\n" % (head, sequence, len(block), size, block, data)
             if frame is None:
-                frame = self.frame(item, sequence, Operation.APPEND)
+                frame = self.frame(item, sequence, FrameKind.APPEND)
                 head = heads.get(subject)  # it knows the subject now
             ready.append(frame)
             max_bytes -= len(frame)

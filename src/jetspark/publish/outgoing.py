@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from jetspark.core.arguments import iterate, unfit
 from jetspark.core.connection import Connection
 from jetspark.core.headers import HeadersLike
-from jetspark.errors import InvalidSubject
+from jetspark.core.subjects import validate_subject
+from jetspark.errors import ConfigError, InvalidSubject
 
-__all__ = ["CHUNK_BYTES", "CHUNK_MESSAGES", "Item", "are_plain", "data_of", "some_of", "take"]
+__all__ = [
+    "CHUNK_BYTES",
+    "CHUNK_MESSAGES",
+    "Item",
+    "are_plain",
+    "data_of",
+    "each_of",
+    "last_message",
+    "plain",
+    "some_of",
+    "take",
+    "unsendable",
+]
 
 Item: TypeAlias = tuple[str, bytes] | tuple[str, bytes, HeadersLike | bytes | None]
 """Subject, data, and headers if there are any; bytes are a header block that is encoded already, and sent unchecked."""
@@ -23,6 +37,54 @@ CHUNK_BYTES = 256 << 10
 _subject_of, data_of = itemgetter(0), itemgetter(1)
 
 
+def unsendable(
+    item: Any, what: str = "items", expected: str = "each to be (subject, data), or (subject, data, headers)"
+) -> ConfigError:
+    """What is wrong with something that is no message, or whose subject cannot even be looked up."""
+    try:
+        subject, *_ = item
+        validate_subject(subject)
+    except InvalidSubject as error:
+        return error
+    except (TypeError, ValueError):
+        pass
+    return unfit(what, item, expected)
+
+
+def plain(message: Any) -> tuple[str, bytes]:
+    """The two parts of a message that has no headers.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    try:
+        subject, data = message
+    except (TypeError, ValueError):
+        raise unsendable(message, "messages", "each to be (subject, data)") from None
+    return subject, data
+
+
+def last_message(subject: str | None, data: bytes, headers: HeadersLike | None) -> Item | None:
+    """What a commit is given to send along; None for nothing.
+
+    Raises:
+        ConfigError: Data or headers, and nobody knows where they are to go.
+    """
+    if subject is not None:
+        return subject, data, headers
+    if data or headers:
+        raise ConfigError("commit with data or options and no subject: expected the subject it goes to")
+    return None
+
+
+def each_of(items: Iterable[Item]) -> Iterator[Item]:
+    """
+    Raises:
+        ConfigError: They cannot be iterated over.
+    """
+    return iterate("items", items, "messages, each (subject, data) or (subject, data, headers)")
+
+
 def take(items: Iterator[Item], chunk: list[Item], max_messages: int, max_bytes: int) -> None:
     """Move some items into ``chunk``, which keeps what it got when the iterator raises.
 
@@ -32,7 +94,7 @@ def take(items: Iterator[Item], chunk: list[Item], max_messages: int, max_bytes:
         chunk.append(item)
         try:
             max_bytes -= len(item[1])
-        except (TypeError, IndexError):
+        except (TypeError, LookupError):
             return  # not a message; making a frame of it raises
         if max_bytes <= 0:
             return

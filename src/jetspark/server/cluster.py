@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from jetspark.core.arguments import flag, path, text
+from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.errors import ConfigError, EmbeddedServerError, UsageError
 from jetspark.server.config import ClusterRoutes, ServerConfig, ServerOptions, with_options
 from jetspark.server.links import Links
@@ -60,16 +62,15 @@ class NatsCluster:
         start_timeout_s: float = 60.0,
         **options: Unpack[ServerOptions],
     ) -> None:
-        if size < 2:
-            raise ConfigError(f"size={size!r}: expected 2 or more nodes; NatsServer is one")
+        whole("size", size, low=2, instead="nodes; NatsServer is one")
         self._config = with_options(config, options)
         for owned in ("server_name", "cluster"):
             if getattr(self._config, owned) is not None:
                 raise ConfigError(f"{owned}={getattr(self._config, owned)!r}: NatsCluster sets this for each node")
-        self._size, self._name = size, name
-        self._store_dir = None if store_dir is None else Path(store_dir).absolute()
-        self._start_timeout_s = start_timeout_s
-        self._partitionable = partitionable
+        self._size, self._name = size, text("name", name)
+        self._store_dir = None if store_dir is None else Path(path("store_dir", store_dir)).absolute()
+        self._start_timeout_s = seconds_above_0("start_timeout_s", start_timeout_s)
+        self._partitionable = flag("partitionable", partitionable)
         self._links: Links | None = None
         self._partitioned: set[int] = set()
         self._nodes: tuple[NatsServer, ...] = ()

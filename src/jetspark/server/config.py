@@ -7,13 +7,14 @@ file.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from jetspark.core.arguments import flag, instance, path, text, texts, unfit
+from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.errors import ConfigError
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "render_config",
     "with_options",
 ]
+
+MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +44,9 @@ class Permissions:
 
     def __post_init__(self) -> None:
         for name in ("publish_allow", "publish_deny", "subscribe_allow", "subscribe_deny"):
-            # A str is a sequence of its characters: "orders.>" would become nine one-letter subjects.
-            if isinstance(getattr(self, name), str):
-                raise ConfigError(f"{name}={getattr(self, name)!r}: expected a list of subjects")
+            if (subjects := getattr(self, name)) is not None or name.endswith("_deny"):
+                texts(name, subjects, "a list of subjects")
+        flag("allow_responses", self.allow_responses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,13 @@ class User:
     permissions: Permissions | None = None
 
     def __post_init__(self) -> None:
+        for name in ("user", "nkey"):
+            if (value := getattr(self, name)) is not None:
+                text(name, value)
+        if self.password is not None and not isinstance(self.password, str):
+            raise ConfigError(f"password of type {type(self.password).__name__}: expected a str")
+        if self.permissions is not None:
+            instance("permissions", self.permissions, Permissions)
         if self.nkey is None:
             if not self.user or self.password is None:
                 raise ConfigError(f"User(user={self.user!r}): expected user and password, or nkey with a public key")
@@ -88,8 +98,10 @@ class ServerTLS:
     def __post_init__(self) -> None:
         for name in ("cert_file", "key_file", "ca_file"):
             value = getattr(self, name)
-            if value is not None and not Path(value).is_file():
+            if (value is not None or name != "ca_file") and not Path(path(name, value)).is_file():
                 raise ConfigError(f"{name}={str(value)!r}: no such file")
+        for name in ("verify", "handshake_first"):
+            flag(name, getattr(self, name))
         if self.verify and self.ca_file is None:
             raise ConfigError("verify=True without ca_file: give the authority that signs client certificates")
 
@@ -105,6 +117,14 @@ class ClusterRoutes:
     """Where this node listens for the others; ``None`` lets the server choose."""
     advertise: str | None = None
     """``host:port`` told to other nodes in place of the real one."""
+
+    def __post_init__(self) -> None:
+        text("name", self.name)
+        texts("routes", self.routes, "a list of host:port")
+        if self.port is not None:
+            whole("port", self.port, high=MAX_PORT, instead="or None")
+        if self.advertise is not None:
+            text("advertise", self.advertise)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +173,7 @@ class ServerConfig:
     """Appended to the file as it is, in nats-server's own syntax; later settings win over earlier ones."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         self._check_storage()
         self._check_access()
         for name in (
@@ -162,19 +183,40 @@ class ServerConfig:
             "max_connections",
             "max_pending_bytes",
         ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value!r}: expected 1 or more, or None for the server's default")
+            if (value := getattr(self, name)) is not None:
+                whole(name, value, instead="or None for the server's default")
         for name in ("ping_interval_s", "write_deadline_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name}={value!r}: expected more than 0 seconds, or None")
+            if (value := getattr(self, name)) is not None:
+                seconds_above_0(name, value, instead="or None for the server's default")
         if not self.host:
             raise ConfigError("host='': expected an address, such as 127.0.0.1")
         if self.server_name is not None and not re.fullmatch(r"[^\s.*>]+", self.server_name):
             raise ConfigError(f"server_name={self.server_name!r}: expected a name without spaces, '.', '*' or '>'")
         if self.cluster is not None and self.jetstream and self.server_name is None:
             raise ConfigError("cluster without server_name: JetStream knows the nodes of a cluster by their names")
+
+    def _check_types(self) -> None:
+        for name in ("host", "extra_config"):
+            text(name, getattr(self, name))
+        for name in ("server_name", "system_account"):
+            if (value := getattr(self, name)) is not None:
+                text(name, value)
+        for name in ("token", "operator_jwt"):  # secrets, which no message shows
+            if (value := getattr(self, name)) is not None and not isinstance(value, str):
+                raise ConfigError(f"{name} of type {type(value).__name__}: expected a str")
+        for name in ("jetstream", "durable"):
+            flag(name, getattr(self, name))
+        for name in ("users", "nkeys"):
+            users = getattr(self, name)
+            if not isinstance(users, Sequence) or not all(isinstance(each, User) for each in users):
+                raise unfit(name, users, "a list of User")
+        jwts = self.resolver_preload
+        if not isinstance(jwts, Mapping) or not all(isinstance(each, str) for pair in jwts.items() for each in pair):
+            raise ConfigError("resolver_preload: expected a dict of account keys to JWTs, both str")
+        if self.tls is not None:
+            instance("tls", self.tls, ServerTLS)
+        if self.cluster is not None:
+            instance("cluster", self.cluster, ClusterRoutes)
 
     def _check_storage(self) -> None:
         if self.durable and self.sync_interval_s is not None:
@@ -185,8 +227,8 @@ class ServerConfig:
         if isinstance(self.sync_interval_s, str):
             if self.sync_interval_s != "always":
                 raise ConfigError(f"sync_interval_s={self.sync_interval_s!r}: expected seconds or 'always'")
-        elif self.sync_interval_s is not None and not 0 < self.sync_interval_s < math.inf:
-            raise ConfigError(f"sync_interval_s={self.sync_interval_s!r}: expected more than 0 seconds or 'always'")
+        elif self.sync_interval_s is not None:
+            seconds_above_0("sync_interval_s", self.sync_interval_s, instead="or 'always'")
         if self.jetstream and re.search(r"^\s*jetstream\b", self.extra_config, re.MULTILINE):
             # The server takes the last block whole, without our store_dir: it would keep streams in a folder that all
             # servers of the machine share.
@@ -251,6 +293,8 @@ class ServerOptions(TypedDict, total=False):
 
 def with_options(config: ServerConfig | None, options: ServerOptions) -> ServerConfig:
     """Return ``config`` (or the defaults) with ``options`` in place of its fields; unknown names are an error."""
+    if config is not None:
+        instance("config", config, ServerConfig)
     known = [each.name for each in fields(ServerConfig)]
     unknown = sorted(set(options) - set(known))
     if unknown:

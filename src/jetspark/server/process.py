@@ -13,10 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
-from jetspark.errors import ConfigError, EmbeddedServerError, UsageError
+from jetspark.core.arguments import path
+from jetspark.core.numbers import seconds_above_0, whole
+from jetspark.errors import EmbeddedServerError, UsageError
 from jetspark.server import probes
 from jetspark.server.binary import find_nats_server
-from jetspark.server.config import ServerConfig, ServerOptions, render_config, with_options
+from jetspark.server.config import MAX_PORT, ServerConfig, ServerOptions, render_config, with_options
 from jetspark.server.folder import ServerFolder, tail
 from jetspark.server.run import POLL_S, ServerRun, reachable_host
 
@@ -66,13 +68,11 @@ class NatsServer:
         **options: Unpack[ServerOptions],
     ) -> None:
         self._config = with_options(config, options)
-        if port is not None and not 0 <= port <= 65535:
-            raise ConfigError(f"port={port!r}: expected 0 to 65535, or None for a free one")
-        if not start_timeout_s > 0:
-            raise ConfigError(f"start_timeout_s={start_timeout_s!r}: expected more than 0")
+        if port is not None:
+            port = whole("port", port, low=0, high=MAX_PORT, instead="or None for a free one")
         self._port: int | None = port or None
-        self._own_store_dir = None if store_dir is None else Path(store_dir).absolute()
-        self._start_timeout_s = start_timeout_s
+        self._own_store_dir = None if store_dir is None else Path(path("store_dir", store_dir)).absolute()
+        self._start_timeout_s = seconds_above_0("start_timeout_s", start_timeout_s)
         # What the configuration file says, which a reload must repeat: the server refuses any other port,
         # even the one it chose itself.
         self._launch_port: int | None = None

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ from jetspark.spark.logs import logging_file
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_java", "session"]
+__all__ = ["check_java", "session", "short_session"]
 
 JAVA_VERSION = 17
 _REMEDY = f"install Java {JAVA_VERSION} or newer, for example `apt install openjdk-{JAVA_VERSION}-jre-headless`"
@@ -85,6 +87,24 @@ def session(
             raise
     register(spark)
     return spark
+
+
+@contextmanager
+def short_session(app_name: str = "jetspark") -> Iterator[SparkSession]:
+    """A session for one job of seconds or minutes; one that the program has already is used, and stays.
+
+    Raises:
+        ConfigError: As :func:`session`.
+    """
+    from pyspark.sql import SparkSession
+
+    is_ours = SparkSession.getActiveSession() is None
+    spark = session(app_name, is_short=True)
+    try:
+        yield spark
+    finally:
+        if is_ours:
+            spark.stop()
 
 
 def check_java() -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from jetspark.core.headers import encode
 from jetspark.errors import ConfigError
-from jetspark.jetstream.kv import Operation, marker_headers
+from jetspark.jetstream.kv import KVOperation, marker_headers
 
 __all__ = [
     "MARK_HEADER",
@@ -59,7 +59,7 @@ class Change(NamedTuple):
 
     key: str
     value: bytes = b""
-    operation: Operation = "put"
+    operation: KVOperation = "put"
     sequence: int | None = None
     """Of the event this is the result of; stored with it."""
     revision: int | None = None
@@ -100,7 +100,7 @@ class Stored(NamedTuple):
     subject: str
     revision: int
     value: bytes
-    operation: Operation
+    operation: KVOperation
     sequence: int | None
     writer: str | None
     stamp: str | None = None

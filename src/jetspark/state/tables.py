@@ -24,7 +24,7 @@ from typing import Any
 from jetspark.errors import ConfigError, ConsumerNotFound, JetSparkError, MessageNotFound, StreamRecreated
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.info import StreamInfo
-from jetspark.jetstream.kv import Operation, check_bucket, check_filter, operation_of, subject_of
+from jetspark.jetstream.kv import KVOperation, check_bucket, check_filter, operation_of, subject_of
 from jetspark.jetstream.operations import Api, Pause, message_query
 from jetspark.publish.steps import Connect, Procedure, ReadClock
 from jetspark.state.deliveries import delivery
@@ -132,7 +132,7 @@ def first_from(bucket: BucketView, sequence: int) -> Procedure[int | None]:
 # ---- what a message says: pure ---------------------------------------------------------------------------------------
 
 
-def operation(message: AckableMessage) -> Operation:
+def operation(message: AckableMessage) -> KVOperation:
     raw = message.raw_headers
     # Most values have no headers, or only ours.
     if raw is None or (b"KV-Operation" not in raw and b"Nats-Marker-Reason" not in raw):
@@ -317,7 +317,7 @@ def plan(
     state = (yield from api.stream_info(bucket.stream)).state
     if as_of > state.last_sequence:
         raise ConfigError(f"asOf={as_of}: the bucket is at {state.last_sequence}")
-    last: dict[str, tuple[int, Operation]] = {}
+    last: dict[str, tuple[int, KVOperation]] = {}
     scan = bucket.scan(max(1, state.first_sequence), as_of, wants_data=False, patience_s=patience_s)
     try:
         while (messages := (yield from scan.next())) is not None:
@@ -329,7 +329,7 @@ def plan(
     return TablePlan(as_of, array("Q", sorted(wanted)), (yield from _doubtful(bucket, last)))
 
 
-def _doubtful(bucket: BucketView, known: dict[str, tuple[int, Operation]]) -> Procedure[tuple[str, ...]]:
+def _doubtful(bucket: BucketView, known: dict[str, tuple[int, KVOperation]]) -> Procedure[tuple[str, ...]]:
     """Keys written after the moment, and of which the bucket keeps as many revisions as it may.
 
     Were there fewer, none would have been dropped: then such a key is younger than the moment.

@@ -43,7 +43,7 @@ from jetspark.testing.clock import FakeClock
 
 __all__ = ["BatcherConformance", "BlockingBatcherConformance", "BlockingRecordingSink", "RecordingSink"]
 
-# So long that it never comes; less than what a loop or a lock is able to wait for.
+# A time that never comes, and less than the longest wait of a loop or a lock.
 NEVER = 100_000.0
 PRODUCERS, EACH = 8, 60
 

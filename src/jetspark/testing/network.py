@@ -2,7 +2,7 @@
 
 Nothing here sleeps, and nothing is random but the rng that is passed in, so a course of events is a function of a seed.
 
-The clock holds what is to happen, by time and then by order of arrival, and is moved by whoever runs it. A wire is one
+The clock holds what is to happen, by time and then by order of arrival, and is moved by its owner. A wire is one
 transport between a client and the front, two directions of bytes::
 
     client ──write()──> [in flight: in order, each chunk with a delay of its own] ──> front
@@ -368,7 +368,7 @@ class Front:
         del self._sessions[session.number]
 
     def say(self, deliveries: Iterable[Delivery], *, by: ModelServer | None = None) -> None:
-        """The server says something to whoever is subscribed, on its side of a partition."""
+        """The server says something to the subscribers on its side of a partition."""
         is_from_fork = by is not None and by is self.fork
         for each in deliveries:
             for watch in self.reply_watchers:

@@ -35,7 +35,7 @@ CONNECT_AGAIN_S = 0.2
 
 
 class SimulatedLink:
-    """Moves bytes between a connection and the network, and tells whoever listens what happened.
+    """Moves bytes between a connection and the network, and tells its listener what happened.
 
     The reader of a subscription is woken when there is something to read; the handle of a request or a flush is called
     with the result and the error, one of which is None.

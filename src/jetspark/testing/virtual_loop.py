@@ -163,8 +163,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, network: Network) -> None:
         self.network = network
         self.idle_s = 0.0
-        """Requests that wait for messages without an end, and whoever looks again from time to time whether there is
-        something to do, wait at least this long. It makes long times cheap; 0 leaves the program as it is."""
+        """Requests that wait for messages without an end, and readers that look for work from time to time,
+        wait at least this long. It makes long times cheap; 0 leaves the program as it is."""
         self._virtual_selector = _Selector(network.clock)
         super().__init__(self._virtual_selector)
         # Seconds since 1970 have steps of a quarter of a microsecond: time that is nearer than this has come, or the

@@ -14,7 +14,6 @@ import pytest
 from integration.apps.app_worker import APP, Placed
 from support.apps import is_settled, publish, running, set_up, until
 
-from jetspark import ConsumerConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Breaker, Context, Event, Retry
 from jetspark.app.dead_letters.store import HandlerStore
@@ -210,31 +209,47 @@ async def test_a_breaker_pauses_the_consumer_for_every_worker(server: NatsServer
         await until(lambda: is_settled(js, app, "b"))
 
 
-async def test_what_others_give_up_ends_in_the_dead_letters(server: NatsServer, js: JetStream) -> None:
-    app = App("givenup", stream="GIVENUP", subjects=["counts.>"])
-    done = []
+@pytest.mark.parametrize("partitions", [None, 2])
+async def test_a_breaker_holds_back_retries_and_new_events_from_other_workers(
+    server: NatsServer, js: JetStream, partitions: int | None
+) -> None:
+    begun, is_away = list[tuple[str, int]](), True
 
-    @app.handler(Counted, durable="g", ack_wait_s=4.0)
-    async def add(event: Counted) -> None:
-        done.append(event.number)
+    def one_app(worker: str) -> App:
+        app = App(f"halting{partitions}", stream="HALTING", subjects=["counts.>"])
+        retry = Retry(attempts=50, first_s=0.2, in_lane_s=0.0)
 
+        @app.handler(
+            Counted, durable="h", breaker=Breaker(failures=3, open_s=300.0), retry=retry, partitions=partitions
+        )
+        async def add(event: Counted) -> None:
+            begun.append((worker, event.number))
+            if is_away:
+                raise OSError("away")
+
+        return app
+
+    app = one_app("first")
     await set_up(js, app)
-    await publish(js, app, Counted(name="a", number=1), Counted(name="b", number=2))
-    stream = await js.stream("GIVENUP")
-    terminated, exhausted = await (await stream.consumer("g")).fetch(2)
-    store = await HandlerStore.open(js, app.name, "g")
+    places = [(await js.stream(place.stream), place.name) for place in app.consumers_of(app.handlers["h"])]
+    consumers = [await stream.consumer(name) for stream, name in places]
 
-    async def are_buried() -> bool:
-        return len([each async for each in store.all_letters()]) == 2
+    async def are_paused() -> bool:
+        return all([(await each.info()).is_paused for each in consumers])
+
+    async def wait_for_a_worker() -> bool:
+        return sum([(await each.info()).pending for each in consumers]) == 4
 
     async with running(app, server.url):
-        await publish(js, app, Counted(name="c", number=3))
-        await until(lambda: done == [3])
-        await terminated.term("not wanted")
-        await stream.update_consumer(ConsumerConfig(durable_name="g", max_deliver=1))
-        await until(are_buried)
-    letters = [each.letter async for each in store.all_letters()]
-    assert sorted((each.key, each.origin.sequence) for each in letters) == [("a", 1), ("b", 2)]
-    assert {each.cause.error for each in letters if each.cause} == {"GivenUp"}
-    assert exhausted.metadata.stream_sequence == 2
-    assert done == [3]
+        await publish(js, app, *(Counted(name=f"n{number}", number=number) for number in range(3)))
+        await until(are_paused)
+        async with running(one_app("second"), server.url):
+            await publish(js, app, Counted(name="n3", number=3))
+            await until(wait_for_a_worker)  # three retries are due, and one event is new
+            assert await are_paused()
+            assert sorted(begun) == [("first", number) for number in range(3)]
+    is_away = False
+    for each in consumers:
+        await each.resume()
+    async with running(one_app("third"), server.url):
+        await until(lambda: sorted(begun[3:]) == [("third", number) for number in range(4)])

@@ -50,6 +50,7 @@ encode_state = msgspec.json.Encoder(order="sorted").encode
 KEPT_EVENTS = 500
 """Events that a boundary with a snapshot keeps beside it, at least; up to twice as many."""
 _decode_outcome = msgspec.json.Decoder(_Outcome).decode
+_ONE_EVENT = msgspec.json.encode(_Outcome(1, 0)).decode()
 
 
 def outcome_of(index: int, events: int, reply: Any) -> str:
@@ -58,6 +59,8 @@ def outcome_of(index: int, events: int, reply: Any) -> str:
     Raises:
         TypeError, ValueError: The reply is nothing that JSON has.
     """
+    if reply is None and events == 1:
+        return _ONE_EVENT
     # A header is one line of text; JSON has its line ends escaped.
     return msgspec.json.encode(_Outcome(events, index, reply)).decode()
 
@@ -121,6 +124,8 @@ def recorded_reply(pasts: Sequence[BoundaryPast], command_id: str) -> tuple[str 
 
 def merged_past(pasts: Sequence[BoundaryPast], projection: ProjectionSpec | None, key: str) -> Past:
     """What ``decide`` gets."""
+    if projection is None and len(pasts) == 1:
+        return Past(pasts[0].entries, version=pasts[0].last)
     entries = _merged(pasts)
     version = max(past.last for past in pasts)
     if projection is None:
@@ -189,9 +194,13 @@ class BoundaryCache:
 
     def put(self, past: BoundaryPast, snapshot: str = "") -> None:
         """Keep a boundary as the newest, and let go of the oldest ones."""
-        self.drop(past.filter, snapshot)
+        place = past.filter, snapshot
+        known = self._pasts.get(place)
         weight = max(len(past.entries), len(past.decided)) + 1
-        self._pasts[past.filter, snapshot] = past, weight
+        self._pasts[place] = past, weight
+        if known is not None:
+            self._pasts.move_to_end(place)
+            self._weight -= known[1]
         self._weight += weight
         while self._weight > self._max_events and self._pasts:
             _, (_, weight) = self._pasts.popitem(last=False)

@@ -44,7 +44,7 @@ from jetspark.app.commands.boundaries import (
     merged_past,
     recorded_reply,
 )
-from jetspark.app.commands.declaring import Command, CommandReply, CommandSpec, Decision, PastEvent
+from jetspark.app.commands.declaring import Command, CommandDecision, CommandReply, CommandSpec, PastEvent
 from jetspark.app.commands.guarding import Guard, NotGuardable, guards_stream, plan_guards
 from jetspark.app.commands.messages import COMMAND_HEADER, OUTCOME_HEADER, DecisionEncoder, DecisionMessages
 from jetspark.app.contracts.catalogue import Catalogue
@@ -87,6 +87,7 @@ T = TypeVar("T")
 PAUSE = Backoff(first_s=0.001, max_s=0.25)
 TRUST_S = 10.0
 """For how long the stream is taken for the one it was. Whoever deletes one is mostly heard at once, see ``doubt``."""
+_TRUST = datetime.timedelta(seconds=TRUST_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,10 +256,9 @@ class Deciding:
         """The subjects of the stream; none if they are not known."""
         return self._end.subjects
 
-    @property
-    def is_in_doubt(self) -> bool:
+    def is_in_doubt(self, now: datetime.datetime) -> bool:
         """Whether the stream may be another one by now."""
-        return self._seen_at is None or not 0.0 <= (self.clock() - self._seen_at).total_seconds() < TRUST_S
+        return self._seen_at is None or not self._seen_at <= now < self._seen_at + _TRUST
 
     def doubt(self) -> None:
         """The stream may have been deleted and made again, or changed: look before the next command."""
@@ -326,13 +326,15 @@ class _DecidingRun:
         self._deciding, self._spec, self._request, self._filters = deciding, spec, request, boundary
         self._pasts: list[BoundaryPast] = []
         self._messages = DecisionMessages(())
-        self._time: datetime.datetime | None = None
+        self._time: datetime.datetime
+        """Of the events: not before what was read for them."""
         self._is_unknown = self._guards_stream = False
         self._key = self._key_text = ""
         self._epoch = -1
         self._projection = None if spec.snapshot is None else deciding.projections[spec.snapshot]
 
     def run(self) -> CommandSteps[CommandReply]:
+        self._time = self._deciding.clock()
         if self._projection is not None:
             self._key_text = self._call(lambda: text_of(self._request.command.snapshot_key()))
             self._key = escape(self._key_text)
@@ -359,7 +361,7 @@ class _DecidingRun:
                 is_version_asked = True
                 continue
             outcome = self._decide()
-            if isinstance(outcome, Decision) and outcome.events:
+            if isinstance(outcome, CommandDecision) and outcome.events:
                 answer = yield self._append(outcome, end)
                 if isinstance(answer, Appended):
                     return self._note(outcome, answer.sequence)
@@ -367,6 +369,7 @@ class _DecidingRun:
                 conflicts += isinstance(answer, AppendMoved) and answer.is_conflict
                 failures += 1
                 yield PauseFor(self._deciding.pause_s(failures))
+                self._time = self._deciding.clock()
                 is_duplicate = isinstance(answer, AppendMoved) and answer.is_duplicate
                 if is_duplicate or not self._guards_stream:
                     yield from self._catch_up()
@@ -374,7 +377,7 @@ class _DecidingRun:
                     raise CommandFailed(self._spec.name, self._taken_ids())
             elif (yield from self._catch_up()):
                 conflicts += 1
-            elif isinstance(outcome, Decision):
+            elif isinstance(outcome, CommandDecision):
                 return CommandReply(command_id=self._id, sequence=0, events=0, data=outcome.reply)
             else:
                 raise outcome
@@ -404,7 +407,7 @@ class _DecidingRun:
 
     def _open(self) -> CommandSteps[None]:
         """Have the past of every boundary: what is remembered, or all of it."""
-        if self._deciding.is_in_doubt:
+        if self._deciding.is_in_doubt(self._time):
             self._deciding.see((yield ReadStreamEnd()))
         self._epoch = self._deciding.epoch
         self._guards_stream = guards_stream(self._spec.guard, self._filters, self._deciding.replicas)
@@ -443,7 +446,10 @@ class _DecidingRun:
         self, past: BoundaryPast, through: int, *, after: int | None = None, since_s: float | None = None
     ) -> CommandSteps[None]:
         limit = self._spec.max_past
-        tail = yield ReadTail(past.filter, past.last if after is None else after, through, limit + 1, since_s)
+        tail: list[StoredMessage] = yield ReadTail(
+            past.filter, past.last if after is None else after, through, limit + 1, since_s
+        )
+        self._time = self._deciding.clock()
         try:
             entries = [self._deciding.read(message) for message in tail]
             past.add(entries, tail[-1].headers.get("Nats-Msg-Id") if tail else None)
@@ -531,10 +537,10 @@ class _DecidingRun:
         assert expected is not None
         return WrongVersion(self._deciding.stream, self._filters, expected, self._version)
 
-    def _decide(self) -> Decision | JetSparkError:
+    def _decide(self) -> CommandDecision | JetSparkError:
         try:
             past = merged_past(self._pasts, self._projection, self._key)
-            return Decision.of(self._request.command.decide(past))
+            return CommandDecision.of(self._request.command.decide(past))
         except CommandRefused as refusal:
             return refusal
         except Exception as error:
@@ -551,8 +557,7 @@ class _DecidingRun:
 
     # ---- storing -----------------------------------------------------------------------------------------------
 
-    def _append(self, decision: Decision, end: int | None) -> Append:
-        self._time = self._deciding.clock()
+    def _append(self, decision: CommandDecision, end: int | None) -> Append:
         self._messages = self._deciding.encoder.encode(self._spec.name, self._request.cause, decision, self._time)
         events, timers = self._messages
         boundary = [Guard(past.filter, past.last) for past in self._pasts]
@@ -570,31 +575,30 @@ class _DecidingRun:
             "command_id was used before with other fields, or event_id returns the same for two events"
         )
 
-    def _note(self, decision: Decision, end: int) -> CommandReply:
+    def _note(self, decision: CommandDecision, end: int) -> CommandReply:
         """Remember what was stored: the guards have proven that nothing is between it and what was read.
 
         Args:
             end: The sequence of the last message, which may be a timer.
         """
         events, timers = self._messages
-        assert self._time is not None
         last = end - len(timers)
         first = last - len(events) + 1
+        stored = [
+            PastEvent(
+                first + index,
+                event,
+                message.subject,
+                message.headers["Nats-Msg-Id"],
+                self._time,
+                self._id,
+                self._spec.name,
+                message.headers[OUTCOME_HEADER].encode(),
+            )
+            for index, (event, message) in enumerate(zip(decision.events, events, strict=True))
+        ]
         for past in self._pasts:
-            own = [
-                PastEvent(
-                    first + index,
-                    event,
-                    message.subject,
-                    message.headers["Nats-Msg-Id"],
-                    self._time,
-                    self._id,
-                    self._spec.name,
-                    message.headers[OUTCOME_HEADER].encode(),
-                )
-                for index, (event, message) in enumerate(zip(decision.events, events, strict=True))
-                if matches(past.filter, message.subject)
-            ]
+            own = [entry for entry in stored if matches(past.filter, entry.subject)]
             past.add(own, own[-1].id if own else None)
             past.through = end if self._guards_stream else 0
         if self._projection is not None:

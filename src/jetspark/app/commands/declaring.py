@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "UNCHANGED",
     "Command",
+    "CommandDecision",
     "CommandReply",
     "CommandSpec",
     "Decision",
@@ -124,33 +125,57 @@ class Decision:
         if isinstance(self.cancels, str):
             raise ConfigError(f"cancels={self.cancels!r}: expected a list of names, such as [{self.cancels!r}]")
 
+
+class CommandDecision(NamedTuple):
+    """What a command decided, in one form."""
+
+    events: Sequence[Any] = ()
+    reply: Any = None
+    timers: Mapping[str, tuple[Any, Any]] = {}
+    cancels: Sequence[str] = ()
+
     @classmethod
-    def of(cls, decided: Any) -> Decision:
-        """What ``decide`` returned, in one form.
+    def of(cls, decided: Any) -> CommandDecision:
+        """Of what ``decide`` returned.
 
         Raises:
             ConfigError: It is neither events nor a decision.
         """
+        if type(decided) is list:
+            return cls(decided)  # by far the most
         if isinstance(decided, Decision):
-            events = decided.events if isinstance(decided.events, list | tuple) else [*decided.events]
-            plain = cls(events=events, reply=decided.reply, timers=decided.timers, cancels=decided.cancels)
-            if replace(decided, events=events) != plain:
-                raise ConfigError(
-                    f"decide returned {decided!r}: a command has events, a reply, timers and cancels, and nothing else"
-                )
-            if (plain.timers or plain.cancels) and not events:
-                raise ConfigError(
-                    f"decide returned {decided!r}: timers are set and ended with an event, by which a retry of the "
-                    "command is known; expected one"
-                )
-            return plain
+            return cls._of_decision(decided)
         if decided is None:
             return cls()
         if hasattr(type(decided), "__contract__"):
-            return cls(events=(decided,))
+            return cls((decided,))
         if isinstance(decided, Iterable) and not isinstance(decided, str | bytes | dict):
-            return cls(events=tuple(decided))
+            return cls(tuple(decided))
         raise ConfigError(f"decide returned {decided!r}: expected a list of events, or a Decision")
+
+    @classmethod
+    def _of_decision(cls, decided: Decision) -> CommandDecision:
+        events = decided.events if isinstance(decided.events, list | tuple) else [*decided.events]
+        plain = cls(events, decided.reply, decided.timers, decided.cancels)
+        if any(getattr(decided, name) != value for name, value in _ONLY_OF_WORKFLOWS.items()):
+            raise ConfigError(
+                f"decide returned {decided!r}: a command has events, a reply, timers and cancels, and nothing else"
+            )
+        if (plain.timers or plain.cancels) and not events:
+            raise ConfigError(
+                f"decide returned {decided!r}: timers are set and ended with an event, by which a retry of the command "
+                "is known; expected one"
+            )
+        return plain
+
+
+_ONLY_OF_WORKFLOWS: dict[str, Any] = {
+    "state": UNCHANGED,
+    "commands": {},
+    "compensations": (),
+    "is_done": False,
+    "failed": None,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

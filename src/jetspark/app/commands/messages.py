@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from jetspark.app.causes import Cause, child_of
 from jetspark.app.commands.boundaries import outcome_of
-from jetspark.app.commands.declaring import Decision
+from jetspark.app.commands.declaring import CommandDecision
 from jetspark.app.contracts.catalogue import Contract, contract_of
-from jetspark.app.contracts.envelope import Encoded, derived_id, encode
+from jetspark.app.contracts.envelope import Encoded, derived_id, write_event
 from jetspark.app.timers import When, cancelling, timer_message
 from jetspark.core.subjects import is_subset
 from jetspark.errors import CommandFailed, ConfigError, InvalidEvent
@@ -54,29 +54,34 @@ class DecisionEncoder:
         self._stored = stored
         self._checked.clear()
 
-    def encode(self, command: str, cause: Cause, decision: Decision, time: datetime.datetime) -> DecisionMessages:
+    def encode(
+        self, command: str, cause: Cause, decision: CommandDecision, time: datetime.datetime
+    ) -> DecisionMessages:
         """The messages of a decision that has events.
 
         Raises:
             CommandFailed: An event is none of the application's, or breaks its contract; the reply is too large; or
                 there are timers that cannot be set or ended with it.
         """
-        count = len(decision.events) + len(decision.timers)
+        events, reply, timers, cancels = decision
+        count = len(events) + len(timers)
         if count > MAX_MESSAGES:
             raise CommandFailed(
                 command, f"it decided {count} events and timers; at most {MAX_MESSAGES} are stored together"
             )
+        # One span for all of it: the deciding.
+        traceparent = child_of(cause.traceparent, self._random_bits)
         try:
             found = []
-            for index, event in enumerate(decision.events):
-                encoded = self._encode(event, cause, derived_id(cause.id, command, index), time)
-                outcome = outcome_of(index, len(decision.events), decision.reply)
+            for index, event in enumerate(events):
+                encoded = self._encode(event, cause, derived_id(cause.id, command, index), time, traceparent)
+                outcome = outcome_of(index, len(events), reply)
                 encoded.headers[COMMAND_HEADER] = command
                 encoded.headers[OUTCOME_HEADER] = outcome
                 found.append(encoded)
             messages = DecisionMessages(found)
-            if decision.timers or decision.cancels:
-                messages = self._with_timers(command, cause, decision, found, time)
+            if timers or cancels:
+                messages = self._with_timers(command, cause, decision, found, time, traceparent)
         except (ConfigError, InvalidEvent, TypeError, ValueError) as error:
             raise CommandFailed(command, f"{type(error).__name__}: {error}") from error
         if len(outcome) > MAX_REPLY_BYTES:
@@ -84,20 +89,15 @@ class DecisionEncoder:
             raise CommandFailed(command, f"{reason}: return an id, and let the caller read a view")
         return messages
 
-    def _encode(self, event: Any, cause: Cause, id: str, time: datetime.datetime) -> Encoded:
+    def _encode(self, event: Any, cause: Cause, id: str, time: datetime.datetime, traceparent: str) -> Encoded:
         contract = contract_of(event)
         if contract not in self._checked:
             self._check(contract)
-        own_id = None if contract.id_of is None else contract.id_of(event)
-        return encode(
-            event,
-            id=own_id or id,
-            source=self._source,
-            time=time,
-            correlation_id=cause.correlation_id,
-            causation_id=cause.id,
-            traceparent=child_of(cause.traceparent, self._random_bits),
-        )
+        if contract.id_of is not None:
+            id = contract.id_of(event) or id
+        # Not ``encode``: what that checks besides is known to be good.
+        subject, body = write_event(contract, event, id, self._source, time, cause.correlation_id, cause.id)
+        return Encoded(subject, body, {"Nats-Msg-Id": id, "traceparent": traceparent})
 
     def _check(self, contract: Contract) -> None:
         subject = contract.subject.filter
@@ -106,16 +106,23 @@ class DecisionEncoder:
         self._checked.add(contract)
 
     def _with_timers(
-        self, command: str, cause: Cause, decision: Decision, events: list[Encoded], time: datetime.datetime
+        self,
+        command: str,
+        cause: Cause,
+        decision: CommandDecision,
+        events: list[Encoded],
+        time: datetime.datetime,
+        traceparent: str,
     ) -> DecisionMessages:
         app = self._timers_of
         if app is None:
             raise ConfigError("it sets or ends timers, and the app has none: declare it with App(..., timers=True)")
         timers = []
         for index, (name, (event, when)) in enumerate(decision.timers.items()):
-            due = When.of_decision(time, when)
-            encoded = self._encode(event, cause, derived_id(cause.id, f"{command}:timer", index), due.due or time)
-            timers.append(timer_message(app, name, due, encoded))
+            moment = When.of_decision(time, when)
+            id = derived_id(cause.id, f"{command}:timer", index)
+            encoded = self._encode(event, cause, id, moment.due or time, traceparent)
+            timers.append(timer_message(app, name, moment, encoded))
         ended = [name for name in dict.fromkeys(decision.cancels) if name not in decision.timers]
         if len(ended) > len(events):
             raise ConfigError(

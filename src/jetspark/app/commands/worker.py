@@ -143,7 +143,8 @@ class CommandWorker:
     async def _open(self) -> None:
         app, js = self._app, self._js
         stream = await patiently(partial(js.stream, app.stream))
-        rng = getattr(self._loop, "rng", None) or random.SystemRandom()
+        # For pauses and spans, not for secrets: asking the system each time would be a twentieth of a command.
+        rng = getattr(self._loop, "rng", None) or random.Random()
         deciding = Deciding(
             stream=app.stream,
             end=stream_end(stream.cached_info),

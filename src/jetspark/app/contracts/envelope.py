@@ -64,6 +64,7 @@ RawHeaders: TypeAlias = bytes | Mapping[str, str] | None
 """As a message has them: the raw block, which is only parsed when something in it is needed, or a mapping."""
 
 JSON = "application/json"
+_VARIANTS = {f"{digit:x}": f"{digit & 3 | 8:x}" for digit in range(16)}
 _Text: TypeAlias = Annotated[str, msgspec.Meta(min_length=1)]
 _NO_DATA = msgspec.Raw()
 _NEXT = "Nats-Schedule-Next"
@@ -331,11 +332,9 @@ def derived_id(cause_id: str, name: str, index: int) -> str:
     """
     # With the lengths, so that no two different triples are written the same.
     text = f"{len(cause_id)}:{cause_id}{len(name)}:{name}{index}"
-    bits = bytearray(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16])
-    bits[6] = bits[6] & 0x0F | 0x80
-    bits[8] = bits[8] & 0x3F | 0x80
-    digits = bits.hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    digits = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    # In digits and not in bits, which takes twice as long: version 8, and one of the four variants.
+    return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-{_VARIANTS[digits[16]]}{digits[17:20]}-{digits[20:32]}"
 
 
 def _upcast(subject: str, envelope: Envelope, reading: Decoding) -> Any:

@@ -40,14 +40,14 @@ Timestamp = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
 MONEY_WORDS = frozenset({
     "amount", "aud", "balance", "bill", "brl", "budget", "cad", "cash", "cents",
     "charge", "chf", "cny", "commission", "cost", "credit", "currency", "debit", "deposit",
-    "discount", "dkk", "dollars", "due", "earnings", "eur", "euros", "expense", "fee",
-    "fees", "fine", "gbp", "income", "inr", "invoice", "jpy", "money", "nok",
-    "paid", "pay", "payment", "payout", "penalty", "pence", "pln", "price", "prices",
+    "discount", "dkk", "dollar", "due", "earnings", "eur", "euro", "expense", "fee",
+    "fine", "gbp", "income", "inr", "invoice", "jpy", "money", "nok",
+    "paid", "pay", "payment", "payout", "penalty", "pence", "pln", "price",
     "profit", "refund", "revenue", "salary", "sek", "subtotal", "sum", "tax", "tip",
     "total", "turnover", "usd", "vat", "wage",
 })
 # fmt: on
-"""A float field is taken for money if one of these is a word of its name."""
+"""A float field is taken for money if one of these, or its plural, is a word of its name."""
 
 _find_words = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+").findall
 _IN_SUBJECT = (str, int, bool, uuid.UUID, datetime.date)
@@ -64,7 +64,7 @@ def check_fields(kind: type) -> None:
     for path, annotation, marks in _leaves(kind, kind.__name__, frozenset()):
         name = path.rsplit(".", 1)[-1]
         if annotation is float and not _is_marked(marks, "x-measure"):
-            word = next((word for word in map(str.lower, _find_words(name)) if word in MONEY_WORDS), None)
+            word = next(filter(_means_money, map(str.lower, _find_words(name))), None)
             if word is not None:
                 raise ConfigError(
                     f"{path}: float, and {word!r} means money, which a float cannot hold exactly (0.1 + 0.2 != 0.3); "
@@ -77,6 +77,11 @@ def check_fields(kind: type) -> None:
             raise ConfigError(
                 f"{path}: datetime without a time zone is another instant for each reader; use {name}: {remedy}"
             )
+
+
+def _means_money(word: str) -> bool:
+    singulars = {word, word.removesuffix("s"), word.removesuffix("es"), re.sub("ies$", "y", word)}
+    return not MONEY_WORDS.isdisjoint(singulars)
 
 
 def check_in_subject(kind: type, name: str, where: str) -> None:

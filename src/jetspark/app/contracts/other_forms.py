@@ -56,8 +56,14 @@ def header_of(headers: bytes | Mapping[str, str] | None, *names: str) -> str | N
     """The first of these headers that is there."""
     if not headers:
         return None
-    found = header_block.decode(headers) if isinstance(headers, bytes) else header_block.Headers(headers)
-    return next((found[name] for name in names if name in found), None)
+    if isinstance(headers, bytes):
+        headers = header_block.decode(headers)
+    elif not isinstance(headers, header_block.Headers):
+        headers = header_block.Headers(headers)  # whose lookup ignores case
+    for name in names:
+        if (value := headers.get(name)) is not None:
+            return value
+    return None
 
 
 def read_other_form(

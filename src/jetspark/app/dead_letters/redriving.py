@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jetspark.aio import clock
+from jetspark.app.clock import seconds_now
 from jetspark.app.dead_letters.letters import letter_filter
 from jetspark.app.dead_letters.store import HandlerStore, StoredLetter
 from jetspark.app.topology.names import dead_letter_stream, handler_bucket
@@ -216,7 +217,7 @@ async def run_redrive(
     else:
         progress, revision = await _begin(records, chosen, stream.cached_info.state.last_sequence)
     on_progress(progress)
-    began = time.monotonic()
+    began = clock.now()
     outcomes = LetterOutcomes()
     letters = await read_letters(js, app, LetterFilter(handler=progress.chosen.handler))
     for stored in filter(progress.chosen.accepts, letters):
@@ -231,7 +232,7 @@ async def run_redrive(
                 outcomes.request(stored)
             progress.requested += 1
             if rate is not None and not is_dry_run:
-                await asyncio.sleep(max(0.0, began + progress.requested / rate - time.monotonic()))
+                await asyncio.sleep(max(0.0, began + progress.requested / rate - clock.now()))
         progress.last = stored.revision
         if not is_dry_run and (progress.requested + progress.behind) % NOTE_EVERY == 0:
             revision = await _note(records, progress, revision)
@@ -329,7 +330,7 @@ async def discard_letters(js: JetStream, app: Declarations, chosen: LetterFilter
 
 
 async def _begin(records: KeyValue, chosen: LetterFilter, up_to: int) -> tuple[RedriveProgress, int]:
-    progress = RedriveProgress(id=f"r{time.time_ns() // 1_000_000:x}", chosen=chosen, up_to=up_to)
+    progress = RedriveProgress(id=f"r{int(seconds_now() * 1000):x}", chosen=chosen, up_to=up_to)
     try:
         return progress, await records.create(RECORD, json.dumps(progress.to_dict()).encode())
     except KeyExists:

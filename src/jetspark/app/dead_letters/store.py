@@ -334,10 +334,11 @@ class HandlerStore:
         except KeyNotFound:
             return None
         fields = json.loads(entry.value)
-        return ParkedKey(fields["head"], entry.revision, fields["first"])
+        # Records of keys that were parked before there was "waiting" have the one event as "first".
+        return ParkedKey(fields["head"], entry.revision, tuple(fields.get("waiting") or [fields["first"]]))
 
     async def _write_parked(self, step: WriteParked) -> bool:
-        value = json.dumps({"key": step.key, "head": step.head, "first": step.first}).encode()
+        value = json.dumps({"key": step.key, "head": step.head, "waiting": step.waiting}).encode()
         name = self.parked_key(step.key)
         try:
             if step.revision == 0:

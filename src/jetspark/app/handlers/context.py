@@ -148,8 +148,9 @@ class Context:
     async def publish(self, event: Any, *, cancels: str | None = None) -> PubAck:
         """Publish an event that this one led to.
 
-        Its id follows from this event and from the number of the call, so a retry publishes nothing new within the
-        stream's duplicate window, and the same id beyond it. It is published now, whatever becomes of this attempt: in
+        Its id is what its ``event_id()`` says; without, it follows from this event and the number of the call. So a
+        retry publishes nothing new within the stream's duplicate window, and the same id beyond it, if what
+        ``event_id()`` reads is the same in each attempt. It is published now, whatever becomes of this attempt: in
         a handler with ``idempotent="transaction"`` return events instead, which are published after the commit.
 
         Args:
@@ -167,7 +168,7 @@ class Context:
     def encode(self, event: Any) -> Encoded:
         """The message that :meth:`publish` would send; it counts as published."""
         self._count += 1
-        return self._encode(event, derived_id(self.decoded.id, self._handler, self._count))
+        return self.encode_as(event, derived_id(self.decoded.id, self._handler, self._count))
 
     async def schedule(
         self, event: Any, *, at: datetime.datetime | None = None, after: Seconds | None = None, name: str | None = None
@@ -191,7 +192,7 @@ class Context:
         id = derived_id(self.decoded.id, f"{self._handler}:timer", self._timers)
 
         def encode_one(event: Any, time: datetime.datetime | None) -> Encoded:
-            return self._encode(event, id, time)
+            return self.encode_as(event, id, time)
 
         timers = Timers(self._app, self.stream, self._js, encode_one, self._clock)
         await timers.set(name or id, event, at=at, after=after, set_id=id)
@@ -262,7 +263,7 @@ class Context:
         return derived_id(self.decoded.id, f"{self._handler}:change:{subject}", count)
 
     def _encode_new(self, event: Any, time: datetime.datetime | None = None) -> Encoded:
-        return self._encode(event, self.new_id(), time)
+        return self.encode_as(event, self.new_id(), time)
 
     async def send(self, encoded: Encoded) -> PubAck:
         """Publish what :meth:`encode` made."""

@@ -1,9 +1,8 @@
-"""What a worker has to know of others: events they had before it, events they gave up, messages nobody needs."""
+"""What a worker has to know of others: events they had before it, messages nobody needs."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -14,13 +13,12 @@ from jetspark.app.clock import idle_s
 from jetspark.errors import JetSparkError
 
 if TYPE_CHECKING:
-    from jetspark.aio.client import Client
     from jetspark.aio.consumer import Consumer
     from jetspark.aio.stream import Stream
     from jetspark.app.handlers.machine import HandlerMachine
     from jetspark.jetstream.info import StoredMessage
 
-__all__ = ["expect_inherited", "follow_advisories", "settle_inherited", "tidy_copies", "tidy_retries"]
+__all__ = ["expect_inherited", "settle_inherited", "tidy_copies", "tidy_retries"]
 
 _logger = logging.getLogger("jetspark.app")
 
@@ -109,26 +107,6 @@ async def settle_inherited(
             lanes.gone(sequence)
             expected.pop(sequence, None)
         wake()
-
-
-async def follow_advisories(client: Client, consumer: Consumer, bury: Callable[[int, str], Awaitable[None]]) -> None:
-    """Tell of every event that the server or another client gives up, from now on."""
-    place = f"{consumer.stream_name}.{consumer.name}"
-    async with asyncio.TaskGroup() as tasks:
-        for kind in ("MAX_DELIVERIES", "MSG_TERMINATED"):
-            tasks.create_task(_bury_each(client, f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.{place}", bury))
-
-
-async def _bury_each(client: Client, subject: str, bury: Callable[[int, str], Awaitable[None]]) -> None:
-    async with await client.subscribe(subject) as advisories:
-        async for message in advisories:
-            try:
-                fields = json.loads(message.data)
-                sequence, reason = int(fields["stream_seq"]), str(fields.get("reason") or fields.get("type", ""))
-            except (ValueError, KeyError, TypeError):
-                _logger.warning("not an advisory: %r", message.data[:200])
-                continue
-            await bury(sequence, reason)
 
 
 async def tidy_retries(

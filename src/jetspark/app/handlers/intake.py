@@ -19,18 +19,16 @@ from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.clock import idle_s
 from jetspark.app.contracts.envelope import Decoded
-from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin
-from jetspark.app.dead_letters.store import microseconds
-from jetspark.app.handlers.inheritance import expect_inherited, follow_advisories, settle_inherited, tidy_retries
+from jetspark.app.dead_letters.letters import DeadEvent
+from jetspark.app.handlers.given_up import source_of, with_body
+from jetspark.app.handlers.inheritance import expect_inherited, settle_inherited, tidy_retries
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.partitions import PIN_GROUP, copied_from
 from jetspark.app.handlers.reading import HandlerReading
-from jetspark.app.handlers.settling import bury_lost
 from jetspark.core.backoff import Backoff
 from jetspark.errors import (
     ConfigError,
     JetSparkError,
-    MessageNotFound,
     NetworkError,
     ProtocolError,
     ServerError,
@@ -59,7 +57,7 @@ class Intake:
         self, worker: HandlerWorker, stream: Stream, consumer: Consumer, retries: Consumer, partition: int | None
     ) -> None:
         self._worker, self._machine, self._spec = worker, worker.machine, worker.spec
-        self._stream, self.consumer, self.retry_consumer = stream, consumer, retries
+        self.stream, self.consumer, self.retry_consumer = stream, consumer, retries
         self.partition = partition
         self._group = None if partition is None else PIN_GROUP
         self._idle_s: dict[Side, float] = {"stream": idle_s(IDLE_PULL_S), "retries": idle_s(IDLE_PULL_S)}
@@ -85,7 +83,6 @@ class Intake:
             await self._expect(())
         prefix = f"retry.{self._worker.app.name}.{self._spec.name}"
         self._others = [
-            tasks.create_task(follow_advisories(self._worker.client, self.consumer, self._bury_lost)),
             tasks.create_task(
                 tidy_retries(self._worker.store.retries, self.retry_consumer, prefix, partition=self.partition)
             ),
@@ -250,7 +247,7 @@ class Intake:
         session = self._worker.sessions
         here = {item.sequence for item in self._machine.items if item.source == "stream"}
         here |= {self._origin_of(message) for message in found}
-        expected = await expect_inherited(self._machine, self.consumer, self._stream, self._sequence_and_key, here)
+        expected = await expect_inherited(self._machine, self.consumer, self.stream, self._sequence_and_key, here)
         self.expected |= expected
         if self.partition is not None:
             # Keys that others parked before they settled what is not expected must be known to be parked.
@@ -344,8 +341,7 @@ class Intake:
             self._log.error("sequence %d of the retry stream: %s", message.metadata.stream_sequence, error)
             await message.ack()
             return
-        if original.is_body_omitted:
-            original = await self._with_body(original)
+        original = await with_body(self._worker.store.js, original)
         event, _ = self._read(original.subject, original.data, original.headers)
         item = WorkItem(
             original.key,  # under which it was parked, and its letter is found; newer code may see another
@@ -354,7 +350,7 @@ class Intake:
             event,
             size_bytes=message.size_bytes,
             delivered=message.metadata.delivered,
-            source="redrive" if message.subject.split(".")[3].startswith("redrive") else "retry",
+            source=source_of(message.subject),
             attempts=original.attempts,
             redrives=original.redrives,
             partition=self.partition,
@@ -365,56 +361,3 @@ class Intake:
             self._worker.room.count_retry(item, 1)
         elif received == "done":
             await message.ack()
-
-    async def _with_body(self, original: DeadEvent) -> DeadEvent:
-        try:
-            stream = await self._worker.store.js.stream(original.origin.stream)
-            stored = await stream.get_message(original.origin.sequence)
-        except MessageNotFound:
-            return original  # it will be found not to be an event, and stay in the dead letters
-        return _dead_event(original.handler, stored, original.key, original.origin, original)
-
-    # ---- what the server gives up ------------------------------------------------------------------------------
-
-    async def _bury_lost(self, sequence: int, reason: str) -> None:
-        """The advisory is a hint; what is stored decides."""
-        mine = [item for item in self._machine.items if item.intake is self and item.source == "stream"]
-        if sequence in {item.message.metadata.stream_sequence for item in mine}:
-            return  # this worker has it, and will settle it
-        try:
-            stored = await self._stream.get_message(sequence, direct=False)
-        except JetSparkError as error:
-            self._log.error("sequence %d was given up by the server and cannot be read: %s", sequence, error)
-            return
-        origin = Origin(stored.stream, stored.sequence, microseconds(stored.timestamp))
-        subject = stored.subject
-        if self.partition is not None:
-            stream, number, subject = copied_from(stored.headers, subject)
-            origin = Origin(stream, number, origin.time_us)
-        _, key = self._read(subject, stored.data, stored.headers)
-        item = WorkItem(key, origin.sequence, partition=self.partition)
-        item.original = _dead_event(self._spec.name, stored, key, origin, None, subject)
-        cause = FailureCause("GivenUp", f"by the server or another client: {reason}", True, "givenup")
-        await self._worker.steps(bury_lost(self._machine, item, cause))
-
-
-def _dead_event(
-    handler: str,
-    stored: StoredMessage,
-    key: str | None,
-    origin: Origin,
-    original: DeadEvent | None,
-    subject: str | None = None,
-) -> DeadEvent:
-    return DeadEvent(
-        handler=handler,
-        key=key,
-        origin=origin,
-        subject=stored.subject if subject is None else subject,
-        data=stored.data,
-        headers=stored.headers,
-        attempts=original.attempts if original is not None else 0,
-        status="open",
-        redrives=original.redrives if original is not None else 0,
-        partition=original.partition if original is not None else None,
-    )

@@ -260,6 +260,10 @@ class HandlerMachine:
         if len(self._settled_order) > REMEMBERED:
             self._settled.discard(self._settled_order.popleft())
 
+    def was_settled(self, item: WorkItem) -> bool:
+        """Whether it was settled here, a moment ago."""
+        return item.identity in self._settled
+
     def given_back(self, item: WorkItem) -> None:
         """It is not settled, and somebody will get it again."""
         self._let_go(item)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from jetspark.app.handlers.given_up import ConsumerSource
 from jetspark.app.handlers.inheritance import tidy_copies
 from jetspark.app.handlers.intake import Intake
 from jetspark.app.handlers.partitions import assign, partition_consumer
@@ -46,9 +47,16 @@ class PartitionReaders:
         return list(self._readers.values())
 
     @property
-    def consumers(self) -> list[Consumer]:
-        """Of every partition, also of those that others read."""
-        return self._consumers
+    def sources(self) -> list[ConsumerSource]:
+        """All consumers of the handler, of events and of retries, also those that other workers read."""
+        retries = self._worker.store.retries
+        return [
+            *(
+                ConsumerSource(self._stream, each, number, is_retry=False)
+                for number, each in enumerate(self._consumers)
+            ),
+            *(ConsumerSource(retries, each, number, is_retry=True) for number, each in enumerate(self._retries)),
+        ]
 
     async def open(self) -> None:
         """Raises StreamNotFound or ConsumerNotFound when the application was not applied to this server."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetspark.app.contracts.envelope import Decoded
 from jetspark.app.handlers.retry import Bury, Decided, Skip, WaitHere, WaitLong
-from jetspark.app.handlers.settling import CloseLetter, WriteLetter
+from jetspark.app.handlers.settling import CloseLetter, TellDropped, WriteLetter
 from jetspark.app.telemetry import AttemptOutcome, AttemptResult, HandlerAttempt, HandlerObserver, LetterChange
 
 if TYPE_CHECKING:
@@ -90,10 +90,10 @@ class HandlerReports:
 
     def step(self, step: Any) -> None:
         """A step was done that changed something."""
-        if not isinstance(step, WriteLetter | CloseLetter):
+        if not isinstance(step, WriteLetter | CloseLetter | TellDropped):
             return
-        item, cause = step.item, step.cause if isinstance(step, WriteLetter) else None
-        status: Any = "closed"
+        item, cause = step.item, None if isinstance(step, CloseLetter) else step.cause
+        status: Any = "closed" if isinstance(step, CloseLetter) else "dropped"
         if isinstance(step, WriteLetter):
             status = "open" if step.behind is None else "behind"
         change = LetterChange(

@@ -8,7 +8,7 @@ a failed event that waits    key parked -> schedule stored -> **acknowledged**. 
 for long                     event, after it the retry stream; a redelivery finds the schedule and is acknowledged.
 a failed event that is       key parked -> letter stored -> **acknowledged**. Before the letter the stream (or the retry
 given up                     stream) owns it, after it the letter; a redelivery finds the letter and is acknowledged.
-an event of a parked key     letter stored -> **acknowledged**.
+an event of a parked key     letter stored -> the key is still parked, or the letter is requested -> **acknowledged**.
 a parked key whose event     letter closed -> the next letter of the key is made its head -> a request to handle it is
 has succeeded                stored -> **acknowledged**. A redelivery finds the letter closed, and does the rest.
 ===========================  ===========================================================================================
@@ -68,8 +68,9 @@ class ParkedKey:
 
     head: int
     revision: int
-    first: int
-    """The event it was parked for. Once the head is another, that one is done; it may have no letter to tell so."""
+    waiting: tuple[int, ...]
+    """Events it was parked for, which wait for a retry and may have no letter: those before the head are done, those
+    behind it were overtaken by the redelivery of an earlier event that failed as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ class WriteParked:
     key: str
     head: int
     revision: int
-    first: int
+    waiting: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +200,16 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True)
+class TellDropped:
+    """Log, and tell observers, that an event is given up and has no letter, because its handler has none. [None]"""
+
+    item: WorkItem
+    cause: FailureCause
+
+
+@dataclass(frozen=True, slots=True)
 class PauseHandler:
-    """The breaker has opened: pause the consumer for every worker. [None]"""
+    """The breaker has opened: pause the handler's consumers, of events and of retries, for every worker. [None]"""
 
 
 # ---- procedures -----------------------------------------------------------------------------------------------------
@@ -220,25 +229,40 @@ def needs_preparing(item: WorkItem) -> bool:
 
 
 def prepare(machine: HandlerMachine, item: WorkItem, *, has_dead_letters: bool = True) -> SettlingSteps[bool]:
-    """What comes before the handler's own code; returns whether that is to be run. If not, the item is settled."""
+    """What comes before the handler's own code; returns whether that is to be run.
+
+    If not, the item is settled, or waits in its lane to be taken again.
+    """
     if item.is_behind:
         machine.dismiss(item)
-        yield from _put_behind(machine, item)
+        found = (yield from _look_up(item)) if item.delivered > 1 and not item.redrives else "run"
+        if found == "run":
+            head = yield from _head_before(machine, item)
+            if head is None:
+                machine.wait_here(item, 0.0, (yield ReadClock()))
+                return False
+            yield from _put_behind(machine, item, head)
+        else:
+            yield from _go_on(machine, item, found)
         yield from _end(machine, item)
         return False
     item.is_checked = True
     found = yield from _look_up(item)
     if found != "run":
         machine.dismiss(item)
-        if found == "finished" and item.key is not None:
-            yield from _advance(machine, item, item.key)
+        yield from _go_on(machine, item, found)
         yield from _end(machine, item)
         return False
     if item.delivered > 1:
         record = yield from _count_attempts(item)
-        if item.attempts > machine.policy.attempts and has_dead_letters:
+        if item.attempts > machine.policy.attempts:
             machine.dismiss(item)
-            yield from _bury(machine, item, record.cause or FailureCause.of_crash())
+            cause = record.cause or FailureCause.of_crash()
+            if has_dead_letters:
+                yield from _bury(machine, item, cause)
+            else:
+                yield TellDropped(item, cause)
+                yield from _succeed(machine, item)
             return False
         yield WriteAttempts(item, record.cause)
     machine.restart_clock(item, (yield ReadClock()))
@@ -268,7 +292,21 @@ def conclude(
     return decided
 
 
-def _put_behind(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
+def _head_before(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[int | None]:
+    """The event before the item that its key waits for; None if somebody has let the key go on since it was taken."""
+    assert item.key is not None
+    if item.redrives:
+        # Who has asked for it has written before that the key waits for it, and this worker may not have heard of it.
+        parked = yield ReadParked(item.key)
+        if parked is None:
+            machine.unpark(item.key)
+        else:
+            machine.park(item.key, parked.head)
+    head = machine.parked.get(item.key)
+    return head if head is not None and head < item.sequence else None
+
+
+def _put_behind(machine: HandlerMachine, item: WorkItem, head: int) -> SettlingSteps[None]:
     assert item.key is not None
     revision = 0
     if item.redrives:
@@ -277,10 +315,24 @@ def _put_behind(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
             return
         # The request for it is used up: the letter must count it, so that the next one is another.
         revision = letter.revision
-    yield WriteLetter(item, None, machine.parked.get(item.key), revision)
+    yield WriteLetter(item, None, head, revision)
+    yield from _check_followed(machine, item, item.key)
 
 
-def _look_up(item: WorkItem) -> SettlingSteps[Literal["run", "elsewhere", "finished"]]:
+def _check_followed(machine: HandlerMachine, item: WorkItem, key: str) -> SettlingSteps[None]:
+    """Have a letter handled that was put behind a key which somebody else let go on at the same moment."""
+    parked = yield ReadParked(key)
+    if parked is not None and parked.head != item.sequence:
+        return  # who lets it go on from now on finds the letter
+    letter = yield FindLetter(item)
+    if letter is None or letter.status != "behind":
+        return
+    if parked is not None or (yield WriteParked(key, item.sequence, 0, (item.sequence,))):
+        machine.park(key, item.sequence)
+        yield RequestRedrive(letter)
+
+
+def _look_up(item: WorkItem) -> SettlingSteps[Literal["run", "elsewhere", "followed", "finished"]]:
     """Who owns an event that was delivered before."""
     letter = yield FindLetter(item)
     if item.redrives:
@@ -290,12 +342,22 @@ def _look_up(item: WorkItem) -> SettlingSteps[Literal["run", "elsewhere", "finis
             return "elsewhere"
         item.letter = letter
         return "run"
-    if letter is not None or (yield FindRetry(item)):
+    if letter is not None:
+        return "elsewhere" if letter.status != "behind" else "followed"
+    if (yield FindRetry(item)):
         return "elsewhere"
     parked = (yield ReadParked(item.key)) if item.key is not None else None
-    if parked is not None and parked.first == item.sequence != parked.head:
+    if parked is not None and item.sequence in parked.waiting and item.sequence < parked.head:
         return "finished"
     return "run"
+
+
+def _go_on(machine: HandlerMachine, item: WorkItem, found: str) -> SettlingSteps[None]:
+    """Who has settled an event before may not have lived to do the rest for its key."""
+    if item.key is not None and found == "finished":
+        yield from _advance(machine, item, item.key)
+    elif item.key is not None and found == "followed":
+        yield from _check_followed(machine, item, item.key)
 
 
 def _count_attempts(item: WorkItem) -> SettlingSteps[AttemptsRecord]:
@@ -309,6 +371,12 @@ def _count_attempts(item: WorkItem) -> SettlingSteps[AttemptsRecord]:
 
 
 def _succeed(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
+    yield from _let_go_on(machine, item)
+    yield from _end(machine, item)
+
+
+def _let_go_on(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
+    """Close the letter of an event that is done, and have its key go on."""
     if item.redrives and (item.letter is None or not (yield CloseLetter(item, item.letter.revision))):
         letter = yield FindLetter(item)
         if letter is not None and letter.status != "closed":
@@ -316,7 +384,6 @@ def _succeed(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
     # What comes from the retry stream was parked by somebody, of whom this worker may not have heard yet.
     if item.key is not None and (item.key in machine.parked or item.source != "stream"):
         yield from _advance(machine, item, item.key)
-    yield from _end(machine, item)
 
 
 def _bury(machine: HandlerMachine, item: WorkItem, cause: FailureCause) -> SettlingSteps[None]:
@@ -346,7 +413,12 @@ def _park(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
         if parked is not None and parked.head <= item.sequence:
             machine.park(key, parked.head)
             return
-        if (yield WriteParked(key, item.sequence, parked.revision if parked is not None else 0, item.sequence)):
+        revision, waiting = 0, (item.sequence,)
+        if parked is not None:
+            # An earlier event came again, and fails as well: the one that the key waits for is next, after this one.
+            revision = parked.revision
+            waiting = (item.sequence, *(each for each in parked.waiting if each >= parked.head))
+        if (yield WriteParked(key, item.sequence, revision, waiting)):
             machine.park(key, item.sequence)
             return
 
@@ -359,11 +431,20 @@ def _advance(machine: HandlerMachine, item: WorkItem, key: str) -> SettlingSteps
         machine.park(key, head)
 
 
-def bury_lost(machine: HandlerMachine, item: WorkItem, cause: FailureCause) -> SettlingSteps[None]:
-    """Write a letter for an event that nobody will deliver again, unless it has one or waits for a retry."""
-    if (yield FindLetter(item)) is None and not (yield FindRetry(item)):
+def bury_lost(
+    machine: HandlerMachine, item: WorkItem, cause: FailureCause, *, has_dead_letters: bool = True
+) -> SettlingSteps[None]:
+    """Write a letter for an event that nobody will deliver again, unless it is done, or somewhere else."""
+    found = yield from _look_up(item)
+    yield from _go_on(machine, item, found)
+    if found != "run":
+        return
+    if has_dead_letters:
         yield from _park(machine, item)
-        yield WriteLetter(item, cause, None, 0)
+        yield WriteLetter(item, cause, None, item.letter.revision if item.letter is not None else 0)
+    else:
+        yield TellDropped(item, cause)
+        yield from _let_go_on(machine, item)
 
 
 def advance(key: str, sequence: int) -> SettlingSteps[int | None]:
@@ -374,14 +455,24 @@ def advance(key: str, sequence: int) -> SettlingSteps[int | None]:
             return None
         letter = yield NextLetter(key)
         if parked.head != sequence:
+            if sequence in parked.waiting and sequence > parked.head:
+                # It is done before its turn: somebody has discarded its letter.
+                rest = tuple(each for each in parked.waiting if each != sequence)
+                if not (yield WriteParked(key, parked.head, parked.revision, rest)):
+                    continue
             # Moved on before a crash. The request may not have been stored.
             if letter is not None and letter.sequence == parked.head and letter.status == "behind":
                 yield RequestRedrive(letter)
             return int(parked.head)
-        if letter is None:
+        scheduled = min((each for each in parked.waiting if each > sequence), default=None)
+        if scheduled is not None and (letter is None or scheduled < letter.sequence):
+            # Its retry comes by itself.
+            if (yield WriteParked(key, scheduled, parked.revision, parked.waiting)):
+                return int(scheduled)
+        elif letter is None:
             if (yield DropParked(key, parked.revision)):
                 return None
-        elif (yield WriteParked(key, letter.sequence, parked.revision, parked.first)):
+        elif (yield WriteParked(key, letter.sequence, parked.revision, parked.waiting)):
             yield RequestRedrive(letter)
             return int(letter.sequence)
 

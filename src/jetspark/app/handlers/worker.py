@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jetspark.aio.client import Client
+from jetspark.aio.clock import rng as loop_rng
 from jetspark.aio.context import context_of
 from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
@@ -20,6 +21,7 @@ from jetspark.app.dead_letters.letters import error_text
 from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.calling import HandlerCalls
 from jetspark.app.handlers.context import Dependencies
+from jetspark.app.handlers.given_up import ConsumerSource, GivenUp
 from jetspark.app.handlers.intake import Intake
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
@@ -32,6 +34,7 @@ from jetspark.app.handlers.settling import (
     Acknowledge,
     PauseHandler,
     SettlingSteps,
+    TellDropped,
     conclude,
     is_plain,
     needs_preparing,
@@ -84,7 +87,7 @@ class HandlerWorker:
             max_bytes=spec.max_bytes,
         )
         self._loop = asyncio.get_running_loop()
-        rng = rng or getattr(self._loop, "rng", None) or random.SystemRandom()
+        rng = rng or loop_rng()
         self.machine = HandlerMachine(limits, spec.retry, rng.random, spec.breaker)
         self.room = Room(self.machine)
         self.catalogue = catalogue
@@ -117,12 +120,17 @@ class HandlerWorker:
             if self._readers is not None:
                 await self._readers.open()
                 await self.records.catch_up()  # this worker is one of the members from here on
-                watchers.append(tasks.create_task(self._readers.run(tasks)))
             else:
                 stream = await patiently(partial(self.store.js.stream, self.app.stream))
                 consumer = await patiently(partial(stream.consumer, self.spec.durable))
                 retries = await patiently(partial(self.store.retries.consumer, self.spec.durable))
                 self._intake = Intake(self, stream, consumer, retries, None)
+            given_up = await GivenUp.open(self, self._sources)
+            await given_up.catch_up()  # before anything of their keys is handled
+            watchers.append(tasks.create_task(given_up.run()))
+            if self._readers is not None:
+                watchers.append(tasks.create_task(self._readers.run(tasks)))
+            elif self._intake is not None:
                 await self._intake.start(tasks)
             if self.spec.batch is not None:
                 self._runners = [tasks.create_task(self._run_batches(self.spec.batch))]
@@ -176,6 +184,18 @@ class HandlerWorker:
         if self._readers is not None:
             return self._readers.intakes
         return [self._intake] if self._intake is not None else []
+
+    @property
+    def _sources(self) -> list[ConsumerSource]:
+        """Every consumer of this handler, also those that other workers read."""
+        if self._readers is not None:
+            return self._readers.sources
+        intake = self._intake
+        assert intake is not None
+        return [
+            ConsumerSource(intake.stream, intake.consumer, None, is_retry=False),
+            ConsumerSource(self.store.retries, intake.retry_consumer, None, is_retry=True),
+        ]
 
     @property
     def shares(self) -> int:
@@ -351,6 +371,8 @@ class HandlerWorker:
             return self._loop.time()
         if isinstance(step, Acknowledge):
             return await step.item.message.ack()
+        if isinstance(step, TellDropped):
+            return self._tell_dropped(step)
         failures = 0
         while True:
             try:
@@ -367,6 +389,12 @@ class HandlerWorker:
                 self.log.warning("%s, try %d: %s: %s", type(step).__name__, failures, type(error).__name__, error)
                 await asyncio.sleep(STEP_PAUSE.wait_s(failures))
 
+    def _tell_dropped(self, step: TellDropped) -> None:
+        kind, text = step.cause.error, step.cause.message
+        self.log.error("sequence %d: given up, dropped: %s: %s", step.item.sequence, kind, text)
+        if self._reports is not None:
+            self._reports.step(step)
+
     async def _pause(self) -> None:
         breaker = self.spec.breaker
         assert breaker is not None
@@ -374,11 +402,8 @@ class HandlerWorker:
         if self._reports is not None:
             self._reports.paused(breaker.open_s)
         self.log.error("%d failures in a row: paused for every worker until %s", breaker.failures, until)
-        if self._readers is not None:
-            for consumer in self._readers.consumers:
-                await consumer.pause(until)
-        elif self._intake is not None:
-            await self._intake.consumer.pause(until)
+        for source in self._sources:  # retries too: they need what is away as much as new events do
+            await source.consumer.pause(until)
 
     # ---- time --------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyRow, KeyState
 from jetspark.app.projections.marks import Mark, Parked, mark_of
-from jetspark.jetstream.kv import Operation
+from jetspark.jetstream.kv import KVOperation
 from jetspark.state.changes import Change, Current, Outcome
 
 __all__ = ["CacheLimits", "LiveStates", "StateGone"]
@@ -209,7 +209,7 @@ class LiveStates:
 
     def _parking(self, key: str, found: Current) -> Change:
         mark = str(Mark(self.spec.version, Parked(0, GONE)))
-        operation: Operation = "delete" if found.value is None else "put"
+        operation: KVOperation = "delete" if found.value is None else "put"
         return Change(key, found.value or b"", operation, found.sequence, found.revision, mark=mark)
 
     # ---- the cache ---------------------------------------------------------------------------------------------

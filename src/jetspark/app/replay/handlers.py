@@ -15,13 +15,13 @@ import asyncio
 import dataclasses
 import json
 import logging
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from jetspark.aio.clock import rng as loop_rng
 from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.dead_letters.store import HandlerStore
@@ -361,7 +361,7 @@ class _HandlerReplay:
         self._slots = asyncio.Semaphore(spec.concurrency)
         self._is_wanted = on_one_of(_filters(spec))
         self._last_event = 0
-        self._rng = random.SystemRandom()
+        self._rng = loop_rng()
 
     async def run(self, pace: ReadingRate) -> None:
         record = self._record

@@ -12,12 +12,12 @@ the engine is asked to stand still for a moment.
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+from jetspark.aio.clock import rng as loop_rng
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.positions import FoldPosition, NotedPosition, position_change, read_position
 from jetspark.app.replay.contents import NOTHING, KeyContent, change_to, reaches
@@ -88,7 +88,7 @@ class KeyRepair:
         self._keeper, self._fold = keeper, fold
         self._keys = _WantedKeys(spec, fold)
         self._runner = ProcedureRunner(js)
-        self._rng = random.SystemRandom()
+        self._rng = loop_rng()
 
     async def store(self) -> None:
         """Until every key is right.

@@ -27,7 +27,13 @@ from jetspark.app.client import AppClient
 from jetspark.app.commands.declaring import Command, CommandReply
 from jetspark.app.contracts.envelope import decode
 from jetspark.app.dead_letters.letters import DeadEvent
-from jetspark.app.dead_letters.redriving import LetterFilter, RedriveProgress, read_letters, run_redrive
+from jetspark.app.dead_letters.redriving import (
+    LetterFilter,
+    RedriveProgress,
+    discard_letters,
+    read_letters,
+    run_redrive,
+)
 from jetspark.app.running import run_app
 from jetspark.app.testing.copies import with_dependencies, without_partitions
 from jetspark.app.testing.injecting import InjectedFault, Injector, watched_app
@@ -150,6 +156,12 @@ class TestApp:
     async def redrive(self, handler: str | None = None, *where: str) -> RedriveProgress:
         """Have handlers handle their dead letters again, as ``jetspark dlq redrive`` does."""
         return await self._stage.run(run_redrive(self._client.js, self.app, LetterFilter.parse(handler, list(where))))
+
+    async def discard(self, handler: str | None = None, *where: str) -> int:
+        """Give up open dead letters, as ``jetspark dlq discard`` does; returns how many."""
+        return await self._stage.run(
+            discard_letters(self._client.js, self.app, LetterFilter.parse(handler, list(where)))
+        )
 
     def advance(self, seconds: float) -> None:
         """Let time pass; what falls due meanwhile happens.

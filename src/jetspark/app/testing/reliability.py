@@ -190,7 +190,7 @@ def _judge(failure: NamedFailure, observed: ObservedRun, calm: ObservedRun) -> R
         "effects": _effects(observed, calm, may_repeat=failure.may_repeat),
         "published": _published(observed, calm),
         "state": _state(observed, calm),
-        "letters": "; ".join(scenario.letter_problems + _letters(observed, scenario)),
+        "letters": "; ".join(scenario.letter_problems + _letters(observed)),
         "order": observed.order_problem,
         "end": "; ".join(each for each in (observed.end, scenario.run_problem) if each),
     }
@@ -243,7 +243,5 @@ def _state(observed: ObservedRun, calm: ObservedRun) -> str | None:
     )
 
 
-def _letters(observed: ObservedRun, scenario: Scenario) -> list[str]:
-    if len(observed.letters) == scenario.letters_left:
-        return []
-    return [f"{len(observed.letters)} instead of {scenario.letters_left}: {'; '.join(observed.letters) or 'none'}"]
+def _letters(observed: ObservedRun) -> list[str]:
+    return [f"{len(observed.letters)} instead of none: {'; '.join(observed.letters)}"] if observed.letters else []

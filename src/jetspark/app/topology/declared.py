@@ -70,6 +70,7 @@ _OF_EVERY_BUCKET = (
     "sources",
     "mirror",
 )
+_EVENTS = "$JS.EVENT."
 _CONSUMER_FILTERS = {"filter_subject", "filter_subjects"}
 
 
@@ -230,6 +231,8 @@ def _streams(declared: Topology, found: Found) -> Iterator[Step]:
         missing = [each.name for each in config.sources or () if each.name not in known and each.external is None]
         if taken:
             reason = "; ".join(f"stream {name} stores {subject!r} already" for name, subject in sorted(taken.items()))
+            if any(subject.startswith(_EVENTS) for subject in taken.values()):
+                reason += f" (App(advisories={min(taken)!r}) reads them there)"
             yield Step("stream", config.name, "conflict", (), f"{reason}: a subject belongs to one stream")
         elif missing:
             reason = f"there is no stream {missing[0]} to copy from; apply the app that declares it first"
@@ -265,12 +268,24 @@ def _consumers(declared: Topology, found: Found) -> Iterator[Step]:
         if place.stream not in streams:
             reason = f"there is no stream {place.stream}; it is not this app's: apply the one that declares it first"
             yield Step("consumer", name, "conflict", (), reason)
+        elif unstored := _unstored_advisories(place, found.streams.get(place.stream)):
+            yield Step("consumer", name, "conflict", (), f"stream {place.stream} does not store {unstored!r}")
         elif existing is None and name in found.former:
             yield Step("consumer", name, "conflict", (), _begin_again(found.former[name]))
         elif existing is None:
             yield Step("consumer", name, "create", tuple(_declared(place.config)))
         else:
             yield from _update("consumer", name, existing, place.config, declared.app, _consumer_safety)
+
+
+def _unstored_advisories(place: ConsumerPlace, stream: StreamConfig | None) -> str | None:
+    """The first advisory that a consumer waits for in vain, because its stream is another's and does not store it."""
+    if stream is None or (stream.metadata or {}).get(OWNER) == (place.config.metadata or {}).get(OWNER):
+        return None
+    for each in place.config.filter_subjects or ():
+        if each.startswith(_EVENTS) and not any(is_subset(each, stored) for stored in stream.subjects or ()):
+            return each
+    return None
 
 
 def _begin_again(former: str) -> str:

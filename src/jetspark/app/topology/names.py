@@ -13,6 +13,7 @@ topology and the command line agree.
                        retry.<app>.<handler>.due.<origin>                 where the schedule publishes
                        retry.<app>.<handler>.redrive.<n>.<origin>         a letter that is to be handled again
                        retry.<app>.<handler>.due-<p>, .redrive-<p>.<n>    the same of partition p
+    <APP>_ADVISORIES   $JS.EVENT.ADVISORY.CONSUMER.<kind>.<stream>.<c>    of consumer c: which events were given up
     <APP>_<handler>_PARTITIONS   parts.<app>.<handler>.<p>.<subject>      copies of events, with their partition
     bucket <app>_handlers                                                 parked keys, attempts, markers, redrives,
                                                                           workers of handlers with partitions
@@ -31,6 +32,9 @@ from jetspark.app.contracts.tokens import escape
 from jetspark.errors import ConfigError
 
 __all__ = [
+    "ADVISORY_KINDS",
+    "advisory_stream",
+    "advisory_subject",
     "check_app_name",
     "dead_letter_stream",
     "escape_token",
@@ -40,6 +44,9 @@ __all__ = [
     "projection_bucket",
     "retry_stream",
 ]
+
+ADVISORY_KINDS = ("MSG_TERMINATED", "MAX_DELIVERIES")
+"""What the server says when it will not deliver an event again that nobody has acknowledged."""
 
 _is_name = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*").fullmatch
 # A subject has room for a few thousand bytes; a key longer than this is known by its hash.
@@ -63,6 +70,16 @@ def dead_letter_stream(app: str) -> str:
 def retry_stream(app: str) -> str:
     """The stream in which long waits are stored."""
     return f"{app.upper()}_RETRY"
+
+
+def advisory_stream(app: str) -> str:
+    """The stream of what the server says of events that it, or another client, gave up."""
+    return f"{app.upper()}_ADVISORIES"
+
+
+def advisory_subject(kind: str, stream: str, consumer: str) -> str:
+    """Where the server publishes an advisory about a consumer, such as one of the kind ``MSG_TERMINATED``."""
+    return f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.{stream}.{consumer}"
 
 
 def handler_bucket(app: str) -> str:

@@ -13,6 +13,7 @@ from jetspark.batcher.aio.sinks import Sink
 from jetspark.batcher.config import BatcherConfig, Flushed, Stats
 from jetspark.batcher.machine import Ack, BatchMachine, Flush
 from jetspark.batcher.reports import Reporter
+from jetspark.core.arguments import instance, iterate
 from jetspark.errors import ConfigError, JetSparkError
 
 __all__ = ["Batcher"]
@@ -33,7 +34,7 @@ class Batcher(Generic[T]):
     """
 
     def __init__(self, config: BatcherConfig[Sink[T]]) -> None:
-        self.config = config
+        self.config = instance("config", config, BatcherConfig)
         self._machine: BatchMachine[T] = BatchMachine.of(config)
         self._sink = config.sink
         self._reporter = Reporter(config)
@@ -87,7 +88,7 @@ class Batcher(Generic[T]):
             Closed, BatcherTimeout: As for :meth:`add`; none was accepted.
             ConfigError: More than ``queue_depth`` items, or one of them too large; none was accepted.
         """
-        items = list(items)
+        items = list(iterate("items", items, "a list of items"))
         if not items:
             return self._machine.check_open()
         await self._ask(len(items), timeout)
@@ -130,7 +131,7 @@ class Batcher(Generic[T]):
         """Accept nothing more, write what there is, and return when that is done. May be called again, to wait again.
 
         Raises:
-            BatcherTimeout: It took longer than ``timeout`` seconds; what was not known to be written is counted in
+            BatcherTimeout: It took longer than ``timeout`` seconds; items not known to be written are counted in
                 ``stats().dropped_on_shutdown``. Writing goes on while the loop runs.
             BatcherBroken: The batcher cannot write what it holds.
         """

@@ -1,6 +1,6 @@
 """The names of :mod:`jetspark.batcher`, without ``await``: the same contract on threads."""
 
-from jetspark.batcher import public as _public
+from jetspark.batcher import exports as _public
 from jetspark.batcher.blocking.batcher import Batcher
 from jetspark.batcher.blocking.jetstream import AtomicSink, FastIngestSink
 from jetspark.batcher.blocking.sinks import (
@@ -12,7 +12,7 @@ from jetspark.batcher.blocking.sinks import (
     RetrySink,
     Sink,
 )
-from jetspark.batcher.public import *
+from jetspark.batcher.exports import *
 
 __all__ = [
     "AtomicSink",

@@ -26,6 +26,7 @@ from jetspark.batcher.blocking.sinks import Sink
 from jetspark.batcher.config import BatcherConfig, Flushed, Stats
 from jetspark.batcher.machine import BatchMachine, Flush, Ticket
 from jetspark.batcher.reports import Reporter
+from jetspark.core.arguments import instance, iterate
 from jetspark.errors import ConfigError
 
 __all__ = ["Batcher"]
@@ -72,7 +73,7 @@ class Batcher(Generic[T]):
     """
 
     def __init__(self, config: BatcherConfig[Sink[T]]) -> None:
-        clock = config.clock
+        clock = instance("config", config, BatcherConfig).clock
         if clock is not None and not hasattr(clock, "wait"):
             raise ConfigError(f"clock={clock!r}: expected one with now() and wait(condition, until)")
         self.config = config
@@ -140,7 +141,7 @@ class Batcher(Generic[T]):
             Closed, BatcherTimeout: As for :meth:`add`; none was accepted.
             ConfigError: More than ``queue_depth`` items, or one of them too large; none was accepted.
         """
-        items = list(items)
+        items = list(iterate("items", items, "a list of items"))
         with self._lock, self._mending:
             if not items:
                 return self._machine.check_open()
@@ -190,7 +191,7 @@ class Batcher(Generic[T]):
         """Accept nothing more, write what there is, and return when that is done. May be called again, to wait again.
 
         Raises:
-            BatcherTimeout: It took longer than ``timeout`` seconds; what was not known to be written is counted in
+            BatcherTimeout: It took longer than ``timeout`` seconds; items not known to be written are counted in
                 ``stats().dropped_on_shutdown``. Writing goes on while the process lives.
             BatcherBroken: The batcher cannot write what it holds.
         """

@@ -69,7 +69,7 @@ class FastIngestSink(FastIngestSinkBase[JetStream, FastPublisher, T]):
             BatchCutShort: See above.
             ServerError: The stream refused a message; those before it are stored.
             JetStreamUnavailable: Nobody listens to the first message of a batch: nothing of it is stored.
-            BatchInDoubt: Out of patience. What was handed over may be stored.
+            BatchInDoubt: Out of patience. Items handed over may be stored.
         """
         self._runner.run(self._ingest.write(batch))
 

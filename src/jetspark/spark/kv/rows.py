@@ -10,7 +10,7 @@ import pyarrow as pa
 from jetspark.errors import ConfigError
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.info import StoredMessage
-from jetspark.jetstream.kv import Operation, check_key
+from jetspark.jetstream.kv import KVOperation, check_key
 from jetspark.spark.reply_subjects import places
 from jetspark.state.changes import Change
 from jetspark.state.tables import operation
@@ -85,7 +85,7 @@ class ChangeColumns:
 # ---- rows into changes ----------------------------------------------------------------------------------------------
 
 
-_OPERATIONS: dict[str, Operation] = {"put": "put", "delete": "delete", "purge": "purge"}
+_OPERATIONS: dict[str, KVOperation] = {"put": "put", "delete": "delete", "purge": "purge"}
 
 
 def changes_of(batch: pa.RecordBatch, guard: str) -> Iterator[Change]:

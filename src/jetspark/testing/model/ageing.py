@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 import re
 
+from jetspark.codes import Code
 from jetspark.core.headers import Headers
 from jetspark.core.subjects import matches, validate_subject
 from jetspark.errors import InvalidSubject, ProtocolError
@@ -31,10 +32,10 @@ _ROLLUP = "Nats-Rollup"
 _OWN = ("Nats-Schedule", "Nats-Expected-", "Nats-Msg-Id", "Nats-TTL", "Nats-Rollup")
 _SHORTEST_STEP_S = 0.25
 
-_DISABLED = ApiError(400, 10188, "message schedules is disabled")
-_PATTERN = ApiError(400, 10189, "message schedules pattern is invalid")
-_TARGET_INVALID = ApiError(400, 10190, "message schedules target is invalid")
-_SCHEDULER_INVALID = ApiError(400, 10212, "message schedules invalid scheduler")
+_DISABLED = ApiError(400, Code.SCHEDULES_DISABLED, "message schedules is disabled")
+_PATTERN = ApiError(400, Code.SCHEDULE_PATTERN_INVALID, "message schedules pattern is invalid")
+_TARGET_INVALID = ApiError(400, Code.SCHEDULE_TARGET_INVALID, "message schedules target is invalid")
+_SCHEDULER_INVALID = ApiError(400, Code.SCHEDULER_INVALID, "message schedules invalid scheduler")
 
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from jetspark.codes import Code
 from jetspark.core.headers import Headers, Status, encode
 from jetspark.core.subjects import matches, overlaps
 from jetspark.errors import ConfigError, ProtocolError, ServerError
@@ -41,8 +42,8 @@ _NAMES_PAGE, _INFOS_PAGE = 1024, 256
 # More keys than this the server does not look up in one request.
 _MAX_LAST_KEYS = 1024
 
-_NO_MESSAGE = server_error(404, 10037, "no message found")
-_NO_CONSUMER = server_error(404, 10014, "consumer not found")
+_NO_MESSAGE = server_error(404, Code.MESSAGE_NOT_FOUND, "no message found")
+_NO_CONSUMER = server_error(404, Code.CONSUMER_NOT_FOUND, "consumer not found")
 
 # What the server fills in where a stream or a consumer does not say.
 _STREAM_DEFAULTS: dict[str, Any] = {
@@ -217,9 +218,9 @@ class ModelApi:
         stream = self._server.stream(name)
         waiting_for_room = [each for each in stream.consumers.values() if sequence in each.pending]
         if stream.config.deny_delete:
-            raise server_error(400, 10057, "message delete not permitted")
+            raise server_error(400, Code.MESSAGE_DELETE_FAILED, "message delete not permitted")
         if not stream.store.delete(sequence):
-            raise server_error(400, 10043, f"sequence {sequence} not found")
+            raise server_error(400, Code.SEQUENCE_NOT_FOUND, f"sequence {sequence} not found")
         return [said for each in waiting_for_room for said in each.serve(now)]
 
     # ---- direct gets -------------------------------------------------------------------------------------------
@@ -310,13 +311,13 @@ class ModelApi:
         action = body.get("action", "")
         if known is not None:
             if action == "create" and _without_metadata(known.config) != _without_metadata(config):
-                raise server_error(400, 10148, "consumer already exists")
+                raise server_error(400, Code.CONSUMER_EXISTS, "consumer already exists")
             if action != "create":
                 _check_update(known.config, config)
                 known.update(config)
             return self._consumer_info(known, now)
         if action == "update":
-            raise server_error(400, 10149, "consumer does not exist")
+            raise server_error(400, Code.CONSUMER_DOES_NOT_EXIST, "consumer does not exist")
         _check_start(config)
         if name is None:
             name = self._made_up("C")
@@ -361,7 +362,9 @@ class ModelApi:
                 return "consumer_reset", self._consumer_info(consumer, now) | {"reset_seq": sequence}, said
             case "UNPIN":
                 if body.get("group") not in (consumer.config.priority_groups or ()):
-                    raise server_error(400, 10160, "Provided priority group does not exist for this consumer")
+                    raise server_error(
+                        400, Code.PRIORITY_GROUP_INVALID, "Provided priority group does not exist for this consumer"
+                    )
                 consumer.unpin()
                 return "consumer_unpin", {}, consumer.serve(now)
         raise ConfigError(f"CONSUMER.{verb}; use a real server")
@@ -438,15 +441,21 @@ def _without_metadata(config: ConsumerConfig) -> ConsumerConfig:
 def _check_start(config: ConsumerConfig) -> None:
     if config.deliver_policy == "by_start_sequence" and not config.start_sequence:
         raise server_error(
-            400, 10094, "consumer delivery policy is deliver by start sequence, but optional start sequence is not set"
+            400,
+            Code.CONSUMER_INVALID_POLICY,
+            "consumer delivery policy is deliver by start sequence, but optional start sequence is not set",
         )
     if config.deliver_policy == "by_start_time" and config.start_time is None:
         raise server_error(
-            400, 10094, "consumer delivery policy is deliver by start time, but optional start time is not set"
+            400,
+            Code.CONSUMER_INVALID_POLICY,
+            "consumer delivery policy is deliver by start time, but optional start time is not set",
         )
     if config.deliver_policy == "last_per_subject" and not (config.filter_subject or config.filter_subjects):
         raise server_error(
-            400, 10094, "consumer delivery policy is deliver last per subject, but optional filter subject is not set"
+            400,
+            Code.CONSUMER_INVALID_POLICY,
+            "consumer delivery policy is deliver last per subject, but optional filter subject is not set",
         )
 
 
@@ -459,7 +468,7 @@ def _check_update(present: ConsumerConfig, changed: ConsumerConfig) -> None:
         ("replay_policy", "replay policy can not be updated"),
     ):
         if getattr(present, field) != getattr(changed, field):
-            raise server_error(400, 10012, words)
+            raise server_error(400, Code.CONSUMER_CREATE_FAILED, words)
 
 
 def _paused(consumer: ModelConsumer, until: datetime.datetime | None, now: float) -> _Answer:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from jetspark.codes import Code
 from jetspark.core.headers import Headers
 from jetspark.testing.model import ageing, checks, replies
 from jetspark.testing.model.limits import BatchLimits
@@ -34,15 +35,17 @@ _SEQUENCE = "Nats-Batch-Sequence"
 _COMMIT = "Nats-Batch-Commit"
 MAX_ID_BYTES = 64
 
-_DISABLED = ApiError(400, 10174, "atomic publish is disabled")
-_SEQUENCE_MISSING = ApiError(400, 10175, "atomic publish sequence is missing")
-_INCOMPLETE = ApiError(400, 10176, "atomic publish batch is incomplete")
-_UNSUPPORTED_HEADER = ApiError(400, 10177, f"atomic publish unsupported header used: {checks.EXPECTED_LAST_MSG_ID}")
-_ID_INVALID = ApiError(400, 10179, "atomic publish batch ID is invalid")
-_COMMIT_INVALID = ApiError(400, 10200, "atomic publish batch commit is invalid")
-_DUPLICATE = ApiError(400, 10201, "atomic publish batch contains duplicate message id")
-_TOO_MANY = ApiError(429, 10210, "atomic publish too many inflight")
-MIN_API_LEVEL = ApiError(412, 10185, "JetStream minimum api level required")
+_DISABLED = ApiError(400, Code.ATOMIC_DISABLED, "atomic publish is disabled")
+_SEQUENCE_MISSING = ApiError(400, Code.ATOMIC_SEQUENCE_MISSING, "atomic publish sequence is missing")
+_INCOMPLETE = ApiError(400, Code.ATOMIC_INCOMPLETE, "atomic publish batch is incomplete")
+_UNSUPPORTED_HEADER = ApiError(
+    400, Code.ATOMIC_HEADER_UNSUPPORTED, f"atomic publish unsupported header used: {checks.EXPECTED_LAST_MSG_ID}"
+)
+_ID_INVALID = ApiError(400, Code.ATOMIC_ID_INVALID, "atomic publish batch ID is invalid")
+_COMMIT_INVALID = ApiError(400, Code.ATOMIC_COMMIT_INVALID, "atomic publish batch commit is invalid")
+_DUPLICATE = ApiError(400, Code.ATOMIC_DUPLICATE, "atomic publish batch contains duplicate message id")
+_TOO_MANY = ApiError(429, Code.ATOMIC_TOO_MANY, "atomic publish too many inflight")
+MIN_API_LEVEL = ApiError(412, Code.API_LEVEL_REQUIRED, "JetStream minimum api level required")
 
 
 @dataclass(slots=True)
@@ -71,7 +74,9 @@ class AtomicBatches:
     ) -> None:
         self._store, self._limits, self._total_open, self._abandon = store, limits, total_open, abandon
         self._open: dict[str, _AtomicBatch] = {}
-        self._too_large = ApiError(400, 10199, f"atomic publish batch is too large: {limits.max_messages}")
+        self._too_large = ApiError(
+            400, Code.ATOMIC_TOO_LARGE, f"atomic publish batch is too large: {limits.max_messages}"
+        )
 
     def __len__(self) -> int:
         return len(self._open)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from jetspark.codes import Code
 from jetspark.jetstream.config import StreamConfig
 from jetspark.testing.model.replies import ApiError
 from jetspark.testing.model.store import Incoming, Store
@@ -50,16 +51,18 @@ _MAX_DIGITS = 19
 # What nats-server 2.15 says of itself.
 _API_LEVEL = 5
 
-IN_PROCESS = ApiError(409, 10158, "duplicate message id is in process")
-_STREAM_MISMATCH = ApiError(400, 10060, "expected stream does not match")
-_WRONG_SEQUENCE_SOMEHOW = ApiError(400, 10164, "wrong last sequence")
-_SUBJECT_WITHOUT_SEQUENCE = ApiError(400, 10193, "missing sequence for expected last sequence per subject")
-_TTL_INVALID = ApiError(400, 10165, "invalid per-message TTL")
-_TTL_DISABLED = ApiError(400, 10166, "per-message TTL is disabled")
-_COUNTERS_DISABLED = ApiError(400, 10168, "message counters is disabled")
-_ROLLUP_NOT_PERMITTED = ApiError(500, 10111, "rollup not permitted")
-_ROLLUP_SUBJECT_INVALID = ApiError(500, 10111, "batch rollup sub invalid")
-_ROLLUP_ALL_INVALID = ApiError(500, 10111, "batch rollup all invalid")
+IN_PROCESS = ApiError(409, Code.DUPLICATE_IN_PROCESS, "duplicate message id is in process")
+_STREAM_MISMATCH = ApiError(400, Code.STREAM_MISMATCH, "expected stream does not match")
+_WRONG_SEQUENCE_SOMEHOW = ApiError(400, Code.WRONG_LAST_SEQUENCE_UNKNOWN, "wrong last sequence")
+_SUBJECT_WITHOUT_SEQUENCE = ApiError(
+    400, Code.SUBJECT_WITHOUT_SEQUENCE, "missing sequence for expected last sequence per subject"
+)
+_TTL_INVALID = ApiError(400, Code.TTL_INVALID, "invalid per-message TTL")
+_TTL_DISABLED = ApiError(400, Code.TTL_DISABLED, "per-message TTL is disabled")
+_COUNTERS_DISABLED = ApiError(400, Code.COUNTERS_DISABLED, "message counters is disabled")
+_ROLLUP_NOT_PERMITTED = ApiError(500, Code.ROLLUP_FAILED, "rollup not permitted")
+_ROLLUP_SUBJECT_INVALID = ApiError(500, Code.ROLLUP_FAILED, "batch rollup sub invalid")
+_ROLLUP_ALL_INVALID = ApiError(500, Code.ROLLUP_FAILED, "batch rollup all invalid")
 
 # Seconds, or a Go duration of a second or more. Which of these it is matters only to streams that allow TTLs.
 _is_ttl = re.compile(r"never|0*[1-9]\d*|(?=.*[1-9])(?:\d+h)?(?:\d+m)?(?:\d+s)?").fullmatch
@@ -158,7 +161,7 @@ def refuse_proposal(store: Store, message: Incoming, staged: Staged, now: float)
 def refuse_last_id(store: Store, fields: dict[str, str]) -> ApiError | None:
     """Compared when a message is stored, in either order; in a batch that is too late to do it well."""
     if (wanted := fields.get(EXPECTED_LAST_MSG_ID)) and wanted != store.last_id:
-        return ApiError(400, 10070, f"wrong last msg ID: {store.last_id}")
+        return ApiError(400, Code.WRONG_LAST_MESSAGE_ID, f"wrong last msg ID: {store.last_id}")
     return None
 
 
@@ -195,7 +198,7 @@ def _refuse_rollup(config: StreamConfig, value: str) -> ApiError | None:
     if not (config.allow_rollup or is_implied) or config.deny_purge:
         return _ROLLUP_NOT_PERMITTED
     if value.lower() not in ("sub", "all"):
-        return ApiError(500, 10111, f'rollup value invalid: "{value}"')
+        return ApiError(500, Code.ROLLUP_FAILED, f'rollup value invalid: "{value}"')
     return None
 
 
@@ -206,7 +209,7 @@ def _refuse_late_rollup(value: str, subject: str, staged: Staged) -> ApiError | 
 
 
 def _wrong_sequence(found: int) -> ApiError:
-    return ApiError(400, 10071, f"wrong last sequence: {found}")
+    return ApiError(400, Code.WRONG_LAST_SEQUENCE, f"wrong last sequence: {found}")
 
 
 def number(text: str) -> int | None:

@@ -154,6 +154,7 @@ class ModelConsumer:
         """Of a consumer by last-per-subject: what it begins with."""
         self._skip_to = 0
         self._scanned = 0
+        self._advisories = 0
         """No message before this sequence is wanted; the server knows, and does not show it in ``delivered``."""
         self._configure()
         self.next_sequence = self._first_sequence()
@@ -314,7 +315,7 @@ class ModelConsumer:
             request = self._next_request()
             if request is None:
                 break
-            message = self._next_message(said)
+            message = self._next_message(said, now)
             if message is None:
                 said += self._end_of_stream()
                 break
@@ -331,7 +332,7 @@ class ModelConsumer:
             return next((each for each in self.waiting if each.pin_id == self.pin_id), None)
         return self.waiting[0] if self.waiting else None
 
-    def _next_message(self, said: list[Delivery]) -> ModelMessage | None:
+    def _next_message(self, said: list[Delivery], now: float) -> ModelMessage | None:
         while self.redeliveries:
             sequence = self.redeliveries.popleft()
             message = self._store.get(sequence)
@@ -339,7 +340,7 @@ class ModelConsumer:
                 continue
             count = self.deliveries.get(sequence, 0) + 2
             if self._max_deliver and count > self._max_deliver:
-                said += self._give_up(sequence, count - 1)
+                said += self._give_up(sequence, count - 1, now)
                 continue
             self.deliveries[sequence] = count - 1
             return message
@@ -353,11 +354,13 @@ class ModelConsumer:
         self._scanned = self._store.last_sequence + 1
         return None
 
-    def _give_up(self, sequence: int, count: int) -> list[Delivery]:
+    def _give_up(self, sequence: int, count: int, now: float) -> list[Delivery]:
         """Deliver a message no more; told once, whatever is done to ``max_deliver`` later."""
         self.pending.pop(sequence)
         self.deliveries[sequence] = count
-        return [self._advise("MAX_DELIVERIES", "max_deliver", sequence, count)] if count == self._max_deliver else []
+        if count != self._max_deliver:
+            return []
+        return [self._advise("MAX_DELIVERIES", "max_deliver", now, stream_seq=sequence, deliveries=count)]
 
     def _is_blocked(self) -> bool:
         """Looked at before the stream is: even where there is nothing to hold back."""
@@ -451,14 +454,16 @@ class ModelConsumer:
         if data in (b"", b"+ACK", b"+OK"):
             has_changed = self._acknowledge(sequence, consumer_sequence, now)
         elif word == b"-NAK":
-            said += self._on_nak(sequence, count, rest, now)
+            said += self._on_nak(sequence, consumer_sequence, count, rest, now)
             has_changed = sequence in self.redeliveries
         elif data == b"+WPI":
             if (known := self.pending.get(sequence)) is not None:
                 known.since = now
         elif word == b"+TERM":
             if has_changed := self._acknowledge(sequence, consumer_sequence, now):
-                said.append(self._advise("MSG_TERMINATED", "terminated", sequence, count, rest.decode()))
+                facts: dict[str, Any] = {"reason": rest.decode()} if rest else {}
+                facts = {"consumer_seq": consumer_sequence, "stream_seq": sequence, "deliveries": count} | facts
+                said.append(self._advise("MSG_TERMINATED", "terminated", now, **facts))
         elif data.startswith(b"+NXT"):
             self._acknowledge(sequence, consumer_sequence, now)
             return said + self.request(data[4:].strip(), reply, now) if reply else said
@@ -495,7 +500,7 @@ class ModelConsumer:
                 first = min(later)
                 self.ack_floor = (self.pending[first].consumer_sequence - 1, first - 1)
 
-    def _on_nak(self, sequence: int, count: int, rest: bytes, now: float) -> list[Delivery]:
+    def _on_nak(self, sequence: int, consumer_sequence: int, count: int, rest: bytes, now: float) -> list[Delivery]:
         known = self.pending.get(sequence)
         if known is None:
             return []
@@ -507,7 +512,8 @@ class ModelConsumer:
             known.since = now + delay_s - self._wait_of(sequence)
         elif sequence not in self.redeliveries:
             self.redeliveries.append(sequence)
-        return [self._advise("MSG_NAKED", "nak", sequence, count)]
+        facts = {"consumer_seq": consumer_sequence, "stream_seq": sequence, "deliveries": count}
+        return [self._advise("MSG_NAKED", "nak", now, **facts)]
 
     # ---- time --------------------------------------------------------------------------------------------------
 
@@ -545,7 +551,7 @@ class ModelConsumer:
             # Counted as the server does here: a second delivery is the first one.
             count = max(self.deliveries.get(sequence, 0), 1)
             if self._max_deliver and count >= self._max_deliver:
-                said += self._give_up(sequence, count)
+                said += self._give_up(sequence, count, now)
             else:
                 self.redeliveries.append(sequence)
         if self.pin_id and self.config.priority_timeout_s and self._pin_until <= now:
@@ -625,18 +631,17 @@ class ModelConsumer:
             "num_pending": self.num_pending,
         }
 
-    def _advise(self, kind: str, word: str, sequence: int, count: int, reason: str = "") -> Delivery:
-        fields: dict[str, Any] = {
+    def _advise(self, kind: str, word: str, now: float, **facts: Any) -> Delivery:
+        self._advisories += 1
+        fields = {
             "type": f"io.nats.jetstream.advisory.v1.{word}",
+            "id": f"{self._advisories:022d}",  # the server's are random
+            "timestamp": replies.time_text(now),
             "stream": self.stream,
             "consumer": self.name,
-            "stream_seq": sequence,
-            "deliveries": count,
         }
-        if reason:
-            fields["reason"] = reason
-        subject = f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.{self.stream}.{self.name}"
-        return Delivery(subject, json.dumps(fields, separators=(",", ":")).encode())
+        subject = f"{replies.ADVISORIES}CONSUMER.{kind}.{self.stream}.{self.name}"
+        return Delivery(subject, json.dumps(fields | facts, separators=(",", ":")).encode())
 
 
 # ---- small steps -----------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from jetspark.codes import Code
 from jetspark.testing.model import checks, replies
 from jetspark.testing.model.atomic import MAX_ID_BYTES, MIN_API_LEVEL, without_level
 from jetspark.testing.model.limits import BatchLimits
@@ -52,11 +53,11 @@ _MAX_FLOW = 65535
 
 _START, _APPEND, _COMMIT, _END, _PING = range(5)
 
-_DISABLED = ApiError(400, 10205, "batch publish is disabled")
-_PATTERN_INVALID = ApiError(400, 10206, "batch publish pattern is invalid")
-_ID_INVALID = ApiError(400, 10207, "batch publish ID is invalid")
-_UNKNOWN = ApiError(400, 10208, "batch publish ID unknown")
-_TOO_MANY = ApiError(429, 10211, "batch publish too many inflight")
+_DISABLED = ApiError(400, Code.FAST_DISABLED, "batch publish is disabled")
+_PATTERN_INVALID = ApiError(400, Code.FAST_PATTERN_INVALID, "batch publish pattern is invalid")
+_ID_INVALID = ApiError(400, Code.FAST_ID_INVALID, "batch publish ID is invalid")
+_UNKNOWN = ApiError(400, Code.FAST_UNKNOWN, "batch publish ID unknown")
+_TOO_MANY = ApiError(429, Code.FAST_TOO_MANY, "batch publish too many inflight")
 
 # Publishers come and go, and each has a prefix of its own.
 _MAX_HEADS = 4096

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from jetspark.core.headers import Headers, Status
 
 __all__ = [
+    "ADVISORIES",
     "ApiError",
     "Delivery",
     "abandoned",
@@ -28,6 +29,8 @@ __all__ = [
     "pub_ack",
     "time_text",
 ]
+
+ADVISORIES = "$JS.EVENT.ADVISORY."
 
 _NO_RESPONDERS = Status(503)
 _GO_ESCAPES = {
@@ -45,7 +48,7 @@ _GO_ESCAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A message the server sends to whoever is subscribed to ``subject``."""
+    """A message the server sends to the subscribers of ``subject``."""
 
     subject: str
     data: bytes
@@ -115,7 +118,7 @@ def abandoned(stream: str, batch: str, reason: str, *, number: int, now: float) 
         "reason": reason,
     }
     data = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
-    return Delivery(f"$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.{stream}", data)
+    return Delivery(f"{ADVISORIES}STREAM.BATCH_ABANDONED.{stream}", data)
 
 
 def time_text(now: float) -> str:

@@ -18,6 +18,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from jetspark.codes import Code
 from jetspark.core.headers import HeadersLike
 from jetspark.core.subjects import matches, overlaps, validate_subject
 from jetspark.errors import ConfigError
@@ -67,6 +68,7 @@ class ModelServer:
         self._copies: dict[str, Copying] = {}
         """By the name of the stream that is filled."""
         self._advisories = 0
+        self._stores_advisories = False
         # No batch and no election is due before; a lower bound, because deadlines of batches move on with each message.
         self._quiet_until = math.inf
 
@@ -85,7 +87,9 @@ class ModelServer:
         if known is not None:
             if known.config == config:
                 return
-            raise server_error(400, 10058, "stream name already in use with a different configuration")
+            raise server_error(
+                400, Code.STREAM_NAME_IN_USE, "stream name already in use with a different configuration"
+            )
         self._check(config)
         copying = Copying.of(config)
         self._streams[config.name] = ModelStream(
@@ -94,7 +98,7 @@ class ModelServer:
         if copying is not None:
             self._copies[config.name] = copying
             self._copy(now)  # nobody reads it yet
-        self._routes.clear()
+        self._forget_routes()
 
     def update_stream(self, config: StreamConfig) -> None:
         """Change a stream; what ``config`` does not mention stays as it is."""
@@ -107,7 +111,7 @@ class ModelServer:
         merged = dataclasses.replace(stream.config, **mentioned)
         self._check(merged)
         stream.configure(merged)
-        self._routes.clear()
+        self._forget_routes()
 
     def delete_stream(self, name: str) -> list[Delivery]:
         """Delete a stream; who waits for messages of its consumers is told."""
@@ -115,7 +119,7 @@ class ModelServer:
         said = [each for consumer in list(stream.consumers) for each in stream.remove_consumer(consumer)]
         del self._streams[name]
         self._copies.pop(name, None)
-        self._routes.clear()
+        self._forget_routes()
         return said
 
     def streams(self) -> Iterable[ModelStream]:
@@ -131,7 +135,7 @@ class ModelServer:
         """
         stream = self._streams.get(name)
         if stream is None:
-            raise server_error(404, 10059, "stream not found")
+            raise server_error(404, Code.STREAM_NOT_FOUND, "stream not found")
         return stream
 
     def consumer(self, stream: str, name: str) -> ModelConsumer | None:
@@ -166,13 +170,13 @@ class ModelServer:
         """A message comes in; returns what the server says to it, and to whatever fell due until ``now``."""
         due = self.on_time(now) if now >= self._quiet_until else []
         if subject.startswith("$JS."):
-            said = self._on_api(subject, data, reply, now)
+            said = self._with_advisories(self._on_api(subject, data, reply, now), now)
             self._look_ahead()
             return due + said
         stream = self._routes.get(subject) or self._route(subject)
         if stream is None:
             return [*due, replies.no_responders(subject, reply)] if reply else due
-        said = stream.publish(subject, data, reply, headers, now)
+        said = self._with_advisories(stream.publish(subject, data, reply, headers, now), now)
         if self._copies and (copied := self._copy(now)):
             said = said + copied
             self._look_ahead()
@@ -210,7 +214,7 @@ class ModelServer:
 
     def _on_moment(self, now: float) -> list[Delivery]:
         said = [each for stream in self._streams.values() for each in stream.on_time(now)]
-        said += self._copy(now)
+        said = self._with_advisories(said + self._copy(now), now)
         self._look_ahead()
         return said
 
@@ -306,6 +310,22 @@ class ModelServer:
                 said += copying.run(source, self._streams[copying.target], now)
         return said
 
+    def _with_advisories(self, said: list[Delivery], now: float) -> list[Delivery]:
+        """Have advisories stored by the stream that stores their subjects, and say what follows from that."""
+        if not self._stores_advisories:
+            return said
+        said = list(said)
+        for each in said:  # it grows: storing one may lead to another
+            stream = self._route(each.subject) if each.subject.startswith(replies.ADVISORIES) else None
+            if stream is not None:
+                said += stream.publish(each.subject, each.data, None, None, now)
+        return said
+
+    def _forget_routes(self) -> None:
+        self._routes.clear()
+        subjects = [subject for each in self._streams.values() for subject in each.config.subjects or ()]
+        self._stores_advisories = any(overlaps(f"{replies.ADVISORIES}>", subject) for subject in subjects)
+
     def _look_ahead(self) -> None:
         deadline = self.next_deadline()
         self._quiet_until = math.inf if deadline is None else deadline
@@ -316,7 +336,9 @@ class ModelServer:
         if config.retention not in (None, "limits"):
             raise ConfigError(f"retention={config.retention!r}: the model knows only 'limits'; use a real server")
         if config.allow_atomic and config.persist_mode == "async":
-            raise server_error(500, 10052, "async persist mode is not supported with atomic batch publish")
+            raise server_error(
+                500, Code.STREAM_INVALID_CONFIG, "async persist mode is not supported with atomic batch publish"
+            )
         others = [
             subject
             for each in self._streams.values()
@@ -324,7 +346,7 @@ class ModelServer:
             for subject in each.config.subjects or ()
         ]
         if any(overlaps(one, other) for one in config.subjects or () for other in others):
-            raise server_error(400, 10065, "subjects overlap with an existing stream")
+            raise server_error(400, Code.SUBJECTS_OVERLAP, "subjects overlap with an existing stream")
 
     def _route(self, subject: str) -> ModelStream | None:
         validate_subject(subject)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from jetspark.codes import Code
 from jetspark.core.headers import Headers, encode
 from jetspark.core.subjects import matches
 from jetspark.jetstream.config import StreamConfig
@@ -25,9 +26,9 @@ __all__ = ["DEFAULT_DUPLICATE_WINDOW_S", "Incoming", "ModelMessage", "Store", "S
 # The server's own, where a stream does not say.
 DEFAULT_DUPLICATE_WINDOW_S = 120.0
 
-_MAX_MESSAGES = ApiError(503, 10077, "maximum messages exceeded")
-_MAX_BYTES = ApiError(503, 10077, "maximum bytes exceeded")
-_MAX_PER_SUBJECT = ApiError(503, 10077, "maximum messages per subject exceeded")
+_MAX_MESSAGES = ApiError(503, Code.STORE_FAILED, "maximum messages exceeded")
+_MAX_BYTES = ApiError(503, Code.STORE_FAILED, "maximum bytes exceeded")
+_MAX_PER_SUBJECT = ApiError(503, Code.STORE_FAILED, "maximum messages per subject exceeded")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jetspark.codes import Code
 from jetspark.core.headers import Headers, HeadersLike, encode
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import StreamConfig
@@ -31,8 +32,8 @@ from jetspark.testing.model.store import Incoming, Store, first_values
 
 __all__ = ["ModelStream"]
 
-_SEALED = ApiError(400, 10109, "invalid operation on sealed stream")
-_TOO_LARGE = ApiError(400, 10054, "message size exceeds maximum allowed")
+_SEALED = ApiError(400, Code.STREAM_SEALED, "invalid operation on sealed stream")
+_TOO_LARGE = ApiError(400, Code.MESSAGE_TOO_LARGE, "message size exceeds maximum allowed")
 _NO_FIELDS: dict[str, str] = {}
 
 

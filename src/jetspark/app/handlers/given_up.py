@@ -1,0 +1,255 @@
+"""Events that the server or another client gives up (``term``, ``max_deliver``): they end in the dead letters.
+
+The server tells of each in an advisory, a plain message that is gone when nobody stores it. So a stream of the
+application stores those about its consumers, whether workers run or not, and the workers of a handler share a consumer
+of it: an advisory is acknowledged when the letter is there.
+
+An advisory is a hint, and what is stored decides. A letter is written if the event has none and waits for no retry,
+does not run in this process, and does not come again because its consumer was set back or made anew; and if the stream
+has the message that it had then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jetspark.app.clock import idle_s
+from jetspark.app.contracts.envelope import Decoded
+from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin
+from jetspark.app.dead_letters.store import microseconds
+from jetspark.app.handlers.lanes import WorkItem, WorkSource
+from jetspark.app.handlers.partitions import copied_from, without_server_headers
+from jetspark.app.handlers.reading import HandlerReading
+from jetspark.app.handlers.settling import bury_lost
+from jetspark.core.backoff import Backoff
+from jetspark.errors import ConnectionClosed, JetSparkError, MessageNotFound, ProtocolError
+from jetspark.jetstream.info import StoredMessage
+
+if TYPE_CHECKING:
+    from jetspark.aio.consumer import Consumer
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.aio.stream import Stream
+    from jetspark.aio.stream_message import JetStreamMessage
+    from jetspark.app.handlers.worker import HandlerWorker
+
+__all__ = ["Advisory", "ConsumerSource", "GivenUp", "source_of", "with_body"]
+
+# Advisories at a time; each is a few requests.
+PORTION = 32
+IDLE_PULL_S = 30.0
+PAUSE = Backoff(first_s=0.1, max_s=5.0)
+# How often it is looked whether an event is settled that was given up while it ran here.
+LOOK_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSource:
+    """A consumer from which a handler gets events: of its stream, of a partition, or of retries."""
+
+    stream: Stream
+    consumer: Consumer
+    partition: int | None
+    is_retry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Advisory:
+    """That an event will not be delivered again, though nobody has acknowledged it."""
+
+    stream: str
+    consumer: str
+    sequence: int
+    reason: str
+    time: datetime.datetime
+
+    @classmethod
+    def of(cls, data: bytes) -> Advisory:
+        """
+        Raises:
+            ProtocolError: It is none.
+        """
+        try:
+            fields = json.loads(data)
+            return cls(
+                stream=str(fields["stream"]),
+                consumer=str(fields["consumer"]),
+                sequence=int(fields["stream_seq"]),
+                reason=str(fields.get("reason") or fields["type"].rsplit(".", 1)[-1]),
+                time=datetime.datetime.fromisoformat(fields["timestamp"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ProtocolError(f"not an advisory ({error!r}): {data[:200]!r}") from None
+
+
+class GivenUp:
+    """Writes the letters of one handler's events that were given up."""
+
+    def __init__(self, worker: HandlerWorker, advisories: Consumer, sources: list[ConsumerSource]) -> None:
+        self._worker, self._advisories, self._log = worker, advisories, worker.log
+        self._sources = {(each.stream.name, each.consumer.name): each for each in sources}
+        self._read = HandlerReading(worker.spec, worker.catalogue, keyed=worker.spec.in_order).read
+
+    @classmethod
+    async def open(cls, worker: HandlerWorker, sources: list[ConsumerSource]) -> GivenUp:
+        """Raises StreamNotFound or ConsumerNotFound when the application was not applied to this server."""
+        app = worker.app
+        stream = await worker.store.js.stream(app.advisories)
+        return cls(worker, await stream.consumer(app.advisory_consumer(worker.spec).name), sources)
+
+    async def catch_up(self) -> None:
+        """Deal with what was said while no worker ran."""
+        while found := await self._fetch(PORTION, no_wait=True):
+            for message in found:
+                await self._settle(message)
+
+    async def run(self) -> None:
+        """Deal with what is said from now on, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                for message in await self._fetch(1, timeout=idle_s(IDLE_PULL_S)):
+                    running = await self._settle(message)
+                    if running is not None:
+                        tasks.create_task(self._wait(message, running))
+
+    async def _fetch(self, count: int, **options: Any) -> list[JetStreamMessage]:
+        failures = 0
+        while True:
+            try:
+                return await self._advisories.fetch(count, **options)
+            except ConnectionClosed:
+                raise
+            except JetSparkError as error:
+                if not error.may_pass:
+                    raise
+                failures += 1
+                self._log.warning("asking what was given up: %s", error)
+                await asyncio.sleep(PAUSE.wait_s(failures))
+
+    async def _settle(self, message: JetStreamMessage) -> WorkItem | None:
+        """Write the letter of one advisory, if it takes one; or return the item that runs here."""
+        failures = 0
+        try:
+            advisory = Advisory.of(message.data)
+            source = self._sources.get((advisory.stream, advisory.consumer))
+        except ProtocolError as error:
+            self._log.warning("%s", error)
+            source = None
+        while source is not None:
+            if (running := self._running(advisory)) is not None:
+                return running
+            try:
+                await self._bury(advisory, source)
+                break
+            except ConnectionClosed:
+                raise
+            except JetSparkError as error:
+                failures += 1
+                self._log.warning("sequence %d of %s: %s", advisory.sequence, advisory.stream, error)
+                await asyncio.sleep(PAUSE.wait_s(failures))
+                await message.in_progress()
+        await message.ack()
+        return None
+
+    async def _wait(self, message: JetStreamMessage, item: WorkItem) -> None:
+        """It runs here, and is settled here as if nothing had happened; unless that does not come to an end."""
+        while any(each is item for each in self._worker.machine.items):
+            await asyncio.sleep(LOOK_EVERY_S)
+            await message.in_progress()
+        if self._worker.machine.was_settled(item):
+            await message.ack()
+        else:
+            await self._settle(message)
+
+    def _running(self, advisory: Advisory) -> WorkItem | None:
+        for item in self._worker.machine.items:
+            metadata = item.message.metadata
+            if (metadata.stream, metadata.stream_sequence) == (advisory.stream, advisory.sequence):
+                return item
+        return None
+
+    async def _bury(self, advisory: Advisory, source: ConsumerSource) -> None:
+        info = await source.consumer.info()
+        if info.delivered.stream_sequence < advisory.sequence or (info.created and info.created > advisory.time):
+            return  # it is delivered once more: the consumer was set back, or made anew
+        try:
+            stored = await source.stream.get_message(advisory.sequence, direct=False)
+        except MessageNotFound:
+            self._log.error(
+                "sequence %d of %s was given up (%s), and is gone", advisory.sequence, advisory.stream, advisory.reason
+            )
+            return
+        if stored.timestamp > advisory.time:
+            return  # a message of another stream that had the name
+        try:
+            item = await self._item(stored, source)
+        except ProtocolError as error:
+            self._log.error("sequence %d of %s: %s", advisory.sequence, advisory.stream, error)
+            return
+        if item is None or self._worker.machine.was_settled(item):
+            return
+        cause = FailureCause("GivenUp", f"by the server or another client: {advisory.reason}", True, "givenup")
+        has_dead_letters = self._worker.spec.dead_letter
+        await self._worker.steps(bury_lost(self._worker.machine, item, cause, has_dead_letters=has_dead_letters))
+
+    async def _item(self, stored: StoredMessage, source: ConsumerSource) -> WorkItem | None:
+        """The event; None for one that the handler does not take.
+
+        Raises:
+            ProtocolError: It is no event on its way.
+        """
+        if source.is_retry:
+            original = await with_body(self._worker.store.js, DeadEvent.of(stored.headers, stored.data))
+            item = WorkItem(
+                original.key,
+                original.origin.sequence,
+                source=source_of(stored.subject),
+                attempts=original.attempts,
+                redrives=original.redrives,
+                partition=source.partition,
+            )
+            item.original = original
+            return item
+        origin, subject = Origin(stored.stream, stored.sequence, microseconds(stored.timestamp)), stored.subject
+        if source.partition is not None:
+            stream, number, subject = copied_from(stored.headers, subject)
+            origin = Origin(stream, number, origin.time_us)
+        event, key = self._read(subject, stored.data, stored.headers)
+        is_other = isinstance(event, Decoded) and event.contract.kind not in self._worker.kinds
+        if is_other or not self._worker.is_wanted(subject):
+            return None  # the consumer has no filter, or the type is another on the same subject
+        item = WorkItem(key, origin.sequence, partition=source.partition)
+        item.original = DeadEvent(
+            handler=self._worker.spec.name,
+            key=key,
+            origin=origin,
+            subject=subject,
+            data=stored.data,
+            headers=stored.headers if source.partition is None else without_server_headers(stored.headers),
+            attempts=0,
+            status="open",
+            partition=source.partition,
+        )
+        return item
+
+
+def source_of(subject: str) -> WorkSource:
+    """Why a message is in the retry stream: it waited for its turn, or somebody asked for it."""
+    return "redrive" if subject.split(".")[3].startswith("redrive") else "retry"
+
+
+async def with_body(js: JetStream, event: DeadEvent) -> DeadEvent:
+    """An event that was too large to be stored with what is said of it, with its body from its stream."""
+    if not event.is_body_omitted:
+        return event
+    try:
+        stored = await (await js.stream(event.origin.stream)).get_message(event.origin.sequence)
+    except MessageNotFound:
+        return event  # it will be found not to be an event, and stay in the dead letters
+
+    more: dict[str, Any] = {"subject": stored.subject, "data": stored.data, "headers": stored.headers}
+    return dataclasses.replace(event, **more, is_body_omitted=False)

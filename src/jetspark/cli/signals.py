@@ -1,0 +1,33 @@
+"""Waiting until SIGTERM or Ctrl-C, for commands whose main thread has nothing else to wait for."""
+
+from __future__ import annotations
+
+import queue
+import signal
+
+__all__ = ["EndSignal"]
+
+
+class EndSignal:
+    """Takes SIGTERM and SIGINT from the moment it is made; made in the main thread."""
+
+    def __init__(self) -> None:
+        self.is_received = False
+        # Not a threading.Event: Python runs the handler in the main thread, and there `set()` waits for ever for the
+        # lock of an Event whose `wait()` it has interrupted. `SimpleQueue.put` may interrupt a `get`.
+        self._wake_ups: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a signal; False when none came in time."""
+        if not self.is_received:
+            try:
+                self._wake_ups.get(timeout=timeout_s)
+            except queue.Empty:
+                pass
+        return self.is_received
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self.is_received = True
+        self._wake_ups.put(number)
