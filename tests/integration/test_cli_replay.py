@@ -193,6 +193,35 @@ def test_code_of_another_version_is_told_and_no_key_is_listed(till: Any) -> None
     assert message in run("verify", "till:app", "totals", code=1)
 
 
+def test_a_rebuild_says_beforehand_which_values_it_would_change(till: Any) -> None:
+    assert "would change none of 3 keys" in run("rebuild", "till:app", "totals", "--dry-run")
+    newer = App("till", stream="TILL", subjects=["orders.>"])
+    newer.projection("totals", events=[till.Paid], bucket="totals", version=2)(Larger)
+    till.app = newer
+    said = run("rebuild", "till:app", "totals", "--dry-run")
+    assert "bucket totals in use is of version 1, at sequence 10" in said
+    assert "reads sequences 1 to 10 of stream TILL: all of it is there" in said
+    assert "would change 2 keys; the bucket has 3" in said
+    assert "o-1: 12 at 8 -> 112 at 8\n" in said
+    assert "o-2: 15 at 9, parked at 10 -> 15 at 10\n" in said
+    found = json.loads(run("rebuild", "till:app", "totals", "--dry-run", "--json"))
+    assert (found["old_version"], found["version"], found["difference_count"], found["reads"]["last"]) == (1, 2, 2, 10)
+    assert {each["key"] for each in found["differences"]} == {"o-1", "o-2"}
+    assert asyncio.run(_buckets()) == ["totals"]
+    assert "--dry-run: expected without" in run("rebuild", "till:app", "totals", "--dry-run", "--swap", code=1)
+
+
+class Larger:
+    """Refuses nothing, and counts the fifth event for more."""
+
+    def key(self, event: Any) -> str:
+        return str(event.order_id)
+
+    def apply(self, state: int | None, event: Any) -> int:
+        cents: int = event.cents
+        return (state or 0) + max(cents, 0) + 100 * (cents == 4)
+
+
 def test_a_replay_of_late_events_gives_a_key_its_earlier_events_too(till: Any) -> None:
     right = json.loads(run("verify", "till:app", "totals", "--json"))["digest"]
     asyncio.run(_forget("o-0"))

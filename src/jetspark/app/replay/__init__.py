@@ -8,6 +8,7 @@ from jetspark.app.replay.handlers import (
     read_handler_records,
     replay_handler,
 )
+from jetspark.app.replay.previewing import RebuildPreview, preview_rebuild
 from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.rebuilding import RebuildOutcome, drop_rebuild, rebuild
 from jetspark.app.replay.records import ReplayRecord, read_records
@@ -23,6 +24,7 @@ __all__ = [
     "NewCode",
     "ParkedKey",
     "RebuildOutcome",
+    "RebuildPreview",
     "ReplayPlan",
     "ReplayRecord",
     "ReplayRequest",
@@ -31,6 +33,7 @@ __all__ = [
     "drop_rebuild",
     "plan_handler_replay",
     "plan_replay",
+    "preview_rebuild",
     "read_handler_records",
     "read_records",
     "rebuild",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from jetspark.app.application import App
     from jetspark.app.projections.declaring import ProjectionSpec
 
-__all__ = ["SLICE_KEYS", "ParkedKey", "Verification", "read_states", "verify", "verify_bucket"]
+__all__ = ["SLICE_KEYS", "FreshStates", "ParkedKey", "Verification", "read_states", "verify", "verify_bucket"]
 
 SLICE_KEYS = 200_000
 """Keys whose states are held at a time, twice."""
@@ -197,8 +197,12 @@ async def verify_bucket(
     slice_keys: int = SLICE_KEYS,
     on_events: OnEvents = told_nobody,
     fresh: FreshStates | None = None,
+    is_any_version: bool = False,
 ) -> Verification:
-    """Compare a bucket, which has all events up to a boundary, with a fresh fold."""
+    """Compare a bucket, which has all events up to a boundary, with a fresh fold.
+
+    With ``is_any_version`` the bucket may be of another version of the fold.
+    """
     extent = await history.whole()
     result = Verification(
         projection=spec.name, bucket=bucket, version=spec.version, boundary=boundary, last=extent.last
@@ -208,6 +212,7 @@ async def verify_bucket(
     found_digest, expected_digest = Digest(), Digest()
     for low, high in slices:
         part = _Slice(js, history, spec, bucket, extent, (low, high), is_small=len(slices) == 1)
+        part.version = None if is_any_version else spec.version
         await part.fold(boundary, pace, on_events, states)
         await part.settle(boundary)
         part.report(result, found_digest, expected_digest)
@@ -244,6 +249,8 @@ class _Slice:
     ) -> None:
         self._js, self._history, self._spec, self._bucket, self._extent = js, history, spec, bucket, extent
         self._is_small = is_small
+        self.version: int | None = spec.version
+        """That all of it has to be of."""
         self._low, self._high = keys
         self._found: dict[str, Current] = {}
         self._fold = MemoryFold(spec, wants=self._wants)
@@ -280,7 +287,7 @@ class _Slice:
             self._found[key] = current.get(key, NOTHING)
 
     def _differences(self, keys: Iterable[str]) -> list[Difference]:
-        version, fold, found = self._spec.version, self._fold, self._found
+        version, fold, found = self.version, self._fold, self._found
         compared = (compare(key, fold.content(key), found.get(key, NOTHING), version) for key in keys)
         return [each for each in compared if each is not None]
 
