@@ -20,11 +20,13 @@ import jetspark
 import jetspark.app
 import jetspark.app.testing
 import jetspark.batcher
+import jetspark.server
 import jetspark.spark
+import jetspark.testing
 from jetspark.cli.commands import app
 
 sys.path.insert(0, str(Path(__file__).parent))
-from results import results_page  # which is beside this file
+from results import results_page, with_figures  # which is beside this file
 
 DOCS = Path(__file__).parent
 # As wide as the code.
@@ -32,8 +34,10 @@ WIDTH = 118
 
 
 def pages() -> dict[str, str]:
-    """File name to content."""
-    return {"cli.md": cli_reference(), "reference.md": name_reference(), "results.md": results_page()}
+    """Path from here to content: those that are generated, and the figures in those that are written."""
+    generated = {"cli.md": cli_reference(), "reference.md": name_reference(), "results.md": results_page()}
+    written = ["../README.md", *(page.name for page in sorted(DOCS.glob("*.md")) if page.name not in generated)]
+    return generated | {name: with_figures((DOCS / name).read_text(encoding="utf-8")) for name in written}
 
 
 def cli_reference() -> str:
@@ -93,6 +97,16 @@ def name_reference() -> str:
         "",
         "They need the extra `spark`. The options of the formats are in [Spark](spark.md) and the pages it links.",
         *_names(jetspark.spark),
+        "",
+        "# Names of jetspark.server",
+        "",
+        "The extra `server` has a binary for them. The guide is [A nats-server of your own](server.md).",
+        *_names(jetspark.server),
+        "",
+        "# Names of jetspark.testing",
+        "",
+        "The guide is [Testing your program](testing.md).",
+        *_names(jetspark.testing),
     ]
     return "\n".join(parts) + "\n"
 
@@ -175,6 +189,8 @@ def _type(annotation: object, module: str) -> str:
     if isinstance(annotation, typing.ForwardRef):
         annotation = annotation.__forward_arg__
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    text = text.replace("Unpack[ConnectArguments]", "arguments of connect()")
+    text = re.sub(r"Unpack\[(Reading|Projection)Keywords\]", "options of the format jetstream", text)
     # The fields of that dataclass, as keywords.
     text = re.sub(r"Unpack\[(\w+)Keywords\]", r"\1Options", text)
     known = vars(sys.modules[module])

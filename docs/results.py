@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,31 @@ def results_page() -> str:
         for workload in report["workloads"]:
             parts += ["", *_workload(workload)]
     return "\n".join(parts) + "\n"
+
+
+FIGURE = re.compile(r"[\d.,]+<!-- (\S+) (\S+) (\S+)(?: (\S+))? -->")
+"""``0<!-- workload contender baseline [metric] -->``: the number is that ratio, and set by ``make docs``."""
+
+
+def with_figures(text: str) -> str:
+    """A page with the ratios of the results in place of the numbers before such comments."""
+    known = {
+        (workload["name"], ratio["contender"], ratio["baseline"], ratio["metric"]): ratio["ratio"]
+        for file in sorted(RESULTS.glob("*.json"))
+        for workload in json.loads(file.read_text(encoding="utf-8"))["workloads"]
+        for ratio in workload["ratios"]
+    }
+
+    def figure(found: re.Match[str]) -> str:
+        workload, contender, baseline, metric = found.groups(default="messages_per_s")
+        return _short(known[workload, contender, baseline, metric]) + found[0][found[0].index("<") :]
+
+    return FIGURE.sub(figure, text)
+
+
+def _short(value: float) -> str:
+    """With as many digits as a sentence needs."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def _heading(report: dict[str, Any]) -> list[str]:

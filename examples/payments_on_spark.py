@@ -1,4 +1,4 @@
-"""One projection, on Spark: payments in, what was paid for each order in a bucket out; then once more, for nothing.
+"""One projection, on Spark: payments in, the sum of each order in a bucket out; then once more, for nothing.
 
 The same application runs live, with ``jetspark run payments_on_spark:app``, and stores the same bytes. Spark's Python
 workers import it by the name of this module, so what is to run only once is below ``if __name__ == "__main__"``.

@@ -22,12 +22,12 @@ async def work(servers: str) -> int:
     done = 0
     async with jetspark.connect(servers, name="worker") as nc:
         js = nc.jetstream()
-        stream = await js.stream("JOBS")  # raises StreamNotFound: whoever owns the stream makes it, not its readers
+        stream = await js.stream("JOBS")  # raises StreamNotFound: its owner makes the stream, not its readers
         consumer = await stream.consumer("workers")
         async with consumer.messages(max_messages=100) as messages:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
-                # Closing ends the loop below after the job in hand, and gives back what was fetched ahead.
+                # Closing ends the loop below after the job in hand, and gives back the jobs fetched ahead.
                 loop.add_signal_handler(number, lambda: loop.create_task(messages.close()))
             async for message in messages:
                 try:

@@ -19,7 +19,7 @@ class InvoiceDue(Event, type="invoice.due", version=2, key="customer", subject="
     email: Private[str]
 
     def event_id(self) -> str:
-        return f"{self.invoice}.due"  # an invoice falls due once, whoever says so, and however often
+        return f"{self.invoice}.due"  # an invoice falls due once, however often it is said
 
 
 @upcast(InvoiceDue, from_version=1)

@@ -182,7 +182,7 @@ def test_options_of_the_other_engine_are_refused(options: list[str], message: st
 
 def test_a_user_in_the_url_reaches_spark_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JETSPARK_SPARK_SECRET", "")
-    assert spark_options({"servers": "nats://host:4222"}) == {"servers": ["nats://host:4222"]}
+    assert spark_options({"servers": "nats://host:4222"}) == {"servers": "nats://host:4222"}
     given = spark_options({"servers": ["nats://ann:a%40b@one:4222", "tls://ann:a%40b@two"]})
     assert given == {
         "servers": ["nats://one:4222", "tls://two"],

@@ -133,7 +133,24 @@ def test_the_generated_pages_are_up_to_date() -> None:
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
     for name, content in generate.pages().items():
-        assert (REPOSITORY / "docs" / name).read_text(encoding="utf-8") == content, f"docs/{name}: run `make docs`"
+        assert (REPOSITORY / "docs" / name).read_text(encoding="utf-8") == content, f"{name}: run `make docs`"
+
+
+def test_every_ratio_of_the_readme_comes_from_the_results() -> None:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    paragraph = text[text.index("## How fast") : text.index("## Install")]
+    assert len(re.findall(r"\d<!-- \S+ \S+ \S+", paragraph)) >= 8
+    unnamed = re.findall("[\\d.]+(?= \\N{MULTIPLICATION SIGN}| of nats)", paragraph)
+    assert unnamed == [], "expected a comment that names the ratio"
+
+
+def test_the_readme_has_one_program_and_the_index_has_every_page() -> None:
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert readme.count("```python") == 1
+    assert "docs/index.md" in readme
+    index = REPOSITORY / "docs" / "index.md"
+    linked = [*re.findall(r"\]\((\S+\.md)\)", index.read_text(encoding="utf-8")), index.name]
+    assert sorted(linked) == sorted(page.name for page in index.parent.glob("*.md"))
 
 
 def _prose(page: Path) -> str:

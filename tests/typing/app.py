@@ -127,3 +127,14 @@ def wrong_options(app: App) -> None:
     app.handler(OrderPaid, durable="a", concurency=3)  # type: ignore[call-arg]
     app.handler(OrderPaid, durable="a", idempotent="twice")  # type: ignore[arg-type]
     app.batch_handler(OrderPaid, durable="a", partitions=3)  # type: ignore[call-arg]
+
+
+async def wrong_ways_in(app: App, orders: AppClient) -> None:
+    async with app.connect("nats://127.0.0.1:4222", auth=jetspark.UserPassword("me", "secret"), name="shop") as client:
+        assert_type(client, AppClient)
+    app.connect(nmae="shop")  # type: ignore[call-arg]
+    await app.plan("nats://127.0.0.1:4222", request_timeout_s="5")  # type: ignore[arg-type]
+    await app.apply("nats://127.0.0.1:4222", user="me")  # type: ignore[call-arg]
+    await app.run(tls=True)  # type: ignore[arg-type]
+    orders.bulk(max_pending_messages=100)
+    orders.bulk(max_pending=100)  # type: ignore[call-arg]

@@ -607,6 +607,7 @@ def test_the_asyncapi_document_describes_channels_messages_and_operations() -> N
     document = asyncapi(app, version="2.1.0")
     assert document["asyncapi"] == "3.0.0"
     assert document["info"] == {"title": "orders", "version": "2.1.0"}
+    assert asyncapi(App("orders", stream="ORDERS", version="3.2.1"))["info"]["version"] == "3.2.1"
     assert document["channels"]["orders.order_id.paid"]["address"] == "orders.{order_id}.paid"
     assert sorted(document["operations"]) == [
         "receive.billing.order.paid.v1",

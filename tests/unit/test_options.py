@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import ssl
 from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 import pytest
 
+import jetspark
+from jetspark.app.connecting import ConnectArguments
 from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig
 from jetspark.errors import ConfigError
 from jetspark.publish.fast_options import FastBatchKeywords, FastBatchOptions
 from jetspark.publish.fast_publisher import FastPublisherKeywords, FastPublisherOptions
+from jetspark.spark.engine.projection_options import ProjectionKeywords, ProjectionOptions, ReadingKeywords
+from jetspark.spark.options import describe
+from jetspark.spark.stream.source_options import SourceOptions
 
 SECONDS = [
     "connect_timeout_s",
@@ -115,3 +121,19 @@ def test_keywords_are_the_fields_of_their_options(options: type[Any], keywords: 
     expected = {field.name: field.type for field in dataclasses.fields(options) if field.name not in named}
     # The annotations of a typed dict are forward references, which keep their text.
     assert {name: hint.__forward_arg__ for name, hint in keywords.__annotations__.items()} == expected
+
+
+def test_applications_take_the_arguments_of_connect() -> None:
+    arguments = inspect.signature(jetspark.connect).parameters.keys() - {"servers", "overrides"}
+    assert {*ConnectArguments.__annotations__} == arguments | {*ConnectKeywords.__annotations__}
+
+
+def test_projections_on_spark_take_the_options_of_the_format_that_no_argument_says() -> None:
+    said = {"servers", "stream", "streamPattern", "subjects"}
+    said |= {"startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"}
+    reading = {each.name for each in describe(SourceOptions)} - said
+    assert {*ReadingKeywords.__annotations__} == reading
+    internal = {"app", "appFolder", "outline", "projections", "buckets", "events", "versions"}
+    internal |= {"letters", "stored", "report", "records"}
+    folding = {each.name for each in describe(ProjectionOptions)} - said - internal
+    assert {*ProjectionKeywords.__annotations__} == folding

@@ -136,7 +136,7 @@ async def test_whatever_waits_in_the_dead_letters_no_stock_is_lost(
                 await test.redrive()
         test.advance(PAYMENT_S)
         await test.settled()
-        await test.redrive()  # what was rejected only now
+        await test.redrive()  # the letters of rejected events, only now
         await test.settled()
         assert test.dead_letters == []
         run, shipped = await run_of(test, "o-1"), test.published(OrderShipped)

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
 from jetspark.app.commands.declaring import CommandSpec, Guarding
+from jetspark.app.connecting import ConnectArguments
 from jetspark.app.declarations import MARKER_TTL_S, Declarations, returned_types
 from jetspark.app.handlers.partitions import MAX_PARTITIONS, partition_transforms
 from jetspark.app.handlers.retry import Breaker, RetryPolicy
-from jetspark.app.projections.declaring import Invariant, make_spec
+from jetspark.app.projections.declaring import Invariant, ProjectionSpec, make_spec
 from jetspark.app.projections.windows import Window
 from jetspark.app.topology.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
 from jetspark.app.workflows.commands import CommandKinds, workflow_subjects
@@ -317,36 +318,39 @@ class App(Declarations):
         """
 
         def declare(kind: _Kind) -> _Kind:
-            unknown = sorted(set(lookups) - self.projections.keys())
-            if unknown:
-                known = ", ".join(sorted(self.projections)) or "none"
-                raise ConfigError(
-                    f"projection {name!r}: lookups={unknown}: expected some that are declared above: {known}"
-                )
             options = {
                 "events": events,
                 "bucket": bucket,
                 "version": version,
                 "invariants": invariants,
                 "window": window,
-                "lookups": [self.projections[each] for each in lookups],
+                "lookups": self._looked_up(name, lookups),
                 "filtered": filtered,
             }
-            spec = make_spec(name, kind, options)
-            if name in self.projections:
-                raise ConfigError(f"projection {name!r}: expected a name of its own; another projection has it")
-            if name in self.handlers:
-                raise ConfigError(f"projection {name!r}: expected a name of its own; a handler has it")
-            taken = {other.bucket.bucket: other.name for other in self.projections.values()}
-            if spec.bucket.bucket in taken:
-                raise ConfigError(
-                    f"projection {name!r}: bucket {spec.bucket.bucket} is that of {taken[spec.bucket.bucket]!r}: "
-                    "expected one of its own"
-                )
-            self.projections[name] = spec
+            self._add_projection(make_spec(name, kind, options))
             return kind
 
         return declare
+
+    def _looked_up(self, name: str, lookups: Sequence[str]) -> list[ProjectionSpec]:
+        unknown = sorted(set(lookups) - self.projections.keys())
+        if unknown:
+            known = ", ".join(sorted(self.projections)) or "none"
+            raise ConfigError(f"projection {name!r}: lookups={unknown}: expected some that are declared above: {known}")
+        return [self.projections[each] for each in lookups]
+
+    def _add_projection(self, spec: ProjectionSpec) -> None:
+        if spec.name in self.projections:
+            raise ConfigError(f"projection {spec.name!r}: expected a name of its own; another projection has it")
+        if spec.name in self.handlers:
+            raise ConfigError(f"projection {spec.name!r}: expected a name of its own; a handler has it")
+        taken = {other.bucket.bucket: other.name for other in self.projections.values()}
+        if spec.bucket.bucket in taken:
+            raise ConfigError(
+                f"projection {spec.name!r}: bucket {spec.bucket.bucket} is that of {taken[spec.bucket.bucket]!r}: "
+                "expected one of its own"
+            )
+        self.projections[spec.name] = spec
 
     def command(
         self,
@@ -462,7 +466,7 @@ class App(Declarations):
         apply: bool = False,
         live: LiveOptions | None = None,
         serving: CommandOptions | None = None,
-        **options: Any,
+        **options: Unpack[ConnectArguments],
     ) -> None:
         """Run handlers, projections and commands until cancelled, or until SIGTERM or Ctrl-C; then end in order.
 

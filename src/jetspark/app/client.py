@@ -6,7 +6,7 @@ import datetime
 import random
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from time import time_ns
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from jetspark.aio.client import Client, connect
 from jetspark.aio.clock import rng as loop_rng
@@ -22,10 +22,12 @@ from jetspark.core.headers import encode as encode_headers
 from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect
+from jetspark.publish.fast_publisher import FastPublisherKeywords
 from jetspark.publish.outgoing import Item
 
 if TYPE_CHECKING:
     from jetspark.app.commands.declaring import Command, CommandReply
+    from jetspark.app.connecting import ConnectArguments
     from jetspark.app.declarations import Declarations
     from jetspark.app.entities.committing import Committer
     from jetspark.app.entities.entities import Entities, EntityWriter
@@ -46,7 +48,7 @@ class AppClient:
     being handled, outside something new begins.
     """
 
-    def __init__(self, app: Declarations, servers: str | Iterable[str], options: dict[str, Any]) -> None:
+    def __init__(self, app: Declarations, servers: str | Iterable[str], options: ConnectArguments) -> None:
         self.app = app
         self._servers, self._options = servers, options
         self._nc: Client | None = None
@@ -312,10 +314,11 @@ class AppClient:
         """A span of its own in the trace of what is being handled, or in a new trace."""
         return child_of(None if cause is None else cause.traceparent, self._random_bits)
 
-    def bulk(self, **options: Any) -> BulkPublisher:
+    def bulk(self, **options: Unpack[FastPublisherKeywords]) -> BulkPublisher:
         """Publish many events at the server's own speed: ``async with orders.bulk() as bulk``.
 
-        The options are those of ``js.fast_publisher``. All that is published in one block has one trace.
+        The options are those of ``js.fast_publisher``, but for ``message_ids``: events have ids. All that is published
+        in one block has one trace.
         """
         return BulkPublisher(self, self.js.fast_publisher(**options))
 

@@ -9,11 +9,12 @@ import dataclasses
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from jetspark.aio.client import connect
 from jetspark.app.client import AppClient
 from jetspark.app.commands.wire import command_subject
+from jetspark.app.connecting import ConnectArguments
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.compatibility import DEFAULT_MODE, Mode, check_mode
 from jetspark.app.entities.declaring import MANY, EntitySpec, StatePlace, Truth
@@ -295,7 +296,7 @@ class Declarations:
             return config
         return dataclasses.replace(config, replicas=self.stream_config.replicas)
 
-    async def plan(self, servers: str | Iterable[str], **options: Any) -> TopologyPlan:
+    async def plan(self, servers: str | Iterable[str], **options: Unpack[ConnectArguments]) -> TopologyPlan:
         """What differs between what the application declares and what the server has; nothing is changed.
 
         The options are those of :func:`jetspark.connect`. ``str()`` of the plan is the difference, in lines.
@@ -303,7 +304,9 @@ class Declarations:
         async with connect(servers, **options) as nc:
             return await make_plan(nc.jetstream(), self)
 
-    async def apply(self, servers: str | Iterable[str], *, allow: bool = False, **options: Any) -> TopologyPlan:
+    async def apply(
+        self, servers: str | Iterable[str], *, allow: bool = False, **options: Unpack[ConnectArguments]
+    ) -> TopologyPlan:
         """Make what the application declares, or change it, and return what was done. Done again, it does nothing.
 
         Args:
@@ -315,7 +318,9 @@ class Declarations:
         async with connect(servers, **options) as nc:
             return await apply_topology(nc.jetstream(), self, allow=allow)
 
-    def connect(self, servers: str | Iterable[str] = "nats://127.0.0.1:4222", **options: Any) -> AppClient:
+    def connect(
+        self, servers: str | Iterable[str] = "nats://127.0.0.1:4222", **options: Unpack[ConnectArguments]
+    ) -> AppClient:
         """A client that publishes its events: ``async with app.connect(url) as orders``.
 
         The options are those of :func:`jetspark.connect`.

@@ -9,10 +9,11 @@ import threading
 from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
 from jetspark.aio.client import connect
 from jetspark.app.commands.worker import CommandOptions, CommandWorker
+from jetspark.app.connecting import ConnectArguments
 from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.context import open_lifespans
 from jetspark.app.handlers.worker import HandlerWorker
@@ -51,7 +52,7 @@ async def run_app(
     apply: bool = False,
     live: LiveOptions | None = None,
     serving: CommandOptions | None = None,
-    **options: Any,
+    **options: Unpack[ConnectArguments],
 ) -> None:
     """Run the handlers, projections and commands of an application until cancelled, or until SIGTERM or Ctrl-C."""
     known = {**app.handlers, **app.projections, **app.commands}
@@ -71,7 +72,7 @@ async def run_app(
     async with _on_signal(ended), connect(servers, **options) as client, open_lifespans(app.lifespans) as dependencies:
         js = client.jetstream()
         prepare = apply_topology if apply else check_for_drift
-        # A worker is started again by whoever watches it, most likely while the server is restarted or elects leaders.
+        # A supervisor starts a worker again, most likely while the server is restarted or elects leaders.
         await _unless(ended, patiently(lambda: prepare(js, app)))
         workers: list[Worker] = []
         if projections:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import os
 import sys
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from jetspark.core.auth import Credentials, Token, UserPassword
+from jetspark.cli.contexts import context_options
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +35,8 @@ Servers = Annotated[
         "--servers",
         metavar="URL",
         envvar="JETSPARK_SERVERS",
-        help=f"Servers, joined by commas; else those of the selected nats context, else {DEFAULT_SERVER}.",
+        help=f"Servers, joined by commas; else those of the nats context (that of NATS_CONTEXT, or the selected one), "
+        f"else {DEFAULT_SERVER}.",
         show_envvar=True,
     ),
 ]
@@ -85,35 +84,11 @@ def with_server(app: str, servers: str | None, work: Callable[[JetStream, App], 
 
 
 def connection_options(servers: str | None) -> dict[str, Any]:
-    """The arguments for ``connect``: from the option, the environment, or the selected nats context.
+    """The arguments for ``connect``: from the option, the environment, or the nats context.
 
     Raises:
-        ConfigError: The selected context cannot be read.
+        ConfigError: The context cannot be used.
     """
     if servers:
         return {"servers": [each.strip() for each in servers.split(",") if each.strip()]}
-    return _of_context() or {"servers": DEFAULT_SERVER}
-
-
-def _of_context() -> dict[str, Any]:
-    """What the nats command line would use; empty if no context is selected."""
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "nats"
-    try:
-        selected = (folder / "context.txt").read_text(encoding="utf-8").strip()
-    except OSError:
-        return {}
-    if not selected:
-        return {}
-    path = folder / "context" / f"{selected}.json"
-    try:
-        context = json.loads(path.read_text(encoding="utf-8"))
-        options: dict[str, Any] = {"servers": [each.strip() for each in context["url"].split(",")]}
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"nats context {selected!r} in {path} cannot be used: {error}; give --servers") from error
-    if context.get("creds"):
-        options["auth"] = Credentials(context["creds"])
-    elif context.get("token"):
-        options["auth"] = Token(context["token"])
-    elif context.get("user"):
-        options["auth"] = UserPassword(context["user"], context.get("password", ""))
-    return options
+    return context_options() or {"servers": DEFAULT_SERVER}

@@ -14,7 +14,10 @@ __all__ = ["demo"]
 
 def demo(
     events: Annotated[int, typer.Option(help="How many events to publish.", min=1000)] = 500_000,
-    servers: Annotated[str | None, typer.Option(help="Use this NATS instead of starting one.")] = None,
+    servers: Annotated[
+        str | None,
+        typer.Option(envvar="JETSPARK_SERVERS", show_envvar=True, help="Use this NATS instead of starting one."),
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep server and data until Enter, to look at them.")] = False,
     remove: Annotated[
         bool, typer.Option("--remove", help="Only remove what a demo that was killed has left on --servers.")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import textwrap
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -13,6 +15,8 @@ from jetspark.cli.apps import AppName, AsJson, Servers, with_server
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.app import App
     from jetspark.app.dead_letters.redriving import LetterFilter, RedriveProgress
     from jetspark.app.dead_letters.store import StoredLetter
 
@@ -50,28 +54,48 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List the dead letters of an application, or count them by error, handler or key."""
-    from jetspark.app.dead_letters.redriving import read_letters
-
-    chosen = _filter(handler, where)
-    letters = with_server(app, servers, lambda js, declared: read_letters(js, declared, chosen))
     if by is not None:
-        counts = Counter(_group(each, by) for each in letters)
+        counts = Counter[str]()
+        _for_each(app, servers, _filter(handler, where), lambda each, _: counts.update([_group(each, by)]))
         if as_json:
             typer.echo(json.dumps(dict(counts.most_common()), indent=2))
         for name, count in [] if as_json else counts.most_common():
             typer.echo(f"{count:8}  {name}")
         return
     if as_json:
-        typer.echo(json.dumps([_fields(each) for each in letters], indent=2))
+        # As json.dumps would write the list of them, which may be too long to have it at once.
+        count = _for_each(app, servers, _filter(handler, where), _print_item)
+        typer.echo("\n]" if count else "[]")
         return
-    for each in letters:
-        letter = each.letter
-        reason = f"{letter.cause.error}: {letter.cause.message}" if letter.cause else f"behind {letter.behind}"
-        typer.echo(
-            f"{each.revision:8}  {letter.status:6}  {letter.handler}  {letter.key or '-'}  "
-            f"{letter.origin.stream}:{letter.origin.sequence}  {reason.splitlines()[0][:100]}"
-        )
-    typer.echo(f"{len(letters)} letters")
+    typer.echo(f"{_for_each(app, servers, _filter(handler, where), _print_line)} letters")
+
+
+def _print_line(each: StoredLetter, _: int) -> None:
+    letter = each.letter
+    reason = f"{letter.cause.error}: {letter.cause.message}" if letter.cause else f"behind {letter.behind}"
+    typer.echo(
+        f"{each.revision:8}  {letter.status:6}  {letter.handler}  {letter.key or '-'}  "
+        f"{letter.origin.stream}:{letter.origin.sequence}  {reason.splitlines()[0][:100]}"
+    )
+
+
+def _print_item(each: StoredLetter, number: int) -> None:
+    typer.echo(",\n" if number else "[\n", nl=False)
+    typer.echo(textwrap.indent(json.dumps(_fields(each), indent=2), "  "), nl=False)
+
+
+def _for_each(app: str, servers: str | None, chosen: LetterFilter, do: Callable[[StoredLetter, int], None]) -> int:
+    """Do something with each letter as it is read, from number 0 on; returns how many there were."""
+    from jetspark.app.dead_letters.redriving import each_letter
+
+    async def run(js: JetStream, declared: App) -> int:
+        count = 0
+        async for stored in each_letter(js, declared, chosen):
+            do(stored, count)
+            count += 1
+        return count
+
+    return with_server(app, servers, run)
 
 
 @dlq.command()
@@ -149,12 +173,13 @@ def discard(
     as_json: AsJson = False,
 ) -> None:
     """Give letters up for good. The keys they held up go on."""
-    from jetspark.app.dead_letters.redriving import discard_letters, read_letters
+    from jetspark.app.dead_letters.redriving import discard_letters
 
     chosen = _filter(handler, where)
     if not yes:
-        letters = with_server(app, servers, lambda js, declared: read_letters(js, declared, chosen))
-        count = sum(each.letter.status == "open" for each in letters)
+        statuses = Counter[str]()
+        _for_each(app, servers, chosen, lambda each, _: statuses.update([each.letter.status]))
+        count = statuses["open"]
         typer.echo(json.dumps({"would_discard": count}) if as_json else f"{count} letters; --yes discards them")
         return
     if not handler and not where:
@@ -166,11 +191,9 @@ def discard(
 @dlq.command()
 def export(app: AppName, handler: Handler = None, where: Where = None, servers: Servers = None) -> None:
     """Print letters with their events, one JSON object on each line."""
-    from jetspark.app.dead_letters.redriving import read_letters
-
-    chosen = _filter(handler, where)
-    for each in with_server(app, servers, lambda js, declared: read_letters(js, declared, chosen)):
-        typer.echo(json.dumps(_fields(each) | _body(each)))
+    _for_each(
+        app, servers, _filter(handler, where), lambda each, _: typer.echo(json.dumps(_fields(each) | _body(each)))
+    )
 
 
 def _group(each: StoredLetter, by: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -16,6 +17,7 @@ from jetspark.app import App
 from jetspark.app.topology.provisioning import check_for_drift
 from jetspark.cli.signals import EndSignal
 from jetspark.core.auth import Credentials, Token, UserPassword
+from jetspark.core.options import TLSConfig
 from jetspark.errors import ConfigError
 
 __all__ = ["run_on_spark", "spark_options"]
@@ -67,10 +69,16 @@ def spark_options(options: dict[str, Any]) -> dict[str, Any]:
     """How to connect, as options of Spark. Those are shown in plans, so that a secret goes through the environment."""
     servers, in_urls = _without_secrets(options["servers"])
     given = {"servers": servers}
+    tls = options.get("tls") or TLSConfig()
+    if "inbox_prefix" in options or tls.handshake_first:
+        what = "inbox_prefix" if "inbox_prefix" in options else "tls_first"
+        raise ConfigError(f"{what} of the nats context: Spark's workers cannot do that; give --servers")
+    files = {"tlsCaFile": tls.ca_file, "tlsCertFile": tls.cert_file, "tlsKeyFile": tls.key_file}
+    given |= {name: str(path) for name, path in files.items() if path is not None}
     match options.get("auth") or in_urls:
         case None:
             return given
-        case Credentials() as auth:
+        case Credentials(path=str() | Path()) as auth:
             return given | {"credentialsFile": str(auth.path)}
         case Token() as auth:
             os.environ[_SECRET] = auth.token
@@ -82,7 +90,7 @@ def spark_options(options: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{type(other).__name__}: Spark's workers cannot connect with it; give --servers")
 
 
-def _without_secrets(servers: str | Sequence[str]) -> tuple[list[str], Token | UserPassword | None]:
+def _without_secrets(servers: str | Sequence[str]) -> tuple[str | list[str], Token | UserPassword | None]:
     """Addresses without the user in them, and that user; of all of them the same.
 
     Raises:
@@ -98,4 +106,4 @@ def _without_secrets(servers: str | Sequence[str]) -> tuple[list[str], Token | U
         plain.append(f"{scheme}{slashes}{address}")
     if len(found) > 1:
         raise ConfigError("--servers: expected one user for all of them; Spark's workers have one way to connect")
-    return plain, found.pop()
+    return plain[0] if isinstance(servers, str) else plain, found.pop()

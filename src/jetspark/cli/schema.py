@@ -120,7 +120,7 @@ def fixtures(
 @schema.command()
 def asyncapi(
     app: AppName,
-    version: Annotated[str, typer.Option(help="The application's version, for the document.")] = "1.0.0",
+    version: Annotated[str | None, typer.Option(help="Of the document; the application's, if not given.")] = None,
 ) -> None:
     """Print the application as an AsyncAPI 3 document: channels, messages, operations, schemas."""
     from jetspark.app.contracts.asyncapi import asyncapi as describe

@@ -15,7 +15,7 @@ from jetspark.core.backoff import Backoff
 from jetspark.errors import JetSparkError
 from jetspark.publish.steps import Procedure, RandomPause, ReadClock
 
-__all__ = ["Attempts", "Persistence"]
+__all__ = ["PAUSE", "Attempts", "Persistence"]
 
 T = TypeVar("T")
 

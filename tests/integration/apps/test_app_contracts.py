@@ -13,6 +13,9 @@ from typing import Any
 
 import nats
 import pytest
+from support.certificates import make_certificates
+from support.credentials import USER
+from support.patience import PATIENCE_S
 from typer.testing import CliRunner
 
 from jetspark import ConsumerConfig, JetStream, StreamConfig, errors
@@ -22,7 +25,11 @@ from jetspark.app.contracts.records import record_of
 from jetspark.app.contracts.registry import ContractRegistry, read_registry
 from jetspark.app.topology.provisioning import apply_topology, check_for_drift, make_plan
 from jetspark.cli.commands import app as commands
-from jetspark.server import NatsServer
+from jetspark.core.auth import public_key
+from jetspark.server import NatsServer, Permissions, ServerTLS, User
+
+# Connections of tests that are not about time: a server on a busy machine may answer late.
+PATIENT: Any = {"connect_timeout_s": PATIENCE_S, "request_timeout_s": PATIENCE_S}
 
 
 class OrderPaid(Event, type="order.paid", key="order_id", subject="orders.{order_id}.paid"):
@@ -233,16 +240,16 @@ async def test_an_event_of_another_client_is_read(js: JetStream, server: NatsSer
 
 async def test_what_is_published_while_handling_names_its_cause(server: NatsServer, js: JetStream) -> None:
     app = make_app(OrderPaid, OrderPlaced)
-    await app.apply(server.url)
+    await app.apply(server.url, **PATIENT)
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-    async with app.connect(server.url) as orders:
+    async with app.connect(server.url, **PATIENT) as orders:
         token = current_cause.set(Cause("evt-1", "req-1", trace))
         await orders.publish(OrderPlaced(order_id="o-1"))
         async with orders.bulk() as bulk:
             await bulk.publish_many([OrderPlaced(order_id="o-2"), OrderPaid(order_id="o-2", amount_cents=1)])
             await bulk.publish(OrderPlaced(order_id="o-3"), id="given")
         current_cause.reset(token)
-    stored = [message async for message in _messages(js, 4)]
+        stored = [message async for message in _messages(orders.js, 4)]
     read = [decode(message.subject, message.data, message.raw_headers, app.catalogue) for message in stored]
     assert [each.id for each in read][:2] == ["placed-o-1", "placed-o-2"]
     assert read[3].id == "given"
@@ -254,8 +261,10 @@ async def test_what_is_published_while_handling_names_its_cause(server: NatsServ
 
 
 async def _messages(js: JetStream, count: int) -> AsyncIterator[Any]:
-    consumer = await (await js.stream("ORDERS")).create_consumer(ConsumerConfig(ack_policy="none"))
-    for message in await consumer.fetch(count, timeout=30):
+    # An ephemeral consumer is gone after five seconds in which a busy machine had no time for it.
+    config = ConsumerConfig(ack_policy="none", inactive_threshold_s=PATIENCE_S)
+    consumer = await (await js.stream("ORDERS")).create_consumer(config)
+    for message in await consumer.fetch(count, timeout=PATIENCE_S):
         yield message
 
 
@@ -398,5 +407,32 @@ def test_the_server_of_the_selected_nats_context_is_used(shell: Any, server: Nat
     options = {"JETSPARK_SERVERS": "", "XDG_CONFIG_HOME": str(tmp_path / "config")}
     assert shell("plan", "orders:app", **options)[0] == 3
     (folder / "context" / "here.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(errors.ConfigError, match="nats context 'here'"):
+    with pytest.raises(errors.ConfigError, match=r"nats context 'here' .* it has no url"):
         shell("plan", "orders:app", **options)
+
+
+def test_a_nats_context_says_how_to_connect(shell: Any, tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path)
+    (tmp_path / "user.nk").write_text(f"{USER}\n", encoding="utf-8")
+    context = {
+        "ca": str(certificates.ca_file),
+        "cert": str(certificates.client_cert),
+        "key": str(certificates.client_key),
+        "nkey": str(tmp_path / "user.nk"),
+        "inbox_prefix": "_MINE",
+    }
+    tls = ServerTLS(
+        cert_file=certificates.server_cert, key_file=certificates.server_key, ca_file=certificates.ca_file, verify=True
+    )
+    folder = tmp_path / "config" / "nats" / "context"
+    folder.mkdir(parents=True)
+    permissions = Permissions(subscribe_allow=["_MINE.>"])
+    with NatsServer(jetstream=True, tls=tls, nkeys=[User(nkey=public_key(USER), permissions=permissions)]) as secured:
+        (folder / "safe.json").write_text(json.dumps(context | {"url": secured.url}), encoding="utf-8")
+        options = {"JETSPARK_SERVERS": "", "NATS_CONTEXT": "safe", "XDG_CONFIG_HOME": str(tmp_path / "config")}
+        assert shell("plan", "orders:app", **options)[0] == 3
+        for missing in ("ca", "cert", "nkey"):
+            fewer = {key: value for key, value in context.items() if key not in {missing, "key" * (missing == "cert")}}
+            (folder / "safe.json").write_text(json.dumps(fewer | {"url": secured.url}), encoding="utf-8")
+            with pytest.raises(errors.JetSparkError):
+                shell("plan", "orders:app", **options)

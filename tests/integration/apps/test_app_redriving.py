@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from support.apps import is_settled, publish, running, set_up, until
+from typer.testing import CliRunner
 
 from jetspark.aio.jetstream import JetStream
+from jetspark.aio.stream import Stream
 from jetspark.app import App, Event, Reject
+from jetspark.app.dead_letters import redriving
+from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin, letter_subject
 from jetspark.app.dead_letters.redriving import (
     LetterFilter,
     RedriveProgress,
@@ -18,6 +28,8 @@ from jetspark.app.dead_letters.redriving import (
     run_redrive,
 )
 from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.cli import commands
+from jetspark.core.headers import Headers
 from jetspark.errors import ConfigError, UsageError
 from jetspark.server import NatsServer
 
@@ -110,3 +122,172 @@ async def test_a_redrive_says_what_became_of_its_letters(server: NatsServer, js:
     progress = await run_redrive(js, app, everything, wait_s=0.1)
     assert progress.results == RedriveResults(waiting=6)
     assert (await run_redrive(js, app, everything)).results is None
+
+
+async def test_a_redrive_that_was_killed_is_resumed_and_handles_each_letter_once(
+    server: NatsServer, js: JetStream, tmp_path: Path
+) -> None:
+    app, done, is_mended = App("notes", stream="NOTES", subjects=["notes.>"]), list[int](), False
+
+    @app.handler(Noted, durable="n")
+    async def note(event: Noted) -> None:
+        if not is_mended:
+            raise Reject("not yet")
+        done.append(event.number)
+
+    await set_up(js, app)
+    async with running(app, server.url):
+        await publish(js, app, *(Noted(number=number) for number in range(20)))
+        await until(lambda: is_settled(js, app, "n"))
+    (tmp_path / "notes_app.py").write_text(NOTES, encoding="utf-8")
+    command = ["-m", "jetspark", "dlq", "redrive", "notes_app:app", "--rate", "1", "--servers", server.url]
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, cwd=tmp_path)
+    retries = await js.stream(app.retry_stream)
+    try:
+        await until(lambda: _has_requests(retries, 2))
+    finally:
+        process.kill()
+        await process.wait()
+    assert 2 <= (await retries.info()).state.messages < 20
+    store = await HandlerStore.open(js, app.name, "n")
+    id = json.loads((await store.records.get("redrive")).value)["id"]
+    with pytest.raises(UsageError, match=rf"redrive {id} is under way .*--resume {id}"):
+        await run_redrive(js, app, LetterFilter())
+    is_mended = True
+    async with running(app, server.url):
+        progress = await run_redrive(js, app, LetterFilter(), resume=id, wait_s=60)
+        assert progress.is_done
+        await until(lambda: is_settled(js, app, "n"))
+    assert sorted(done) == list(range(20))
+    assert await read_letters(js, app, LetterFilter()) == []
+
+
+async def _has_requests(retries: Stream, count: int) -> bool:
+    return (await retries.info()).state.messages >= count
+
+
+async def test_of_two_handlers_of_an_event_the_one_that_failed_gets_it_again(server: NatsServer, js: JetStream) -> None:
+    app, done, is_mended = App("notes", stream="NOTES", subjects=["notes.>"]), list[tuple[str, int]](), False
+
+    @app.handler(Noted, durable="well")
+    async def work(event: Noted) -> None:
+        done.append(("well", event.number))
+
+    @app.handler(Noted, durable="badly")
+    async def fail(event: Noted) -> None:
+        if not is_mended:
+            raise Reject("not yet")
+        done.append(("badly", event.number))
+
+    await set_up(js, app)
+    async with running(app, server.url):
+        await publish(js, app, *(Noted(number=number) for number in range(3)))
+        for name in ("well", "badly"):
+            await until(lambda name=name: is_settled(js, app, name))  # type: ignore[misc]
+        is_mended = True
+        progress = await run_redrive(js, app, LetterFilter(), wait_s=60)
+        assert progress.results == RedriveResults(handled=3)
+        await publish(js, app, Noted(number=3))  # what comes after the redrive has come to both
+        await until(lambda: {("well", 3), ("badly", 3)} <= set(done))
+        for name in ("well", "badly"):
+            await until(lambda name=name: is_settled(js, app, name))  # type: ignore[misc]
+    assert sorted(done) == sorted((name, number) for name in ("well", "badly") for number in range(4))
+
+
+async def test_a_slow_redrive_tells_how_far_it_is_by_time(
+    server: NatsServer, js: JetStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redriving, "NOTE_EVERY_S", 0.05)
+    app = App("notes", stream="NOTES", subjects=["notes.>"])
+
+    @app.handler(Noted, durable="n")
+    async def note(event: Noted) -> None:
+        raise Reject("never")
+
+    await set_up(js, app)
+    async with running(app, server.url):
+        await publish(js, app, *(Noted(number=number) for number in range(3)))
+        await until(lambda: is_settled(js, app, "n"))
+    told: list[tuple[int, bool]] = []
+    await run_redrive(
+        js,
+        app,
+        LetterFilter(),
+        rate=5,
+        on_progress=lambda progress: told.append((progress.requested, progress.is_done)),
+    )
+    assert told == [(0, False), (1, False), (2, False), (3, False), (3, True)]
+
+
+LETTERS, LETTER_BYTES = 60, 100_000
+
+
+async def test_many_large_letters_are_never_in_memory_at_once(
+    server: NatsServer, js: JetStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six megabytes of letters, and half of that for everything, whatever is done with them."""
+    monkeypatch.setattr(redriving, "PORTION", 2)
+    app = App("notes", stream="NOTES", subjects=["notes.>"])
+    app.handler(Noted, durable="n")(_nothing)
+    await set_up(js, app)
+    for number in range(LETTERS):
+        letter = DeadEvent(
+            handler="n",
+            key=None,
+            origin=Origin("NOTES", number + 1, 1_000_000 + number),
+            subject="notes.noted",
+            data=b"x" * LETTER_BYTES,
+            headers=Headers(),
+            attempts=1,
+            status="open",
+            cause=FailureCause.of_crash(),
+        )
+        subject = letter_subject("notes", "n", None, letter.origin)
+        await js.publish(subject, letter.data, headers=letter.to_headers())
+    (tmp_path / "notes_app.py").write_text(NOTES, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def shell(*arguments: str) -> int:
+        """In another thread, because the command has a loop of its own; returns how many characters it printed."""
+        printed = 0
+
+        def echo(text: Any = "", **options: Any) -> None:
+            nonlocal printed
+            printed += len(text)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(typer, "echo", echo)
+            done = CliRunner().invoke(commands.app, ["dlq", *arguments, "--servers", server.url])
+        assert done.exit_code == 0, done.exception
+        return printed
+
+    assert await asyncio.to_thread(shell, "ls", "notes_app:app") > LETTERS  # with this all modules are loaded
+    tracemalloc.start()
+    try:
+        printed = await asyncio.to_thread(shell, "export", "notes_app:app")
+        progress = await run_redrive(js, app, LetterFilter())
+        discarded = await discard_letters(js, app, LetterFilter())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert printed > LETTERS * LETTER_BYTES
+    assert progress.requested == discarded == LETTERS
+    assert peak < LETTERS * LETTER_BYTES / 2
+    assert await read_letters(js, app, LetterFilter()) == []
+
+
+async def _nothing(event: Noted) -> None: ...
+
+
+NOTES = """
+from jetspark.app import App, Event
+
+class Noted(Event, type="noted", subject="notes.noted"):
+    number: int
+
+app = App("notes", stream="NOTES", subjects=["notes.>"])
+
+@app.handler(Noted, durable="n")
+async def note(event: Noted) -> None: ...
+"""

@@ -15,7 +15,7 @@ the server checks that while it stores. What stores nothing is said only after t
 ends: each was read before and is the same afterwards, so all of them were so in between.
 
 A command is decided once. Its events carry its id as their cause, and one of them lies inside the boundary
-(:mod:`~jetspark.app.commands.guarding`). Whoever decides the same command again has read that event, and answers what
+(:mod:`~jetspark.app.commands.guarding`). Who decides the same command again has read that event, and answers what
 it records, or has not, and then the guard fails. An append that nobody answered may still arrive: it is decided again
 on what the boundary has then, under a guard that only one of the two can pass.
 
@@ -86,7 +86,7 @@ T = TypeVar("T")
 
 PAUSE = Backoff(first_s=0.001, max_s=0.25)
 TRUST_S = 10.0
-"""For how long the stream is taken for the one it was. Whoever deletes one is mostly heard at once, see ``doubt``."""
+"""For how long the stream is taken for the one it was. A deletion is mostly heard of at once, see ``doubt``."""
 _TRUST = datetime.timedelta(seconds=TRUST_S)
 
 

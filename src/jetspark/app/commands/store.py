@@ -29,6 +29,7 @@ from jetspark.app.commands.deciding import (
     StreamEnd,
 )
 from jetspark.app.commands.declaring import CommandReply
+from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.projections.views import Views
 from jetspark.codes import Code
 from jetspark.core.backoff import Backoff
@@ -98,17 +99,8 @@ class CommandStore:
             return reply
 
     async def _repeat(self, step: CommandStep) -> Any:
-        failures = 0
-        while True:
-            try:
-                return await self._read(step)
-            except ConnectionClosed:
-                raise
-            except JetSparkError as error:
-                if not error.may_pass:
-                    raise
-                failures += 1
-                await asyncio.sleep(PAUSE.wait_s(failures))
+        # Not logged: callers wait for a time of their own, and are told when that is over.
+        return await patiently(lambda: self._read(step), patience_s=FOR_EVER_S, pause=PAUSE, on_wait=lambda error: None)
 
     async def _read(self, step: CommandStep) -> Any:
         match step:

@@ -12,7 +12,7 @@ __all__ = ["BoundaryTurns", "DecidingPlaces"]
 
 
 class DecidingPlaces:
-    """So many commands are decided at a time; whoever waits gets one in the order of asking."""
+    """At most this many commands are decided at a time; the others wait, in the order of asking."""
 
     def __init__(self, count: int) -> None:
         self._free = count

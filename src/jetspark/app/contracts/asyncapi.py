@@ -24,15 +24,15 @@ _HEADERS = {
 }
 
 
-def asyncapi(app: Declarations, *, version: str = "1.0.0") -> dict[str, Any]:
-    """The document; ``version`` is that of the application, for the reader."""
+def asyncapi(app: Declarations, *, version: str | None = None) -> dict[str, Any]:
+    """The document; its version is that of the application (``App(version=)``), unless another is given."""
     contracts = list(app.catalogue)
     schemas: dict[str, Any] = {}
     for contract in contracts:
         schemas.update(_schemas(contract))
     return {
         "asyncapi": "3.0.0",
-        "info": {"title": app.name, "version": version},
+        "info": {"title": app.name, "version": app.version if version is None else version},
         "defaultContentType": "application/json",
         "channels": {_channel(contract): _described(contract, contracts) for contract in contracts},
         "operations": _operations(app, contracts),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ __all__ = [
     "RedriveProgress",
     "RedriveResults",
     "discard_letters",
+    "each_letter",
     "read_letter",
     "read_letters",
     "run_redrive",
@@ -44,6 +45,10 @@ __all__ = [
 RECORD = "redrive"
 # The record is written this often, so an interrupted redrive repeats at most this many requests, without effect.
 NOTE_EVERY = 50
+# And this often at least, so that who looks at a slow one (--rate 0.1) sees that it goes on.
+NOTE_EVERY_S = 5.0
+# Letters that are read at a time: as large as the largest event each.
+PORTION = 16
 # How often a redrive that waits looks what became of its letters.
 LOOK_EVERY_S = 0.25
 _FIELDS = ("error", "fingerprint", "key", "sequence", "status", "subject")
@@ -157,18 +162,26 @@ class RedriveProgress:
         )
 
 
-async def read_letters(js: JetStream, app: Declarations, chosen: LetterFilter) -> list[StoredLetter]:
-    """The letters that are not closed, oldest first."""
+async def each_letter(js: JetStream, app: Declarations, chosen: LetterFilter) -> AsyncIterator[StoredLetter]:
+    """The letters that are not closed, oldest first, a few at a time in memory; none that are written from now on."""
     stream = await js.stream(dead_letter_stream(app.name))
-    found = []
-    async for message in stream.get_messages(1, subject=letter_filter(app.name, chosen.handler)):
-        try:
-            stored = StoredLetter.of(message)
-        except ProtocolError:
-            continue  # somebody else's message
-        if stored.letter.status != "closed" and chosen.accepts(stored):
-            found.append(stored)
-    return found
+    begin, up_to = 1, stream.cached_info.state.last_sequence
+    subject = letter_filter(app.name, chosen.handler)
+    while begin <= up_to:
+        messages = [each async for each in stream.get_messages(begin, subject=subject, max_messages=PORTION)]
+        for message in messages:
+            with suppress(ProtocolError):  # somebody else's message
+                stored = StoredLetter.of(message)
+                if message.sequence <= up_to and stored.letter.status != "closed" and chosen.accepts(stored):
+                    yield stored
+        if len(messages) < PORTION:
+            return
+        begin = messages[-1].sequence + 1
+
+
+async def read_letters(js: JetStream, app: Declarations, chosen: LetterFilter) -> list[StoredLetter]:
+    """The letters that are not closed, oldest first, all at once; see :func:`each_letter`."""
+    return [stored async for stored in each_letter(js, app, chosen)]
 
 
 async def read_letter(js: JetStream, app: Declarations, number: int) -> StoredLetter:
@@ -217,36 +230,48 @@ async def run_redrive(
     else:
         progress, revision = await _begin(records, chosen, stream.cached_info.state.last_sequence)
     on_progress(progress)
-    began = clock.now()
+    began = noted_at = clock.now()
     outcomes = LetterOutcomes()
-    letters = await read_letters(js, app, LetterFilter(handler=progress.chosen.handler))
-    for stored in filter(progress.chosen.accepts, letters):
-        if not progress.last < stored.revision <= progress.up_to:
+    # All as they were before the first is requested, so that those that follow it are known; without their events.
+    everything = each_letter(js, app, LetterFilter(handler=progress.chosen.handler))
+    letters = [(progress.chosen.accepts(stored), stored.without_body()) async for stored in everything]
+    for is_chosen, stored in letters:
+        if not is_chosen or not progress.last < stored.revision <= progress.up_to:
             continue
         if stored.letter.status == "behind":
             progress.behind += 1
-        else:
-            if not is_dry_run:
-                store = HandlerStore(js, app.name, stored.letter.handler, stream, stream, records)
-                await store.request(stored)
-                outcomes.request(stored)
+        elif is_dry_run:
             progress.requested += 1
-            if rate is not None and not is_dry_run:
+        elif await _request(js, app, stream, records, stored.revision):
+            outcomes.request(stored)
+            progress.requested += 1
+            if rate is not None:
                 await asyncio.sleep(max(0.0, began + progress.requested / rate - clock.now()))
         progress.last = stored.revision
-        if not is_dry_run and (progress.requested + progress.behind) % NOTE_EVERY == 0:
-            revision = await _note(records, progress, revision)
+        is_portion = (progress.requested + progress.behind) % NOTE_EVERY == 0
+        if not is_dry_run and (is_portion or clock.now() - noted_at >= NOTE_EVERY_S):
+            revision, noted_at = await _note(records, progress, revision), clock.now()
             on_progress(progress)
     progress.is_done = True
     if not is_dry_run:
         await records.purge(RECORD, revision=revision)
         if wait_s > 0:
-            for stored in letters:
+            for _, stored in letters:
                 outcomes.follow(stored, progress.up_to)
             progress.results = outcomes.results
             await _wait(stream, letter_filter(app.name, progress.chosen.handler), outcomes, progress, wait_s)
     on_progress(progress)
     return progress
+
+
+async def _request(js: JetStream, app: Declarations, stream: Stream, records: KeyValue, revision: int) -> bool:
+    """Request one letter; False if somebody has handled, redriven or discarded it meanwhile."""
+    try:
+        whole = StoredLetter.of(await stream.get_message(revision))
+    except MessageNotFound:
+        return False
+    await HandlerStore(js, app.name, whole.letter.handler, stream, stream, records).request(whole)
+    return True
 
 
 class LetterOutcomes:
@@ -322,7 +347,7 @@ async def discard_letters(js: JetStream, app: Declarations, chosen: LetterFilter
     """
     stream, records = await js.stream(dead_letter_stream(app.name)), await js.kv(handler_bucket(app.name))
     count = 0
-    for stored in await read_letters(js, app, chosen):
+    async for stored in each_letter(js, app, chosen):
         if stored.letter.status == "open":
             store = HandlerStore(js, app.name, stored.letter.handler, stream, stream, records)
             count += await store.discard(stored)

@@ -94,6 +94,11 @@ class StoredLetter:
         letter = self.letter
         return LetterRef(letter.origin.sequence, self.revision, letter.status, letter.redrives, self.subject)
 
+    def without_body(self) -> StoredLetter:
+        """What it is about, in a few hundred bytes."""
+        letter = dataclasses.replace(self.letter, data=b"", headers=Headers(), cause=None)
+        return StoredLetter(letter, self.subject, self.revision)
+
     @classmethod
     def of(cls, message: StoredMessage) -> StoredLetter:
         """Raises ProtocolError when it is none."""

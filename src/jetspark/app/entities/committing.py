@@ -92,7 +92,7 @@ class Committer:
         return await done
 
     async def close(self) -> None:
-        """Store nothing more. Whoever waits is told."""
+        """Store nothing more. Those who wait are told."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

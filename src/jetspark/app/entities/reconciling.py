@@ -8,7 +8,7 @@ Each suspect is looked at again, at its newest: its state, then the end of the s
 once more whether the state is still that one. Only what differs then is a difference. One that changes each time is
 compared where it was read: with the events before its state, and those of the state's own batch.
 
-A repair is a change as any other: stored only if the entity is still as it was compared. So whoever is interrupted
+A repair is a change as any other: stored only if the entity is still as it was compared. So a run that is interrupted
 begins anew, and a second run, or two at a time, repair nothing twice.
 """
 

@@ -236,7 +236,7 @@ class Context:
 
     @property
     def timers(self) -> Timers:
-        """The timers of the application, whoever set them."""
+        """The timers of the application, of all its handlers, workflows and clients."""
         return Timers(self._app, self.stream, self._js, self._encode_new, self._clock)
 
     def _encode(self, event: Any, id: str, time: datetime.datetime | None = None) -> Encoded:

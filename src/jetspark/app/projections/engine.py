@@ -15,6 +15,7 @@ from jetspark.aio.ordered import Reading
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.dead_letters.store import microseconds
+from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.projections.folding import Failure, KeyRow, Recorded, Router
 from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
 from jetspark.app.projections.place import LivePlace
@@ -22,7 +23,6 @@ from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.projections.states import StateGone
 from jetspark.app.projections.unreadable import write_unreadable
 from jetspark.core.backoff import Backoff
-from jetspark.errors import JetSparkError
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.state.losses import first_ever, front_of
 
@@ -191,18 +191,10 @@ class LiveEngine:
             message.subject,
             failure.error,
         )
-        attempt = 0
-        while True:
-            try:
-                await write_unreadable(self._js, self._app.name, message, failures)
-            except JetSparkError as error:
-                if not error.may_pass:
-                    raise
-                attempt += 1
-                await asyncio.sleep(PAUSE.wait_s(attempt))
-            else:
-                self.counts.letters += 1
-                return
+        await patiently(
+            lambda: write_unreadable(self._js, self._app.name, message, failures), patience_s=FOR_EVER_S, pause=PAUSE
+        )
+        self.counts.letters += 1
 
     # ---- writing -----------------------------------------------------------------------------------------------
 

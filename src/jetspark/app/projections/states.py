@@ -13,7 +13,7 @@ before, its state was removed by somebody else, and the events in hand are not a
 A revision that is not known for sure is never guessed: the key is loaded again before it is stored the next time. Who
 drives this is :mod:`jetspark.state.rounds`.
 
-Keys that are parked are never dropped from the cache. Whoever repairs such a key writes it together with a position
+Keys that are parked are never dropped from the cache. A repair of such a key writes it together with a position
 (see ``positions``); until an engine has noticed that, it must not fold an event onto a repaired state, because
 it may have passed by others before it.
 """

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.app.contracts.catalogue import Catalogue
+from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.projections.apart import LivePass
 from jetspark.app.projections.buckets import ProjectionPlace, check_version, find_place, open_records, watch_place
 from jetspark.app.projections.declaring import ProjectionSpec
@@ -167,16 +168,10 @@ class ProjectionWorker:
 
     async def _trying(self, work: Callable[[], Awaitable[T]]) -> T:
         """Try again what a server does not answer."""
-        attempt = 0
-        while True:
-            try:
-                return await work()
-            except JetSparkError as error:
-                if not error.may_pass:
-                    raise
-                attempt += 1
-                _logger.warning("app %s: projections: %s", self.app.name, error)
-                await asyncio.sleep(PAUSE.wait_s(attempt))
+        return await patiently(work, patience_s=FOR_EVER_S, pause=PAUSE, on_wait=self._tell)
+
+    def _tell(self, error: JetSparkError) -> None:
+        _logger.warning("app %s: projections: %s", self.app.name, error)
 
     async def _find_places(self, records: KeyValue) -> dict[ProjectionSpec, ProjectionPlace]:
         return {spec: (await find_place(records, spec)).place for spec in self._declared}
@@ -242,7 +237,7 @@ class ProjectionWorker:
             except JetSparkError as error:
                 if not error.may_pass:
                     raise
-                _logger.warning("app %s: projections: %s", self.app.name, error)
+                self._tell(error)
             self.counts.restarts += 1
             failures = 0 if self.counts.position > before else failures + 1
             if failures:

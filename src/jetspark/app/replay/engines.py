@@ -1,7 +1,7 @@
 """What replays want of another engine than this process: to read, to fold, and to fold into a bucket.
 
 The decisions, the records and everything that is stored beside live engines stay here, so that a replay does the same
-whoever folds. An engine does what takes long. :class:`jetspark.spark.ReplayEngine` is one.
+on every engine. An engine does what takes long. :class:`jetspark.spark.ReplayEngine` is one.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class TestApp:
         dependencies: What handlers get instead of what the application's lifespans yield, such as a fake bank; the
             lifespans do not run then.
         partitions: Read each partition of a handler for itself, as on a server. On the model a handler with partitions
-            is run as one without, unless this is set: whoever reads a partition has to say so every few seconds, which
+            is run as one without, unless this is set: a reader of a partition has to say so every few seconds, which
             makes time expensive: an hour without an event costs ten seconds or more.
     """
 

@@ -202,7 +202,7 @@ def _effects(observed: ObservedRun, calm: ObservedRun, *, may_repeat: bool) -> s
         return NOT_APPLICABLE
     found, wanted = Counter(observed.effects), Counter(calm.effects)
     if may_repeat:
-        # Whoever does them knows them by their idempotency key.
+        # The outside world knows them by their idempotency key.
         found, wanted = Counter(set(found)), Counter(set(wanted))
     return _difference(found, wanted, "done")
 

@@ -22,7 +22,7 @@ __all__ = ["SENDING_TIMEOUT_S", "sender_of"]
 CALL_TIMEOUT_S = 5.0
 """How long an attempt waits for the answer."""
 SENDING_TIMEOUT_S = 2 * CALL_TIMEOUT_S
-"""Of the handler; whoever takes over from a worker that died waits for as long."""
+"""Of the handler; the worker that takes over from one that died waits for as long."""
 
 
 class _Answer(msgspec.Struct, frozen=True):

@@ -3,16 +3,56 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from jetspark.errors import ConfigError
 from jetspark.spark.options import boolean, count, milliseconds, names, option, size, text
 from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state.apply import PATIENCE_S
 
-__all__ = ["FORMAT", "ProjectionOptions"]
+__all__ = ["FORMAT", "ProjectionKeywords", "ProjectionOptions", "ReadingKeywords", "option_text"]
 
 FORMAT = "jetstream_projection"
+
+
+class ReadingKeywords(TypedDict, total=False):
+    """Options of the format ``jetstream`` that say how to connect and to read, as keywords, for type checkers.
+
+    What is read, and where it begins and ends, is said by arguments of their own.
+    """
+
+    user: str
+    password: str
+    passwordEnv: str
+    passwordFile: str
+    token: str
+    tokenEnv: str
+    tokenFile: str
+    credentialsFile: str
+    nkeySeedFile: str
+    tlsCaFile: str
+    tlsCertFile: str
+    tlsKeyFile: str
+    domain: str
+    prefix: str
+    requestTimeoutMs: int | str
+    maxOffsetsPerTrigger: int | str
+    maxBytesPerTrigger: int | str
+    minPartitions: int | str
+    maxRecordsPerPartition: int | str
+    failOnDataLoss: bool | str
+    acceptFilterChange: bool | str
+    includeHeaders: bool | str
+    fetchTimeoutMs: int | str
+
+
+class ProjectionKeywords(ReadingKeywords, total=False):
+    """Those, and how much a task that folds may hold."""
+
+    maxHeldRows: int | str
+    maxHeldBytes: int | str
+    maxKeys: int | str
+    patienceMs: int | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

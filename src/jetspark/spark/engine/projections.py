@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from jetspark.app import App
 from jetspark.app.projections.buckets import alias_key, check_version, place_of
@@ -26,7 +26,7 @@ from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.topology.names import projection_bucket
 from jetspark.blocking import JetStream
 from jetspark.errors import ConfigError, KeyNotFound
-from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions, option_text
+from jetspark.spark.engine.projection_options import FORMAT, ProjectionKeywords, ProjectionOptions, option_text
 from jetspark.spark.engine.reaching import look_at_front, read_positions
 from jetspark.spark.engine.shipping import load_app, outline_of, place_app
 from jetspark.spark.options import read_options
@@ -94,7 +94,7 @@ def run(
     until_now: bool = False,
     interval_s: float | None = None,
     query_name: str | None = None,
-    **options: Any,
+    **options: Unpack[ProjectionKeywords],
 ) -> StreamingQuery:
     """Start a streaming query that folds an application's events into its projections, and return it.
 
@@ -116,7 +116,9 @@ def run(
         ConfigError: An option cannot be used, or workers could not import the application.
         UsageError: What is in a bucket was made by another version of its projection.
     """
-    plan = ProjectionPlan.of(app, spark, servers, projections, buckets, {"maxOffsetsPerTrigger": MAX_OFFSETS} | options)
+    plan = ProjectionPlan.of(
+        app, spark, servers, projections, buckets, {"maxOffsetsPerTrigger": MAX_OFFSETS, **options}
+    )
     given = plan.options | {"startingOffsets": plan.start()}
     frame = bring_together(spark.readStream.format(FORMAT).options(**given).load(), partitions)
     given.pop("maxOffsetsPerTrigger")
@@ -142,7 +144,7 @@ def backfill(
     to_sequence: int | None = None,
     partitions: int | None = None,
     letters: bool = True,
-    **options: Any,
+    **options: Unpack[ProjectionKeywords],
 ) -> BackfillReport:
     """Fold a part of an application's stream into buckets, as one batch, and say what that has done.
 
@@ -182,7 +184,7 @@ def fold_states(
     projections: Sequence[str] = (),
     to_sequence: int | None = None,
     partitions: int | None = None,
-    **options: Any,
+    **options: Unpack[ProjectionKeywords],
 ) -> DataFrame:
     """What the states of projections have to be after a sequence, from the first event on; nothing is stored.
 

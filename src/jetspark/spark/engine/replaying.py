@@ -11,7 +11,7 @@ import asyncio
 import functools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from jetspark.app.application import App
 from jetspark.app.projections.marks import Mark, Parked
@@ -19,7 +19,7 @@ from jetspark.app.replay.engines import RangeFold, RangeSurvey
 from jetspark.app.replay.ranges import Extent
 from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError
-from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
+from jetspark.spark.engine.projection_options import FORMAT, ProjectionKeywords, ProjectionOptions
 from jetspark.spark.engine.projections import (
     ProjectionPlan,
     backfill,
@@ -58,7 +58,7 @@ class ReplayEngine:
         *,
         projection: str,
         partitions: int | None = None,
-        **options: Any,
+        **options: Unpack[ProjectionKeywords],
     ) -> None:
         """The arguments are those of :func:`~jetspark.spark.backfill`."""
         self._app, self._spark, self._servers, self._projection = app, spark, servers, projection

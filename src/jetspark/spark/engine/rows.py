@@ -2,7 +2,7 @@
 
 A task reads a range of the stream, decodes and validates each message, and asks the projections for their keys. A row
 is an event on its way to one key: which projection, the key, the sequence, and the *data* of the event as the message
-has it, with the number of the contract that reads it. Nothing is printed again; whoever folds the row decodes its data
+has it, with the number of the contract that reads it. Nothing is printed again; the task that folds decodes the data
 once more, which takes half a microsecond, and gets the same event to the last bit, whatever types its fields have. For
 the same reason upcasts, which are pure, run there again.
 
@@ -108,7 +108,7 @@ class _Columns:
         self.contents.append(content)
 
     def cut(self, length: int) -> None:
-        """Back to so many rows."""
+        """Forget all rows but the first ``length``."""
         for column in self.all:
             del column[length:]
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -36,7 +36,7 @@ from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
 from jetspark.core.subjects import on_one_of, reading_filters
 from jetspark.errors import ConfigError, MessageNotFound
-from jetspark.spark.engine.projection_options import option_text
+from jetspark.spark.engine.projection_options import ReadingKeywords, option_text
 from jetspark.spark.engine.projections import check_pandas
 from jetspark.spark.engine.shipping import AppPlace, load_app, place_app
 from jetspark.spark.failures import plain_failures
@@ -128,7 +128,7 @@ def what_if(
     code: NewCode | str | Path,
     request: ReplayRequest | None = None,
     partitions: int | None = None,
-    **options: Any,
+    **options: Unpack[ReadingKeywords],
 ) -> DataFrame:
     """What another version of a workflow would have decided for recorded history; nothing is stored.
 
@@ -160,7 +160,7 @@ def summarise_what_if(
     code: NewCode | str | Path,
     request: ReplayRequest | None = None,
     partitions: int | None = None,
-    **options: Any,
+    **options: Unpack[ReadingKeywords],
 ) -> WhatIf:
     """The same as :func:`what_if`, as the live engine returns it: counts, and the runs that differ."""
     from pyspark.sql import functions as F
@@ -191,7 +191,7 @@ def _ask(
     code: NewCode | str | Path,
     request: ReplayRequest | None,
     partitions: int | None,
-    options: dict[str, Any],
+    options: ReadingKeywords,
 ) -> _Question:
     check_pandas("jetspark.spark.what_if")
     if partitions is not None and partitions < 1:
