@@ -16,8 +16,10 @@ from support.apps import publish, running, set_up, until
 from typer.testing import CliRunner
 
 import jetspark
+from jetspark.app import App
+from jetspark.app.replay import verify
 from jetspark.cli import commands
-from jetspark.errors import JetSparkError
+from jetspark.errors import JetSparkError, UsageError
 from jetspark.server import NatsServer
 
 APP = """
@@ -100,6 +102,8 @@ def run(*arguments: str, code: int = 0) -> str:
 def test_a_projection_is_verified_replayed_repaired_and_rebuilt(till: Any) -> None:
     found = json.loads(run("verify", "till:app", "totals", "--json"))
     assert (found["equal"], found["keys"], found["parked"], found["boundary"]) == (True, 3, 1, 10)
+    reason = "ValueError: nobody pays less than nothing"
+    assert found["parked_keys"] == [{"key": "o-2", "sequence": 10, "reason": reason}]
     assert "equal to its history, sha256:" in run("verify", "till:app", "totals")
 
     plan = run("replay", "till:app", "totals", "--from-seq", "3", "--to-seq", "5", "--dry-run")
@@ -130,6 +134,94 @@ def test_a_projection_is_verified_replayed_repaired_and_rebuilt(till: Any) -> No
     assert "4 replays" in run("replays", "till:app", "totals")
 
 
+def test_buckets_that_are_not_in_use_are_listed_and_dropped(till: Any) -> None:
+    def buckets() -> list[str]:
+        return asyncio.run(_buckets())
+
+    first = json.loads(run("rebuild", "till:app", "totals", "--json"))["record"]["id"]
+    second = json.loads(run("rebuild", "till:app", "totals", "--swap", "--json"))["record"]["id"]
+    assert buckets() == ["totals", "totals_v1", "totals_v1_r1"]
+    listed = run("replays", "till:app")
+    assert "bucket totals_v1, built" in listed
+    assert "bucket totals_v1_r1, swapped" in listed
+    assert "totals_v1_r1 is in use" in run("rebuild", "till:app", "totals", "--drop", second, code=1)
+    assert "expected without other options" in run("rebuild", "till:app", "totals", "--drop", first, "--swap", code=1)
+    assert "there is no record of it" in run("rebuild", "till:app", "totals", "--drop", "r0", code=1)
+    assert "bucket totals_v1, dropped" in run("rebuild", "till:app", "totals", "--drop", first)
+    assert "was dropped already" in run("rebuild", "till:app", "totals", "--drop", first, code=1)
+    assert "it is dropped already" in run("rebuild", "till:app", "totals", "--resume", first, code=1)
+    assert buckets() == ["totals", "totals_v1_r1"]
+    # What a swap has left behind can be dropped later.
+    third = json.loads(run("rebuild", "till:app", "totals", "--swap", "--json"))
+    assert (third["old_dropped"], buckets()) == (False, ["totals", "totals_v1", "totals_v1_r1"])
+    resume = ["rebuild", "till:app", "totals", "--resume", third["record"]["id"], "--swap", "--drop-old"]
+    assert "totals_v1_r1 -> totals_v1; the old is dropped" in run(*resume)
+    assert buckets() == ["totals", "totals_v1"]
+    assert "was dropped already" in run(*resume, code=1)
+    assert json.loads(run("verify", "till:app", "totals", "--json"))["equal"]
+
+
+async def _buckets() -> list[str]:
+    async with jetspark.connect(os.environ["JETSPARK_SERVERS"]) as client:
+        found = [info.config.name async for info in client.jetstream().streams()]
+    return sorted(name.removeprefix("KV_") for name in found if name.startswith("KV_totals"))
+
+
+def test_a_boundary_that_the_bucket_has_not_reached_is_refused(till: Any) -> None:
+    async def publish_more() -> None:
+        async with jetspark.connect(os.environ["JETSPARK_SERVERS"]) as client:
+            await publish(client.jetstream(), till.app, till.Paid(order_id="o-0", cents=1))
+
+    asyncio.run(publish_more())
+    refused = asyncio.run(_refusal(till, to_seq=11))
+    assert "to_seq=11: bucket totals has got to sequence 10 only: does a worker run it? Expected 10 at most" in refused
+    assert json.loads(run("verify", "till:app", "totals", "--to-seq", "10", "--json"))["equal"]
+
+
+async def _refusal(till: Any, to_seq: int) -> str:
+    async with jetspark.connect(os.environ["JETSPARK_SERVERS"]) as client:
+        with pytest.raises(UsageError) as refused:
+            await verify(client.jetstream(), till.app, "totals", to_seq=to_seq, wait_s=0.2)
+    return str(refused.value)
+
+
+def test_code_of_another_version_is_told_and_no_key_is_listed(till: Any) -> None:
+    newer = App("till", stream="TILL", subjects=["orders.>"])
+    newer.projection("totals", events=[till.Paid], bucket="totals", version=2)(till.Totals)
+    till.app = newer
+    message = "'totals' is at version 1 (bucket totals), and this code is version 2: rebuild it and swap"
+    assert message in run("verify", "till:app", "totals", code=1)
+
+
+def test_a_rebuild_says_beforehand_which_values_it_would_change(till: Any) -> None:
+    assert "would change none of 3 keys" in run("rebuild", "till:app", "totals", "--dry-run")
+    newer = App("till", stream="TILL", subjects=["orders.>"])
+    newer.projection("totals", events=[till.Paid], bucket="totals", version=2)(Larger)
+    till.app = newer
+    said = run("rebuild", "till:app", "totals", "--dry-run")
+    assert "bucket totals in use is of version 1, at sequence 10" in said
+    assert "reads sequences 1 to 10 of stream TILL: all of it is there" in said
+    assert "would change 2 keys; the bucket has 3" in said
+    assert "o-1: 12 at 8 -> 112 at 8\n" in said
+    assert "o-2: 15 at 9, parked at 10 -> 15 at 10\n" in said
+    found = json.loads(run("rebuild", "till:app", "totals", "--dry-run", "--json"))
+    assert (found["old_version"], found["version"], found["difference_count"], found["reads"]["last"]) == (1, 2, 2, 10)
+    assert {each["key"] for each in found["differences"]} == {"o-1", "o-2"}
+    assert asyncio.run(_buckets()) == ["totals"]
+    assert "--dry-run: expected without" in run("rebuild", "till:app", "totals", "--dry-run", "--swap", code=1)
+
+
+class Larger:
+    """Refuses nothing, and counts the fifth event for more."""
+
+    def key(self, event: Any) -> str:
+        return str(event.order_id)
+
+    def apply(self, state: int | None, event: Any) -> int:
+        cents: int = event.cents
+        return (state or 0) + max(cents, 0) + 100 * (cents == 4)
+
+
 def test_a_replay_of_late_events_gives_a_key_its_earlier_events_too(till: Any) -> None:
     right = json.loads(run("verify", "till:app", "totals", "--json"))["digest"]
     asyncio.run(_forget("o-0"))
@@ -147,6 +239,7 @@ def test_what_cannot_be_meant_is_refused(till: Any) -> None:
     assert "expected a time such as" in run("replay", "till:app", "totals", "--since", "yesterday", code=1)
     assert "expected a time zone" in run("replay", "till:app", "totals", "--since", "2026-03-20T10:00:00", code=1)
     assert "expected without a range" in run("replay", "till:app", "totals", "--resume", "r1", "--to-seq", "2", code=1)
+    assert "expected without --dry-run" in run("replay", "till:app", "totals", "--resume", "no", "--dry-run", code=1)
     assert "--key: expected without" in run("rebuild", "till:app", "totals", "--key", "o-1", "--swap", code=1)
     assert "together with swap" in run("rebuild", "till:app", "totals", "--drop-old", code=1)
     assert "it has totals" in run("verify", "till:app", "sums", code=1)

@@ -11,9 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from jetspark.cli import commands
+from jetspark.cli.run_spark import spark_options
 from jetspark.cli.supervising import MAX_REFUSALS, STEADY_S, Slot, Supervisor, source_files
 from jetspark.core.backoff import Backoff
+from jetspark.errors import ConfigError
 from jetspark.server import NatsServer
 
 APP = """
@@ -156,3 +160,37 @@ def test_sources_are_those_below_the_folder(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     assert sorted(path.name for path in source_files(tmp_path)) == ["a.py", "b.py"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--engine", "spark", "--workers", "2", "--lease", "5"],
+            "--workers, --lease: expected without --engine spark",
+        ),
+        (["--engine", "spark", "--reload"], "--reload: expected without --engine spark"),
+        (["--engine", "spark", "--partitions", "2"], "--partitions: expected without"),
+        (["--engine", "spark", "--stop-timeout", "1"], "--stop-timeout: expected without"),
+        (["--checkpoint", "here"], "--checkpoint: expected with --engine spark"),
+    ],
+)
+def test_options_of_the_other_engine_are_refused(options: list[str], message: str) -> None:
+    done = CliRunner().invoke(commands.app, ["run", "shop:app", *options])
+    assert message in str(done.exception)
+
+
+def test_a_user_in_the_url_reaches_spark_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JETSPARK_SPARK_SECRET", "")
+    assert spark_options({"servers": "nats://host:4222"}) == {"servers": "nats://host:4222"}
+    given = spark_options({"servers": ["nats://ann:a%40b@one:4222", "tls://ann:a%40b@two"]})
+    assert given == {
+        "servers": ["nats://one:4222", "tls://two"],
+        "user": "ann",
+        "passwordEnv": "JETSPARK_SPARK_SECRET",
+    }
+    assert os.environ["JETSPARK_SPARK_SECRET"] == "a@b"
+    assert spark_options({"servers": ["token@one"]}) == {"servers": ["one"], "tokenEnv": "JETSPARK_SPARK_SECRET"}
+    assert os.environ["JETSPARK_SPARK_SECRET"] == "token"
+    with pytest.raises(ConfigError, match="one user for all of them"):
+        spark_options({"servers": ["nats://ann:1@one", "nats://two"]})

@@ -249,6 +249,10 @@ def test_a_swapped_projection_ends_a_query_that_would_go_on_in_the_old_bucket(
     bank.kv("bank_projections").put("totals.bucket", b'{"bucket": "totals-2", "version": 1}')
     with pytest.raises(UsageError, match="'totals' was swapped from bucket totals to totals-2"):
         Batch(server, 51, 100, records="bank_projections")
+    # One whose bucket was chosen stays there; the others are looked after all the same.
+    with pytest.raises(UsageError, match="'totals' was swapped"):
+        Batch(server, 51, 100, records="bank_projections", placed="accounts")
+    Batch(server, 51, 100, records="bank_projections", placed="totals").all()
 
 
 def test_a_message_too_large_for_its_letter_has_a_letter_without_it(server: NatsServer, bank: JetStream) -> None:

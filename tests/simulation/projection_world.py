@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from unittest import mock
@@ -41,6 +42,7 @@ from jetspark.testing.model.store import ModelMessage
 from jetspark.testing.virtual_loop import model_network, run_in_virtual_time
 
 URL = "nats://model:4222"
+FIRST = "w0-1"
 
 
 class Reckless(ProjectionWorker):
@@ -65,6 +67,8 @@ class ProjectionWorld:
             if spec.bucket.replicas == 3:
                 self.replicated.append(f"KV_{spec.bucket.bucket}")
         self.events = some_events(self.rng, self.rng.choice([20, 60, 120]), accounts=self.rng.choice([2, 6, 30]))
+        self._first_number = 0
+        """That the id of the first event has."""
         self.has_faults = faults
         self.kind = self.rng.choice([ProjectionWorker, Reckless])
         self.options = LiveOptions(
@@ -74,13 +78,16 @@ class ProjectionWorld:
             position_every_s=self.rng.choice([0.01, 0.1, 1.0]),
             lease_s=self.rng.choice([1.0, 3.0]),
             partitions=3 if seed % 10 == 7 else 1,
+            apart_after=(2, 20, 20_000)[seed % 3],
         )
         self.patience_s = 600.0
         self.held_replicas = 0
         self._oracle, self._folded_through = BankOracle(), 0
         self.wrong: list[str] = []
         """What the checkers have found."""
-        self.kills = self.looks = self.conflicts = self.restarts = 0
+        self.kills = self.looks = self.conflicts = self.restarts = self.joins = 0
+        self._lags = seed % 4 == 1
+        """The first worker begins with one projection: the others are far behind when they begin."""
         self._killed: set[bytes] = set()
 
     def run(self) -> None:
@@ -120,7 +127,7 @@ class ProjectionWorld:
     async def _publish_all(self) -> None:
         async with await self._connect("publisher") as client:
             js = client.jetstream()
-            for number, event in enumerate(self.events):
+            for number, event in enumerate(self.events, self._first_number):
                 encoded = encode(event, id=f"e{number}", source="/bank", time=utc_now())
                 while True:
                     with suppress(JetSparkError):
@@ -136,14 +143,16 @@ class ProjectionWorld:
             life += 1
             owner = f"w{number}-{life}"
             task = asyncio.create_task(self._process(owner))
-            is_killed = self.has_faults and self.rng.random() < 0.7
+            is_first = self._lags and owner == FIRST
+            is_killed = (self.has_faults and self.rng.random() < 0.7) or is_first
             if not is_killed:
                 try:
                     await task
                 finally:
                     task.cancel()
                 return
-            await asyncio.wait([task], timeout=self.rng.choice([0.01, 0.05, 0.3, 2.0]) * self.rng.random())
+            life_s = self.rng.choice([0.01, 0.05, 0.3, 2.0]) * self.rng.random()
+            await asyncio.wait([task], timeout=5.0 if is_first else life_s)
             if task.done():
                 task.result()
             self.kills += 1
@@ -157,9 +166,10 @@ class ProjectionWorld:
         before = set(self.network.wires)
         async with await self._connect(owner) as client:
             self._own[owner] = [wire for wire in self.network.wires if wire not in before]
+            specs = list(self.app.projections.values())
             worker = self.kind(
                 self.app,
-                list(self.app.projections.values()),
+                specs[:1] if self._lags and owner == FIRST else specs,
                 client.jetstream(),
                 catalogue=self.app.catalogue,
                 options=self.options,
@@ -170,6 +180,7 @@ class ProjectionWorld:
             finally:
                 self.conflicts += worker.counts.conflicts
                 self.restarts += worker.counts.restarts
+                self.joins += worker.counts.joins
 
     async def _connect(self, name: str) -> Client:
         while True:
@@ -289,10 +300,68 @@ class BucketChecker:
         self._world.wrong.append(f"{self._name}: {what}")
 
 
+class LateWorld(ProjectionWorld):
+    """One projection has a history, and goes on with it; then another one begins at the first event."""
+
+    def __init__(self, seed: int, history: int) -> None:
+        super().__init__(seed, faults=False)
+        self._own = {}
+        self._history = history
+        self.events = some_events(self.rng, history + 50, is_bad=False)
+        self.kind = ProjectionWorker
+        self.options = LiveOptions(batch=10, position_every_s=0.01, apart_after=20)
+        self.writes: list[tuple[str, int]] = []
+        """Each value that was stored: of which projection, and the sequence that it has."""
+
+    async def _main(self) -> None:
+        async with connect(URL, name="set-up") as client:
+            await apply_topology(client.jetstream(), self.app)
+        for name, spec in self.app.projections.items():
+            self.network.front.model.stream(f"KV_{spec.bucket.bucket}").store.watchers.append(Writes(self, name))
+        events, self.events = self.events, self.events[: self._history]
+        self._lags = True
+        first = asyncio.create_task(self._process(FIRST))
+        await self._publish()
+        await self._until(lambda: any(name == "balances" and at > self._history - 5 for name, at in self.writes))
+        await end(first)
+        self.events, self._first_number = events[self._history :], self._history
+        await self._publish()
+        both = asyncio.create_task(self._process("w0-2"))
+        await self._until(self.is_done)
+        await end(both)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(self.patience_s):
+            while True:
+                if condition():
+                    return
+                await asyncio.sleep(0.2)
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+class Writes:
+    """Notes the order in which values are stored."""
+
+    def __init__(self, world: LateWorld, name: str) -> None:
+        self._world, self._name = world, name
+
+    def on_removed(self, message: ModelMessage) -> None:
+        """The bucket keeps so many of a key."""
+
+    def on_stored(self, message: ModelMessage) -> None:
+        sequence = (message.headers or Headers()).get(SEQUENCE_HEADER)
+        if sequence is not None:
+            self._world.writes.append((self._name, int(sequence)))
+
+
 def world_of(seed: int, **options: Any) -> ProjectionWorld:
     world = ProjectionWorld(seed, **options)
     world._own = {}
     return world
 
 
-__all__ = ["App", "ProjectionWorld", "world_of"]
+__all__ = ["App", "LateWorld", "ProjectionWorld", "world_of"]

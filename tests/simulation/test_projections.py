@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from simulation.partition_world import quiet
-from simulation.projection_world import world_of
+from simulation.projection_world import LateWorld, world_of
 from support import seeds
 
-from jetspark.app.projections import states
+from jetspark.app.projections import engine, states
 from jetspark.app.projections.engine import LiveEngine
 from jetspark.app.projections.folding import KeyState
 from jetspark.state.changes import Change
@@ -42,13 +42,25 @@ def test_every_state_is_right_for_many_more_seeds(block: int) -> None:
 
 
 def test_the_seeds_reach_what_they_are_for() -> None:
-    worlds = [world_of(seed) for seed in range(100, 106)]
+    worlds = [world_of(seed) for seed in (*range(100, 106), 33)]
     for world in worlds:
         world.run()
     assert sum(world.kills for world in worlds) > 10
     assert sum(world.conflicts for world in worlds) > 2
     assert sum(world.held_replicas for world in worlds) > 10
     assert sum(world.looks for world in worlds) > 50
+    assert sum(world.joins for world in worlds) > 0
+
+
+def test_a_new_projection_keeps_no_other_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "PIECE", 10)  # so that it takes a while
+    world = LateWorld(3, history=300)
+    world.run()
+    news = [at for at, (name, sequence) in enumerate(world.writes) if name == "balances" and sequence > 300]
+    late = [at for at, (name, sequence) in enumerate(world.writes) if name == "moves" and sequence <= 250]
+    assert len(late) > 10
+    assert sum(at < late[-1] for at in news) > 5
+    assert world.joins == 1
 
 
 # ---- engines that are wrong, each in one way -------------------------------------------------------------------------

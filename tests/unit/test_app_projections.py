@@ -146,6 +146,18 @@ def test_a_key_whose_first_event_cannot_be_applied_is_parked_as_well() -> None:
     assert fold(spec, "a", HISTORY, stored(change, 1)).change(spec, "a") is None
 
 
+@pytest.mark.parametrize("said", [False, 0, "", 0.0, [], (), {}])
+def test_whatever_is_false_breaks_an_invariant(said: object) -> None:
+    state = fold(balances(invariants=[lambda state: said]), "a", HISTORY[:1])
+    assert state.parked is not None
+    assert "is not true" in state.parked.reason
+
+
+@pytest.mark.parametrize("said", [None, True, 1, "fine"])
+def test_an_invariant_that_says_nothing_or_is_true_passes(said: object) -> None:
+    assert fold(balances(invariants=[lambda state: said]), "a", HISTORY[:1]).parked is None
+
+
 def test_a_state_that_no_server_takes_parks_its_key() -> None:
     class Grows:
         def key(self, event: Opened) -> str:
@@ -238,6 +250,20 @@ def test_an_application_declares_the_buckets_of_its_projections() -> None:
         app.projection("balances", events=[Opened], bucket="other")(Balances)
     with pytest.raises(ConfigError, match="one of its own"):
         app.projection("other", events=[Opened], bucket="balances")(Balances)
+
+
+def test_a_handler_and_a_projection_do_not_share_a_name() -> None:
+    app = App("bank", stream="BANK", subjects=["accounts.>"])
+    app.projection("balances", events=[Opened], bucket="balances")(Balances)
+
+    async def handle(event: Opened) -> None: ...
+
+    app.handler(Opened, durable="greeting")(handle)
+    with pytest.raises(ConfigError, match="durable='balances': expected a name of its own; a projection has it"):
+        app.handler(Opened, durable="balances")(handle)
+    with pytest.raises(ConfigError, match="projection 'greeting': expected a name of its own; a handler has it"):
+        app.projection("greeting", events=[Opened], bucket="other")(Balances)
+    assert (list(app.handlers), list(app.projections)) == (["greeting"], ["balances"])
 
 
 def test_a_handler_does_not_take_the_name_under_which_projections_have_their_letters() -> None:

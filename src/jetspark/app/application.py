@@ -305,7 +305,8 @@ class App(Declarations):
             events: The types it is made of.
             bucket: Where its state is kept, one key for each of its own.
             version: Of the fold. Another fold is another version, and has to be rebuilt.
-            invariants: Functions of a state that return False, or raise, if it must not be.
+            invariants: Functions of a state that return what is false (``False``, ``0``, ``""``), or raise, if it must
+                not be. None passes.
             window: Have a state for each key and hour, or the like.
             lookups: Projections declared above, whose state of the same key ``apply(self, state, event, lookup)`` gets
                 as ``lookup["<name>"]``: as it was before the event, whichever engine folds.
@@ -341,6 +342,8 @@ class App(Declarations):
     def _add_projection(self, spec: ProjectionSpec) -> None:
         if spec.name in self.projections:
             raise ConfigError(f"projection {spec.name!r}: expected a name of its own; another projection has it")
+        if spec.name in self.handlers:
+            raise ConfigError(f"projection {spec.name!r}: expected a name of its own; a handler has it")
         taken = {other.bucket.bucket: other.name for other in self.projections.values()}
         if spec.bucket.bucket in taken:
             raise ConfigError(
@@ -494,6 +497,8 @@ class App(Declarations):
             raise ConfigError("durable='projections': expected another name; the letters of projections have this one")
         if spec.durable in self.handlers:
             raise ConfigError(f"durable={spec.durable!r}: expected a name of its own; another handler has it")
+        if spec.durable in self.projections:
+            raise ConfigError(f"durable={spec.durable!r}: expected a name of its own; a projection has it")
         if spec.filtered is False and not self.keeps_what_is_acknowledged:
             raise ConfigError(
                 f"handler {spec.durable!r}: filtered=False with retention={self.stream_config.retention!r}: passing by "

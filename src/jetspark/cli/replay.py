@@ -76,6 +76,8 @@ def replay_projection(
     )
     if resume is not None and request != ReplayRequest():
         raise ConfigError("--resume: expected without a range, since it goes on with the one that was asked for")
+    if resume is not None and dry_run:
+        raise ConfigError("--resume: expected without --dry-run; it goes on with what was planned before")
     replay = _Replay(
         app=app,
         name=name,
@@ -178,6 +180,15 @@ def rebuild_projection(
             help="Repair only this key, with windows KEY.WINDOW, in the bucket that is in use; may be repeated.",
         ),
     ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change, and write nothing.")] = False,
+    drop: Annotated[
+        str | None,
+        typer.Option(
+            "--drop",
+            metavar="ID",
+            help="Only remove the bucket of this rebuild, which is not in use; see jetspark replays.",
+        ),
+    ] = None,
     engine: Engine = "live",
     rate: Rate = None,
     resume: Resume = None,
@@ -189,8 +200,24 @@ def rebuild_projection(
     The live bucket is not touched before the swap, and live workers go on. With --key single keys are folded again from
     their first event, and written where they are: also keys that are parked. If it is interrupted, --resume goes on.
     """
-    from jetspark.app.replay import rebuild, repair_keys
+    from jetspark.app.replay import drop_rebuild, preview_rebuild, rebuild, repair_keys
 
+    if drop is not None:
+        if key or swap or verify or drop_old or dry_run or resume is not None or engine != "live" or rate is not None:
+            raise ConfigError("--drop: expected without other options; it folds nothing")
+        dropped = with_server(app, servers, lambda js, it: drop_rebuild(js, it, projection, drop))
+        typer.echo(json.dumps(dropped.to_dict(), indent=2) if as_json else str(dropped))
+        return
+    if dry_run:
+        if key or swap or verify or drop_old or resume is not None:
+            raise ConfigError("--dry-run: expected without --key, --swap, --verify, --drop-old and --resume")
+        with _spark(engine, app, servers, projection) as spark:
+            fresh = None if spark is None else spark.states
+            preview = with_server(
+                app, servers, lambda js, it: preview_rebuild(js, it, projection, rate=rate, fresh=fresh)
+            )
+        typer.echo(json.dumps(preview.to_dict(), indent=2) if as_json else str(preview))
+        return
     if key:
         if swap or verify or drop_old or resume is not None or engine != "live":
             raise ConfigError("--key: expected without --verify, --swap, --drop-old, --resume and --engine spark")

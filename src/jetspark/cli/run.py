@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 
 __all__ = ["run_workers"]
 
+STOP_TIMEOUT_S = 30.0
+LEASE_S = 10.0
+
 
 def run_workers(
     app: AppName,
-    only: Annotated[list[str] | None, typer.Option("--only", help="Run this handler; may be repeated.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Run only this handler, projection or command; may be repeated.")
+    ] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Make what the application declares first.")] = False,
     workers: Annotated[int, typer.Option("--workers", help="Processes that share the work.", min=1)] = 1,
     partitions: Annotated[
@@ -30,7 +35,7 @@ def run_workers(
     reload: Annotated[bool, typer.Option("--reload", help="Restart the workers when a source file changes.")] = False,
     stop_timeout: Annotated[
         float, typer.Option("--stop-timeout", help="Seconds that running handlers have to finish at the end.", min=0)
-    ] = 30.0,
+    ] = STOP_TIMEOUT_S,
     engine: Annotated[str, typer.Option("--engine", help="live, or spark: projections as a Spark stream.")] = "live",
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", help="With --engine spark: folder for Spark's own position.")
@@ -38,10 +43,10 @@ def run_workers(
     lease: Annotated[
         float,
         typer.Option("--lease", help="Seconds that a process that died holds up the next one's projections.", min=1),
-    ] = 10.0,
+    ] = LEASE_S,
     servers: Servers = None,
 ) -> None:
-    """Run the handlers of an application until SIGTERM or Ctrl-C; then finish what runs, and exit with code 0.
+    """Run handlers, projections and commands until SIGTERM or Ctrl-C; then finish what runs, and exit with code 0.
 
     Refuses to start where the server is not as the application declares: see `jetspark plan`. With `--workers` a
     process that dies is started again; the order of keys holds across processes for handlers with partitions.
@@ -53,10 +58,21 @@ def run_workers(
     if engine == "spark":
         from jetspark.cli.run_spark import run_on_spark
 
+        given = {
+            "--workers": workers != 1,
+            "--partitions": partitions != 1,
+            "--reload": reload,
+            "--stop-timeout": stop_timeout != STOP_TIMEOUT_S,
+            "--lease": lease != LEASE_S,
+        }
+        if refused := [name for name, is_given in given.items() if is_given]:
+            raise ConfigError(f"{', '.join(refused)}: expected without --engine spark; Spark divides the work itself")
         run_on_spark(app, load_app(app), only=only or (), apply=apply, checkpoint=checkpoint, options=options)
         return
     if engine != "live":
         raise ConfigError(f"--engine {engine}: expected live or spark")
+    if checkpoint is not None:
+        raise ConfigError("--checkpoint: expected with --engine spark; live workers keep their position in the bucket")
     if workers == 1 and not reload:
         end_with_parent()
         declared = load_app(app)

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import typer
 
@@ -66,14 +67,15 @@ async def _prepare(app: App, options: dict[str, Any], *, apply: bool) -> None:
 
 def spark_options(options: dict[str, Any]) -> dict[str, Any]:
     """How to connect, as options of Spark. Those are shown in plans, so that a secret goes through the environment."""
-    given = {"servers": options["servers"]}
+    servers, in_urls = _without_secrets(options["servers"])
+    given = {"servers": servers}
     tls = options.get("tls") or TLSConfig()
     if "inbox_prefix" in options or tls.handshake_first:
         what = "inbox_prefix" if "inbox_prefix" in options else "tls_first"
         raise ConfigError(f"{what} of the nats context: Spark's workers cannot do that; give --servers")
     files = {"tlsCaFile": tls.ca_file, "tlsCertFile": tls.cert_file, "tlsKeyFile": tls.key_file}
     given |= {name: str(path) for name, path in files.items() if path is not None}
-    match options.get("auth"):
+    match options.get("auth") or in_urls:
         case None:
             return given
         case Credentials(path=str() | Path()) as auth:
@@ -84,5 +86,24 @@ def spark_options(options: dict[str, Any]) -> dict[str, Any]:
         case UserPassword() as auth:
             os.environ[_SECRET] = auth.password
             return given | {"user": auth.user, "passwordEnv": _SECRET}
-        case other:
+        case other:  # an Nkey, say
             raise ConfigError(f"{type(other).__name__}: Spark's workers cannot connect with it; give --servers")
+
+
+def _without_secrets(servers: str | Sequence[str]) -> tuple[str | list[str], Token | UserPassword | None]:
+    """Addresses without the user in them, and that user; of all of them the same.
+
+    Raises:
+        ConfigError: Two of them name different users.
+    """
+    plain: list[str] = []
+    found: set[Token | UserPassword | None] = set()
+    for url in [servers] if isinstance(servers, str) else servers:
+        scheme, slashes, rest = url.rpartition("//")
+        login, at, address = rest.rpartition("@")
+        user, colon, password = (unquote(each) for each in login.partition(":"))
+        found.add((UserPassword(user, password) if colon else Token(user)) if at else None)
+        plain.append(f"{scheme}{slashes}{address}")
+    if len(found) > 1:
+        raise ConfigError("--servers: expected one user for all of them; Spark's workers have one way to connect")
+    return plain[0] if isinstance(servers, str) else plain, found.pop()

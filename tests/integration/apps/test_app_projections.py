@@ -215,6 +215,16 @@ async def test_a_state_of_the_past_is_folded_from_the_stream(server: NatsServer,
             await balances.get("a", as_of=2)
 
 
+async def test_a_sequence_that_the_stream_does_not_have_is_no_past(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, Opened(account="a"))
+    async with app.connect(server.url) as client:
+        with pytest.raises(ConfigError, match="as_of=2: expected a sequence that stream BANK has; its last is 1"):
+            await client.view("balances").get("a", as_of=2)
+        assert await client.view("balances").get("a", as_of=1) is not None
+
+
 async def test_a_view_and_a_worker_follow_a_swap(server: NatsServer, js: JetStream) -> None:
     app = bank()
     await set_up(js, app)

@@ -183,7 +183,8 @@ class ProjectionSpec:
             return None
         encoded = self._checked(_encode(new))
         for invariant in self.invariants:
-            if invariant(new) is False:
+            said = invariant(new)
+            if said is not None and not said:
                 raise BrokenInvariant(f"{getattr(invariant, '__name__', invariant)} is not true of {encoded[:200]!r}")
         return encoded
 

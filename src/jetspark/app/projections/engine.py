@@ -29,7 +29,7 @@ from jetspark.state.losses import first_ever, front_of
 if TYPE_CHECKING:
     from jetspark.app.application import App
 
-__all__ = ["LiveEngine", "end_tasks", "recorded_of"]
+__all__ = ["LiveEngine", "end_tasks", "open_places", "recorded_of"]
 
 _logger = logging.getLogger("jetspark.app")
 
@@ -50,17 +50,28 @@ class LiveEngine:
         catalogue: Catalogue,
         options: LiveOptions,
         counts: LiveCounts,
+        *,
+        beside: Sequence[LivePlace] = (),
+        tells_position: bool = True,
     ) -> None:
+        """
+        Args:
+            places: Opened by :func:`open_places`.
+            beside: Those of other engines that go over the stream at the same time.
+            tells_position: Whether the counts have the position of this engine.
+        """
         self._app, self._js, self._options, self.counts = app, js, options, counts
         self._places = {place.spec.name: place for place in places}
-        self._router = Router([place.spec for place in places], catalogue, owns_stream=app.owns_stream)
+        others = [place.spec for place in beside]
+        self._router = Router([place.spec for place in places], catalogue, owns_stream=app.owns_stream, beside=others)
+        self._tells_position = tells_position
         self._is_partitioned = options.partitions > 1
         self._read = 0
         """Everything up to here is folded, or has a letter."""
         self._folded = self._stored_events = 0
         self._pending = 0
         """Events that wait in the stream, as the last one has said."""
-        self._through = 0
+        self._through = min(place.start for place in places)
         """Everything up to here is stored."""
         self._gap_from: int | None = None
         """Behind this sequence some were not delivered: they are for others, or the stream has dropped them."""
@@ -71,13 +82,25 @@ class LiveEngine:
         self._position_at = clock.now()
         self._reader: asyncio.Task[None] | None = None
 
-    async def run(self) -> None:
+    @property
+    def through(self) -> int:
+        """Everything up to here is stored."""
+        return self._through
+
+    async def run(self, beginning: FoldPosition) -> None:
         """
+        Args:
+            beginning: Of the stream, as it was when the places were opened.
+
         Raises:
             BeginAnew: Begin anew.
             JetSparkError: It cannot go on.
         """
-        beginning = await self._open()
+        await self._open()
+        if not self._is_ending:
+            await self._run(beginning)
+
+    async def _run(self, beginning: FoldPosition) -> None:
         self._reader = asyncio.create_task(self._read_stream(beginning))
         writer = asyncio.create_task(self._write())
         try:
@@ -97,16 +120,13 @@ class LiveEngine:
             self._reader.cancel()
         self._work.set()
 
-    async def _open(self) -> FoldPosition:
+    async def _open(self) -> None:
         stream = await self._js.stream(self._app.stream)
-        beginning = FoldPosition.beginning(self._app.stream, stream.cached_info.created)
-        await asyncio.gather(*(place.open(beginning) for place in self._places.values()))
-        self._read = self._through = min(place.start for place in self._places.values())
+        self._read = self._through
         first = first_ever(stream.cached_info.config)
         for place in self._places.values():
             place.note_beginning(first, await self._whole_from(place.reached_event))
         self._last_event = min(place.reached_event for place in self._places.values())
-        return beginning
 
     async def _whole_from(self, witness: int) -> int:
         """From where on the stream has lost no event, as an event that was read bears witness."""
@@ -218,7 +238,8 @@ class LiveEngine:
                 for place in self._places.values():
                     place.settle_event()
                 self._through, self._stored_events = through, folded
-                self.counts.position = through
+                if self._tells_position:
+                    self.counts.position = through
                 self.counts.batches += 1
                 self._room.set()
                 return
@@ -251,6 +272,13 @@ class LiveEngine:
                     if told.get(key) != why:
                         _logger.error("projection %s: key %s is parked at event %d: %s", name, key, *why)
                 self.counts.parked[name] = parked
+
+
+async def open_places(js: JetStream, stream: str, places: Sequence[LivePlace]) -> FoldPosition:
+    """Find out how far projections are; returns the beginning of the stream that they are of."""
+    beginning = FoldPosition.beginning(stream, (await js.stream(stream)).cached_info.created)
+    await asyncio.gather(*(place.open(beginning) for place in places))
+    return beginning
 
 
 _new = tuple.__new__

@@ -72,15 +72,28 @@ class Routing(NamedTuple):
 class Router:
     """Knows which events concern which projections."""
 
-    def __init__(self, specs: Iterable[ProjectionSpec], catalogue: Catalogue, *, owns_stream: bool = False) -> None:
-        """``owns_stream`` says that most of what the stream has is events of the application."""
+    def __init__(
+        self,
+        specs: Iterable[ProjectionSpec],
+        catalogue: Catalogue,
+        *,
+        owns_stream: bool = False,
+        beside: Iterable[ProjectionSpec] = (),
+    ) -> None:
+        """
+        Args:
+            owns_stream: Most of what the stream has is events of the application.
+            beside: Projections whose events are read, too, and passed by: so readers of the same stream count alike.
+        """
         self.specs = {spec.name: spec for spec in specs}
         self._catalogue = catalogue
         self._of_kind: dict[type[Any], list[ProjectionSpec]] = {}
         for spec in self.specs.values():
             for kind in spec.events:
                 self._of_kind.setdefault(kind, []).append(spec)
-        self._may_read_all = owns_stream and not all(spec.filtered for spec in self.specs.values())
+        read = [*self.specs.values(), *beside]
+        self._read_kinds = [kind for spec in read for kind in spec.events]
+        self._may_read_all = owns_stream and not all(spec.filtered for spec in read)
         filters = self.filters
         self.is_wanted = None if self.reading == filters else on_one_of(filters)
         """Tells the subjects of events from others, where more is read; None where the server does."""
@@ -88,13 +101,12 @@ class Router:
     @property
     def filters(self) -> list[str]:
         """What has to be read: the subjects of all events. One within another is left out, as the server wants it."""
-        filters = list(dict.fromkeys(contract_of(kind).subject.filter for kind in self._of_kind))
-        return [each for each in filters if not any(each != other and is_subset(each, other) for other in filters)]
+        return _filters_of(self._of_kind)
 
     @property
     def reading(self) -> list[str]:
         """What to ask the server for; an empty list is everything. What is not on :attr:`filters` is left out here."""
-        return reading_filters(self.filters, may_read_all=self._may_read_all)
+        return reading_filters(_filters_of(self._read_kinds), may_read_all=self._may_read_all)
 
     def route(self, message: Recorded) -> Routing:
         """The rows of a message. One that no projection asked for has none."""
@@ -139,6 +151,11 @@ class Router:
                 except Exception as error:
                     failures = [*failures, Failure((spec.name,), sequence, error)]
             yield message, envelope, event, found, failures
+
+
+def _filters_of(kinds: Iterable[type[Any]]) -> list[str]:
+    filters = list(dict.fromkeys(contract_of(kind).subject.filter for kind in kinds))
+    return [each for each in filters if not any(each != other and is_subset(each, other) for other in filters)]
 
 
 class KeyState:

@@ -8,6 +8,9 @@ as many as arrived meanwhile. ``LiveOptions.batch`` bounds how far the reader ma
 
 Only what is stored counts: the position is written after the states, and says what was stored before. Whatever ends
 an engine, the next one begins at the last position, and what it reads once more changes nothing (``worker``).
+
+Projections share one reading. One that is far behind the others, such as a new one, is read for apart, beside them,
+until it is near: so the others are as fresh as before (``apart``).
 """
 
 from __future__ import annotations
@@ -37,9 +40,11 @@ class LiveOptions:
     """How long a process that died holds the others up."""
     partitions: int = 1
     """Parts of the keys that several processes share; the same in all of them. With 1, one process folds everything."""
+    apart_after: int = 20_000
+    """A projection that is more sequences than this behind the others catches up in a reading of its own."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "cache_keys", "cache_bytes", "partitions"):
+        for name in ("batch", "cache_keys", "cache_bytes", "partitions", "apart_after"):
             whole(name, getattr(self, name))
         for name in ("batch_wait_s", "position_every_s", "lease_s"):
             seconds(name, getattr(self, name))
@@ -62,6 +67,12 @@ class LiveCounts:
     """Everything up to this sequence is stored."""
     parked: dict[str, dict[str, Parked]] = field(default_factory=dict)
     """Keys of each projection that do not go on, as far as this worker has met them."""
+    apart: list[str] = field(default_factory=list)
+    """Projections that catch up in a reading of their own."""
+    joins: int = 0
+    """How often such projections have caught up."""
+    other_versions: dict[str, int] = field(default_factory=dict)
+    """Projections that were swapped to another version of their fold, which this worker leaves to others."""
 
 
 class BeginAnew(Exception):

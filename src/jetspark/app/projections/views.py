@@ -357,7 +357,7 @@ class View:
         present = await self._load(name, direct=False)
         if position is not None and present.sequence <= sequence <= position.sequence:
             return self._entry(name, present)
-        await self._check_is_whole(0 if position is None else position.first_event)
+        await self._check_is_whole(0 if position is None else position.first_event, sequence)
         state = KeyState(self._spec, name, NOTHING)
         router = Router([self._spec], self._app.catalogue, owns_stream=self._app.owns_stream)
         options = OrderedOptions(filter_subjects=router.reading)
@@ -380,8 +380,13 @@ class View:
         value = change.value if change.operation == "put" else None
         return self._entry(name, Current(value, change.sequence or 0, 0, None, change.mark))
 
-    async def _check_is_whole(self, first_event: int) -> None:
+    async def _check_is_whole(self, first_event: int, last: int) -> None:
         info = (await self._js.stream(self._app.stream)).cached_info
+        if last > info.state.last_sequence:
+            raise ConfigError(
+                f"as_of={last}: expected a sequence that stream {self._app.stream} has; its last is "
+                f"{info.state.last_sequence}"
+            )
         head = await self._context.run(front_of(self._context.api, info, first_event))
         first = first_ever(info.config)
         if head.whole_from > first:

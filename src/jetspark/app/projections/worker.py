@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.patience import FOR_EVER_S, patiently
+from jetspark.app.projections.apart import LivePass
 from jetspark.app.projections.buckets import ProjectionPlace, check_version, find_place, open_records, watch_place
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.engine import PAUSE, LiveEngine, end_tasks
+from jetspark.app.projections.engine import PAUSE, end_tasks
 from jetspark.app.projections.leases import Lease, LeaseLost
 from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
 from jetspark.app.projections.place import LivePlace
 from jetspark.app.projections.shares import PartitionShares
 from jetspark.app.topology.names import escape_token
-from jetspark.errors import JetSparkError
+from jetspark.errors import JetSparkError, UsageError
 
 if TYPE_CHECKING:
     from jetspark.app.application import App
@@ -29,10 +30,18 @@ if TYPE_CHECKING:
 __all__ = ["ProjectionWorker"]
 
 _logger = logging.getLogger("jetspark.app")
+T = TypeVar("T")
+
+
+class _OthersToRun(Exception):
+    """Other projections are at the version of this code than before."""
 
 
 class ProjectionWorker:
     """The projections of an application in one process; others stand by.
+
+    A projection that is swapped to another version of its fold while this runs is left to workers with that code: this
+    one goes on with the others, under a lease of other projections, so that those workers get theirs.
 
     Args:
         specs: The projections to run.
@@ -49,11 +58,13 @@ class ProjectionWorker:
         options: LiveOptions | None = None,
         owner: str | None = None,
     ) -> None:
-        self.app, self._specs, self._js, self._catalogue = app, tuple(specs), js, catalogue
+        self.app, self._js, self._catalogue = app, js, catalogue
+        self._declared = self._specs = tuple(specs)
+        """All that it was told to run, and of these the ones that are at the version of this code."""
         self._options = options or LiveOptions()
         self._owner = owner or secrets.token_hex(8)
         self.counts = LiveCounts()
-        self._engine: LiveEngine | None = None
+        self._pass: LivePass | None = None
         self._is_stopping = False
         self.is_active = False
         """Whether it has the lease, and does not stand by."""
@@ -66,11 +77,26 @@ class ProjectionWorker:
         """Work until :meth:`stop` is called or the task is cancelled.
 
         Raises:
-            UsageError: A projection is at another version, or of another stream.
+            UsageError: A projection is at another version when this begins, or of another stream.
             StreamRecreated, StreamWentBack, StreamNotFound: The stream is not what it was.
             JetSparkError: The server refuses something for good.
         """
-        records = await self._open_records()
+        records = await self._trying(lambda: open_records(self._js, self.app.name))
+        for spec, place in (await self._trying(lambda: self._find_places(records))).items():
+            check_version(spec, place)
+        while not self._is_stopping:
+            try:
+                await self._run_specs(records)
+            except _OthersToRun:
+                await self._choose(records)
+
+    async def _run_specs(self, records: KeyValue) -> None:
+        """
+        Raises:
+            _OthersToRun: A projection was swapped to another version, or back.
+        """
+        if not self._specs:
+            await self._until_moved(records)
         if self._options.partitions > 1:
             await self._run_partitions(records)
             return
@@ -126,8 +152,8 @@ class ProjectionWorker:
         changed = asyncio.create_task(self._until_others(shares, held, taking))
         try:
             await asyncio.wait([work, changed], return_when=asyncio.FIRST_COMPLETED)
-            if not work.done() and not shares.lost and self._engine is not None:
-                self._engine.end()  # store what was read, for the one that comes next
+            if not work.done() and not shares.lost and self._pass is not None:
+                self._pass.end()  # store what was read, for the one that comes next
                 await asyncio.wait([work], timeout=self._options.lease_s / 2)
         finally:
             await end_tasks(work, changed)
@@ -140,13 +166,49 @@ class ProjectionWorker:
             shares.changed.clear()
             await self._until_changed(shares, taking)
 
-    async def _open_records(self) -> KeyValue:
-        return await patiently(
-            lambda: open_records(self._js, self.app.name), patience_s=FOR_EVER_S, pause=PAUSE, on_wait=self._tell
-        )
+    async def _trying(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Try again what a server does not answer."""
+        return await patiently(work, patience_s=FOR_EVER_S, pause=PAUSE, on_wait=self._tell)
 
     def _tell(self, error: JetSparkError) -> None:
         _logger.warning("app %s: projections: %s", self.app.name, error)
+
+    async def _find_places(self, records: KeyValue) -> dict[ProjectionSpec, ProjectionPlace]:
+        return {spec: (await find_place(records, spec)).place for spec in self._declared}
+
+    async def _choose(self, records: KeyValue) -> None:
+        """Find out which projections this code can run now."""
+        places = await self._trying(lambda: self._find_places(records))
+        self._specs = tuple(spec for spec, place in places.items() if place.version == spec.version)
+        others = {spec: place for spec, place in places.items() if spec not in self._specs}
+        for spec, place in others.items():
+            try:
+                check_version(spec, place)
+            except UsageError as error:
+                _logger.error("app %s: %s. It is left to workers with that code", self.app.name, error)
+        self.counts.other_versions = {spec.name: place.version for spec, place in others.items()}
+
+    async def _until_moved(self, records: KeyValue) -> None:
+        """
+        Raises:
+            _OthersToRun: A projection was swapped.
+        """
+        while True:
+            found = await self._trying(lambda: self._find_places(records))
+            if any(place.version == spec.version for spec, place in found.items()):
+                raise _OthersToRun
+            try:
+                async with _beside([self._follow(records, spec, place) for spec, place in found.items()]) as watching:
+                    await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+                    for task in watching:
+                        if task.done():
+                            task.result()
+            except BeginAnew:
+                pass
+            except JetSparkError as error:
+                if not error.may_pass:
+                    raise
+                await asyncio.sleep(PAUSE.wait_s(1))
 
     async def stop(self, runners: asyncio.Task[None], timeout: float) -> None:
         """Read no more, and store what was read, for at most ``timeout`` seconds.
@@ -154,10 +216,10 @@ class ProjectionWorker:
         ``runners`` is the task of :meth:`run`.
         """
         self._is_stopping = True
-        if self._engine is None:
+        if self._pass is None:
             runners.cancel()
         else:
-            self._engine.end()
+            self._pass.end()
         done, _ = await asyncio.wait([runners], timeout=timeout)
         if not done:
             runners.cancel()
@@ -182,18 +244,16 @@ class ProjectionWorker:
                 await asyncio.sleep(PAUSE.wait_s(failures))
 
     async def _run_once(self, lease: Lease | None, records: KeyValue, held: frozenset[int] | None) -> None:
-        found = {spec.name: (await find_place(records, spec)).place for spec in self._specs}
-        places = [
-            LivePlace(spec, check_version(spec, found[spec.name]), self._js, self._options, held)
-            for spec in self._specs
-        ]
-        engine = LiveEngine(self.app, places, self._js, self._catalogue, self._options, self.counts)
-        self._engine = engine
-        watching = [self._follow(records, spec, found) for spec in self._specs]
+        found = await self._find_places(records)
+        if self._specs != tuple(spec for spec, place in found.items() if place.version == spec.version):
+            raise _OthersToRun
+        places = [LivePlace(spec, found[spec], self._js, self._options, held) for spec in self._specs]
+        self._pass = LivePass(self.app, places, self._js, self._catalogue, self._options, self.counts)
+        watching = [self._follow(records, spec, place) for spec, place in found.items()]
         try:
             keeping = [] if lease is None else [lease.keep()]
             async with _beside([*keeping, *watching]) as others:
-                main = asyncio.create_task(engine.run())
+                main = asyncio.create_task(self._pass.run())
                 try:
                     await asyncio.wait([main, *others], return_when=asyncio.FIRST_COMPLETED)
                     for task in (main, *others):
@@ -202,13 +262,12 @@ class ProjectionWorker:
                 finally:
                     await end_tasks(main)
         finally:
-            self._engine = None
+            self._pass = None
 
-    async def _follow(self, records: KeyValue, spec: ProjectionSpec, found: Mapping[str, ProjectionPlace]) -> None:
+    async def _follow(self, records: KeyValue, spec: ProjectionSpec, place: ProjectionPlace) -> None:
         """Notice that a projection was swapped to another bucket."""
         async for alias in watch_place(records, spec):
-            if alias.place != found[spec.name]:
-                check_version(spec, alias.place)
+            if alias.place != place:
                 raise BeginAnew(f"projection {spec.name!r} is in bucket {alias.place.bucket} now")
         await asyncio.Event().wait()  # the connection is closed: the reader says so
 

@@ -8,11 +8,12 @@ from jetspark.app.replay.handlers import (
     read_handler_records,
     replay_handler,
 )
+from jetspark.app.replay.previewing import RebuildPreview, preview_rebuild
 from jetspark.app.replay.ranges import Extent, ReplayRequest
-from jetspark.app.replay.rebuilding import RebuildOutcome, rebuild
+from jetspark.app.replay.rebuilding import RebuildOutcome, drop_rebuild, rebuild
 from jetspark.app.replay.records import ReplayRecord, read_records
 from jetspark.app.replay.running import ReplayPlan, plan_replay, repair_keys, run_replay
-from jetspark.app.replay.verifying import Verification, verify
+from jetspark.app.replay.verifying import ParkedKey, Verification, verify
 from jetspark.app.replay.what_if import NewCode, WhatIf, what_if
 
 __all__ = [
@@ -21,14 +22,18 @@ __all__ = [
     "HandlerReplayPlan",
     "HandlerReplayRecord",
     "NewCode",
+    "ParkedKey",
     "RebuildOutcome",
+    "RebuildPreview",
     "ReplayPlan",
     "ReplayRecord",
     "ReplayRequest",
     "Verification",
     "WhatIf",
+    "drop_rebuild",
     "plan_handler_replay",
     "plan_replay",
+    "preview_rebuild",
     "read_handler_records",
     "read_records",
     "rebuild",

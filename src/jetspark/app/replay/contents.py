@@ -111,14 +111,14 @@ class Digest:
         return f"sha256:{self._hash.hexdigest()}"
 
 
-def compare(key: str, expected: KeyContent, found: Current, version: int) -> Difference | None:
-    """How what a bucket has differs from what the events make; None if it does not."""
+def compare(key: str, expected: KeyContent, found: Current, version: int | None) -> Difference | None:
+    """How what a bucket has differs from what the events make; None if it does not. Without ``version`` any will do."""
     content = KeyContent.of_current(found)
     kind: DifferenceKind | None = None
     mark = mark_of(found)
     if found.revision and mark is None:
         kind = "foreign"
-    elif mark is not None and mark.version != version:
+    elif mark is not None and version is not None and mark.version != version:
         kind = "version"
     elif content.value is None and expected.value is not None:
         kind = "missing"

@@ -5,7 +5,7 @@ taken), which nobody reads. The live bucket is not touched, and its engine goes 
 a rebuild that was killed goes on where it was. Then, if asked for, the shadow is verified against a fresh fold, brought
 to the end of the stream, and swapped in: one compare-and-set on the record that says where the projection is
 (:mod:`jetspark.app.projections.buckets`). Live engines of this version and readers follow; engines of another version
-end. The old bucket is kept until it is dropped.
+leave the projection to those. The old bucket is kept until it is dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import dataclasses
 import secrets
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from jetspark.app.application import App
     from jetspark.app.projections.declaring import ProjectionSpec
 
-__all__ = ["RebuildOutcome", "rebuild"]
+__all__ = ["RebuildOutcome", "drop_rebuild", "rebuild"]
 
 # States kept in memory while history is folded.
 CACHE = CacheLimits(200_000, 256 << 20)
@@ -96,10 +96,9 @@ class RebuildOutcome:
         if self.verification is not None:
             lines.append(str(self.verification))
         if self.is_swapped:
-            kept = "dropped" if self.is_old_dropped else "kept: --drop-old"
-            lines.append(
-                f"swapped in {self.swap_s or 0:.3f} s: {self.old.bucket} -> {self.new.bucket}; the old is {kept}"
-            )
+            kept = "dropped" if self.is_old_dropped else f"kept: --resume {self.record.id} --swap --drop-old"
+            when = "before" if self.swap_s is None else f"in {self.swap_s:.3f} s"
+            lines.append(f"swapped {when}: {self.old.bucket} -> {self.new.bucket}; the old is {kept}")
         else:
             lines.append(f"bucket {self.new.bucket} is not in use: jetspark rebuild --resume {self.record.id} --swap")
         return "\n".join(lines)
@@ -124,7 +123,8 @@ async def rebuild(
     Args:
         check: Verify the new bucket against a second, fresh fold before anything is swapped.
         swap_in: Make it the bucket of the projection.
-        drop_old: Remove the old bucket after the swap; one that the application declares is emptied instead.
+        drop_old: Remove the old bucket after the swap; one that the application declares is emptied instead. With
+            ``resume`` of a rebuild that is swapped already, this is all that is done.
         drop_after_s: How long readers have, after the swap, to finish what they read in the old bucket.
         rate: Events folded each second, at most, until it is close to the end.
         resume: The id of a rebuild that was interrupted, or not swapped yet.
@@ -144,6 +144,10 @@ async def rebuild(
     spec = spec_of(app, projection)
     records = await open_records(js, app.name)
     alias = await find_place(records, spec)
+    if resume is not None and drop_old:
+        keeper = await RecordKeeper.find(records, spec, resume, "rebuild")
+        if keeper.record.status == "swapped":
+            return await _drop_replaced(js, spec, alias.place, keeper)
     history = await History.open(js, app, spec, alias.place.bucket)
     if resume is not None:
         keeper = await RecordKeeper.resume(records, spec, resume, "rebuild")
@@ -162,6 +166,7 @@ async def rebuild(
         if drop_old:
             await asyncio.sleep(drop_after_s)
             await _drop(js, spec, alias.place.bucket)
+            await keeper.note(replaced="")
             outcome.is_old_dropped = True
     on_progress(record)
     return outcome
@@ -196,6 +201,41 @@ async def _drop(js: JetStream, spec: ProjectionSpec, bucket: str) -> None:
         await (await js.stream(f"KV_{bucket}")).purge()  # the application declares it, so it has to be there
     else:
         await js.delete_kv(bucket)
+
+
+async def _drop_replaced(
+    js: JetStream, spec: ProjectionSpec, place: ProjectionPlace, keeper: RecordKeeper
+) -> RebuildOutcome:
+    """Remove what a swap of the past has replaced."""
+    record = keeper.record
+    if not record.replaced:
+        raise ConfigError(f"rebuild {record.id!r}: the bucket that it replaced was dropped already, or is not known")
+    if record.replaced == place.bucket:
+        raise ConfigError(f"rebuild {record.id!r}: bucket {record.replaced}, which it replaced, is in use again")
+    old, new = ProjectionPlace(record.replaced, record.version), ProjectionPlace(record.bucket, record.version)
+    await _drop(js, spec, old.bucket)
+    await keeper.note(replaced="")
+    return RebuildOutcome(record=record, old=old, new=new, is_swapped=True, is_old_dropped=True)
+
+
+async def drop_rebuild(js: JetStream, app: App, projection: str, id: str) -> ReplayRecord:
+    """Remove the bucket of a rebuild that is not in use: one that was never swapped, or was replaced since.
+
+    Raises:
+        ConfigError: There is no such rebuild, its bucket is in use, or was dropped before.
+    """
+    spec = spec_of(app, projection)
+    records = await open_records(js, app.name)
+    keeper = await RecordKeeper.find(records, spec, id, "rebuild")
+    record = keeper.record
+    if record.bucket == (await find_place(records, spec)).place.bucket:
+        raise ConfigError(f"rebuild {id!r}: bucket {record.bucket} is in use: swap another one in before it is dropped")
+    if record.status == "dropped":
+        raise ConfigError(f"rebuild {id!r}: bucket {record.bucket} was dropped already")
+    with suppress(StreamNotFound):
+        await js.delete_kv(record.bucket)
+    await keeper.note(status="dropped")
+    return record
 
 
 class _Rebuilding:
@@ -345,4 +385,4 @@ class _Rebuilding:
         self._outcome.is_swapped = True
         # What came meanwhile, if no engine of this version runs yet.
         await self.fold_to(await self._history.last(), unlimited)
-        await self._keeper.note(status="swapped")
+        await self._keeper.note(status="swapped", replaced=alias.place.bucket)

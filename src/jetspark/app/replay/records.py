@@ -64,9 +64,11 @@ class ReplayRecord:
     unreadable: int = 0
     """Events that no engine can read, and every engine leaves out."""
     status: str = "running"
-    """``running``, also where nobody is at it any more; ``done``; of a rebuild ``built``, then ``swapped``; or
-    ``failed: <why>``.
+    """``running``, also where nobody is at it any more; ``done``; of a rebuild ``built``, then ``swapped``, or
+    ``dropped``; or ``failed: <why>``.
     """
+    replaced: str = ""
+    """Of a rebuild that was swapped: the bucket that was in use before, until it is dropped."""
     began: str = ""
     noted: str = ""
 
@@ -81,7 +83,7 @@ class ReplayRecord:
 
     @property
     def is_done(self) -> bool:
-        return self.status in ("done", "swapped")
+        return self.status in ("done", "swapped", "dropped")
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "request": self.request.to_dict()}
@@ -106,7 +108,8 @@ class ReplayRecord:
         else:
             changed = f"{self.changed} keys written"
         parked = f", {self.parked} keys are parked" if self.parked else ""
-        return f"{what}: {read}: {changed}{parked}, {self.status}"
+        bucket = f", bucket {self.bucket}" if self.kind == "rebuild" else ""
+        return f"{what}: {read}: {changed}{parked}{bucket}, {self.status}"
 
 
 class KeptRecord(Protocol):
@@ -174,13 +177,8 @@ class RecordKeeper(NoteKeeper[ReplayRecord]):
         Raises:
             ConfigError: There is none, it is done, or another version of the projection has begun it.
         """
-        try:
-            entry = await records.get(record_key(spec.name, id))
-        except KeyNotFound:
-            raise ConfigError(f"resume {id!r}: there is no record of it; `jetspark replays` lists them") from None
-        record = ReplayRecord.decode(entry.value)
-        if record.kind != kind:
-            raise ConfigError(f"resume {id!r}: it is a {record.kind}, expected a {kind}")
+        keeper = await cls.find(records, spec, id, kind)
+        record = keeper.record
         if record.version != spec.version:
             raise ConfigError(
                 f"resume {id!r}: version {record.version} of the projection has begun it, and this is version "
@@ -188,9 +186,24 @@ class RecordKeeper(NoteKeeper[ReplayRecord]):
             )
         if record.is_done:
             raise ConfigError(f"resume {id!r}: it is {record.status} already")
-        keeper = cls(records, record, entry.revision)
         await keeper.note(status="running")
         return keeper
+
+    @classmethod
+    async def find(cls, records: KeyValue, spec: ProjectionSpec, id: str, kind: ReplayKind) -> RecordKeeper:
+        """The record of a replay, as it is.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        try:
+            entry = await records.get(record_key(spec.name, id))
+        except KeyNotFound:
+            raise ConfigError(f"{kind} {id!r}: there is no record of it; `jetspark replays` lists them") from None
+        record = ReplayRecord.decode(entry.value)
+        if record.kind != kind:
+            raise ConfigError(f"{id!r}: it is a {record.kind}, expected a {kind}")
+        return cls(records, record, entry.revision)
 
 
 async def begin_record(

@@ -13,15 +13,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.buckets import check_version, find_place, open_records
+from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.replay.contents import NOTHING, Difference, Digest, KeyContent, compare, cut_keys, reaches
 from jetspark.app.replay.history import History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
 from jetspark.app.replay.places import await_position, is_reserved, noted_position
 from jetspark.app.replay.ranges import Extent
-from jetspark.errors import DataLoss
+from jetspark.errors import DataLoss, UsageError
 from jetspark.state.changes import Current, current_of
 from jetspark.state.deliveries import delivery
 from jetspark.state.lookup import stored_delivery
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from jetspark.app.application import App
     from jetspark.app.projections.declaring import ProjectionSpec
 
-__all__ = ["SLICE_KEYS", "Verification", "read_states", "verify", "verify_bucket"]
+__all__ = ["SLICE_KEYS", "FreshStates", "ParkedKey", "Verification", "read_states", "verify", "verify_bucket"]
 
 SLICE_KEYS = 200_000
 """Keys whose states are held at a time, twice."""
@@ -45,6 +46,15 @@ MAX_NAMED = 1000
 ALL_KEYS: tuple[str, str | None] = ("", None)
 
 FreshStates = Callable[[int], Awaitable[Mapping[str, Current]]]
+
+
+class ParkedKey(NamedTuple):
+    """A key that does not go on."""
+
+    key: str
+    sequence: int
+    """The event that was refused."""
+    reason: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +71,8 @@ class Verification:
     keys: int = 0
     """That have a value, or are parked."""
     parked: int = 0
+    parked_keys: list[ParkedKey] = field(default_factory=list)
+    """The first thousand."""
     events: int = 0
     unreadable: int = 0
     """Events that no engine can read, and every engine leaves out."""
@@ -85,6 +97,7 @@ class Verification:
             "last": self.last,
             "keys": self.keys,
             "parked": self.parked,
+            "parked_keys": [each._asdict() for each in self.parked_keys],
             "events": self.events,
             "unreadable": self.unreadable,
             "digest": self.digest,
@@ -130,17 +143,26 @@ async def verify(
     Raises:
         DataLoss: The beginning of the stream is gone, so nobody can tell what the bucket should have; or the projection
             was folded without events that the stream had dropped before they were read.
-        UsageError: The bucket was made by another version of the projection.
+        UsageError: The bucket was made by another version of the projection; or it has not got to ``to_seq``.
     """
     spec = spec_of(app, projection)
     place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
-    await _check_is_complete(js, spec.name, app.stream, place.bucket)
+    position = (await noted_position(js, place.bucket)).position
+    if position is not None:
+        if position.version:
+            check_version(spec, place._replace(version=position.version))
+        _check_is_complete(position, spec.name, app.stream, place.bucket)
     history = await History.open(js, app, spec, place.bucket)
     last = await history.last_event()
     boundary = min(to_seq or last, last)
     reached = await await_position(js, place.bucket, boundary, wait_s)
-    if reached is not None and to_seq is None:
-        boundary = min(boundary, reached)
+    if reached is not None and reached < boundary:
+        if to_seq is not None:
+            raise UsageError(
+                f"to_seq={to_seq}: bucket {place.bucket} has got to sequence {reached} only: does a worker run it? "
+                f"Expected {reached} at most, or none"
+            )
+        boundary = reached
     return await verify_bucket(
         js,
         history,
@@ -154,9 +176,8 @@ async def verify(
     )
 
 
-async def _check_is_complete(js: JetStream, projection: str, stream: str, bucket: str) -> None:
-    position = (await noted_position(js, bucket)).position
-    if position is not None and position.missed is not None:
+def _check_is_complete(position: FoldPosition, projection: str, stream: str, bucket: str) -> None:
+    if position.missed is not None:
         first, last = position.missed
         missed = (
             f"projection {projection!r} (bucket {bucket}) was folded without what the stream had dropped between "
@@ -176,8 +197,12 @@ async def verify_bucket(
     slice_keys: int = SLICE_KEYS,
     on_events: OnEvents = told_nobody,
     fresh: FreshStates | None = None,
+    is_any_version: bool = False,
 ) -> Verification:
-    """Compare a bucket, which has all events up to a boundary, with a fresh fold."""
+    """Compare a bucket, which has all events up to a boundary, with a fresh fold.
+
+    With ``is_any_version`` the bucket may be of another version of the fold.
+    """
     extent = await history.whole()
     result = Verification(
         projection=spec.name, bucket=bucket, version=spec.version, boundary=boundary, last=extent.last
@@ -187,6 +212,7 @@ async def verify_bucket(
     found_digest, expected_digest = Digest(), Digest()
     for low, high in slices:
         part = _Slice(js, history, spec, bucket, extent, (low, high), is_small=len(slices) == 1)
+        part.version = None if is_any_version else spec.version
         await part.fold(boundary, pace, on_events, states)
         await part.settle(boundary)
         part.report(result, found_digest, expected_digest)
@@ -223,6 +249,8 @@ class _Slice:
     ) -> None:
         self._js, self._history, self._spec, self._bucket, self._extent = js, history, spec, bucket, extent
         self._is_small = is_small
+        self.version: int | None = spec.version
+        """That all of it has to be of."""
         self._low, self._high = keys
         self._found: dict[str, Current] = {}
         self._fold = MemoryFold(spec, wants=self._wants)
@@ -259,7 +287,7 @@ class _Slice:
             self._found[key] = current.get(key, NOTHING)
 
     def _differences(self, keys: Iterable[str]) -> list[Difference]:
-        version, fold, found = self._spec.version, self._fold, self._found
+        version, fold, found = self.version, self._fold, self._found
         compared = (compare(key, fold.content(key), found.get(key, NOTHING), version) for key in keys)
         return [each for each in compared if each is not None]
 
@@ -268,7 +296,10 @@ class _Slice:
         for key in keys:
             content = KeyContent.of_current(self._found.get(key, NOTHING))
             found_digest.add(key, content)
-            result.parked += content.parked is not None
+            if content.parked is not None:
+                result.parked += 1
+                if len(result.parked_keys) < MAX_NAMED:
+                    result.parked_keys.append(ParkedKey(self._spec.key_text(key), *content.parked))
             expected_digest.add(key, self._fold.content(key))
         differences = self._differences(keys)
         result.difference_count += len(differences)

@@ -70,6 +70,7 @@ class ProjectionOptions(SourceOptions):
     is_stored: bool = option(boolean, "fold into the buckets, and not from nothing", default=True, name="stored")
     report: str | None = option(text, "key of the application's records that is told what a batch write has done")
     records: str | None = option(text, "bucket that says where projections are; they must stay there")
+    placed: tuple[str, ...] = option(names, "projections whose bucket was chosen, and not looked up there", default=())
     max_held_rows: int = option(
         count, "rows of a task in memory; what is more is sorted through temporary files", default=1_000_000
     )

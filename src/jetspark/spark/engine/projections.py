@@ -289,9 +289,11 @@ class ProjectionPlan:
         if not is_stored:
             return cls(declared, {}, options | {"stored": "false"}, connecting, filters)
         found = {name: bucket for name, bucket in (buckets or {}).items() if name in names}
-        if not found:
-            options["records"] = projection_bucket(declared.name)
         others = [name for name in names if name not in found]
+        if others:
+            options["records"] = projection_bucket(declared.name)
+        if found:
+            options["placed"] = option_text(list(found))
         found |= patiently(connecting, lambda js: _places(js, declared, others), is_first_contact=True)
         options["buckets"] = option_text([found[name] for name in names])
         plan = cls(declared, found, options, read_options(ProjectionOptions, FORMAT, options), filters)

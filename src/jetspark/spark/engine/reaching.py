@@ -75,6 +75,8 @@ def _check_places(js: JetStream, options: ProjectionOptions) -> None:
         return
     records = js.kv(options.records)
     for name, bucket in zip(options.projections, options.buckets, strict=True):
+        if name in options.placed:
+            continue
         try:
             place = ProjectionPlace.decode(records.get(alias_key(name), direct=False).value)
         except KeyNotFound:
