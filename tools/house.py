@@ -1,4 +1,5 @@
-"""How well the tree keeps to itself: accesses to the private names of other objects, and class names used twice.
+"""How well the tree keeps to itself: accesses to the private names of other objects, class names used twice, and how
+many lines of the two drivers, and methods of a class, are written by hand.
 
 ``python tools/house.py`` prints the figures of each package. ``tests/unit/test_house.py`` holds the bounds, which only
 ever get smaller.
@@ -51,11 +52,32 @@ def shared_class_names() -> dict[str, list[str]]:
     return {name: sorted(where) for name, where in sorted(homes.items()) if len(where) > 1}
 
 
+def hand_written_lines(*packages: str) -> int:
+    """All lines, comments and blank ones included, of the modules that no tool writes."""
+    texts = [module.read_text(encoding="utf-8") for name in packages for module in (SOURCE / name).rglob("*.py")]
+    return sum(text.count("\n") for text in texts if not text.startswith("# Generated from "))
+
+
+def largest_classes(count: int) -> list[tuple[int, str, str]]:
+    """Classes by the number of methods that they define themselves: that number, the class, and its module."""
+    found = []
+    for module in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
+                found.append((methods, node.name, module.relative_to(SOURCE).as_posix()))
+    return sorted(found, reverse=True)[:count]
+
+
 def main() -> None:
     print("accesses to foreign private names in 1000 lines")
     for package in sorted(path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()):
         print(f"  {package:12} {accesses_per_1000_lines(package):5.1f}")
     print(f"  both drivers {accesses_per_1000_lines('aio', 'blocking'):5.1f}")
+    print(f"lines of both drivers written by hand: {hand_written_lines('aio', 'blocking')}")
+    print("largest classes, by methods")
+    for methods, name, module in largest_classes(10):
+        print(f"  {methods:3} {name:22} {module}")
     shared = shared_class_names()
     print(f"class names with more than one home: {len(shared)}")
     for name, homes in shared.items():

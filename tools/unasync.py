@@ -4,8 +4,12 @@
 :data:`GENERATED`. ``--check`` writes nothing: it compares, shows what differs, and fails. Every other module of the two
 drivers is written by hand, because threads differ from tasks there: ``tests/unit/test_unasync.py`` lists them.
 
-A module is rewritten token by token. ``async`` and ``await`` go, names and the words of texts change as the tables
-say. Then ruff takes unused imports away, makes ``yield from`` of loops that only yield, and formats.
+What only threads need is a comment in the asyncio module, where it costs nothing: of ``# In threads: with link.lock:``
+the twin has the statement, around the rest of the block. What only asyncio needs goes: a statement whose first line
+ends with ``# asyncio only``, and the type ``AsyncIterable`` where it is one of several.
+
+Then a module is rewritten token by token. ``async`` and ``await`` go, names and the words of texts change as the tables
+say. At last ruff takes unused imports away, makes ``yield from`` of loops that only yield, and formats.
 """
 
 from __future__ import annotations
@@ -23,20 +27,29 @@ DRIVERS = Path("src") / "jetspark"
 
 GENERATED = (
     "atomic",
+    "client",
     "consumer",
     "context",
+    "fast",
+    "feeding",
     "jetstream",
     "kv",
+    "link_calls",
     "message",
     "object_reading",
     "object_sending",
     "objects",
     "ordered",
     "part_file",
+    "publisher",
     "pull",
     "push",
+    "runner",
+    "source",
     "steps",
     "stream",
+    "stream_message",
+    "subscription",
 )
 
 NAMES = {
@@ -65,9 +78,29 @@ PHRASES = {
     r"\bread in a thread, from\b": "read from",
     r", asynchronous or not,": "",
     r"\bas the chunks come, in a thread;": "as the chunks come;",
+    r"\braises or is cancelled,": "raises,",  # interrupted, a thread may have sent it
     r"\bcancelled\b": "interrupted",
     r"\bCancelled\b": "Interrupted",
+    r"\ba cancellation\b": "an interrupt",
+    r"\bSeveral tasks\b": "Several threads",
+    # What is true of threads only.
+    r"NATS that heals itself\.": "NATS that heals itself, for any number of threads.",
+    r"; by default this waits\.": ", or in ``on_event``; else this waits.",
+    r"\n +UsageError: From another event loop [^\n]+": "",
+    r"Called \(and awaited, if it returns an awaitable\) with one message after the other;": (
+        "Called with one message after the other, on a thread of the subscription's own;"
+    ),
+    r"(beside ``drain``, waits for that one, at most ``timeout``, and returns\.)\n": (
+        r"\1 In\n        ``on_event`` it does not wait for the server's confirmation.\n"
+    ),
+    r"``sequence`` tells how many were added\.\n": (
+        "``sequence`` tells how many were added; the iterable may\n        have been read up to 500 messages further.\n"
+    ),
 }
+
+ONLY_THREADS = re.compile(r"( *)# In threads: (.+\n)")
+ONLY_ASYNCIO = re.compile(r"( *)\w.*  # asyncio only\n")
+ONLY_ASYNCIO_TYPE = re.compile(r" \| AsyncIterable\[\w+\]")
 
 MENDED_BY = "python tools/unasync.py"
 
@@ -76,8 +109,36 @@ def header(name: str) -> str:
     return f"# Generated from aio/{name}.py by tools/unasync.py; edit that file.\n"
 
 
+def for_threads(source: str) -> str:
+    """The text with what only threads need, and without what only asyncio has."""
+    lines = ONLY_ASYNCIO_TYPE.sub("", source).splitlines(keepends=True)
+    found: list[str] = []
+    while lines:
+        line = lines.pop(0)
+        if (statement := ONLY_ASYNCIO.fullmatch(line)) is not None:
+            del lines[: _block_length(lines, len(statement[1]) + 1)]
+        elif (statement := ONLY_THREADS.fullmatch(line)) is not None:
+            indentation, text = statement.groups()
+            found.append(indentation + text)
+            if text.endswith(":\n"):
+                length = _block_length(lines, len(indentation))
+                lines[:length] = ["    " * bool(each.strip()) + each for each in lines[:length]]
+        else:
+            found.append(line)
+    return "".join(found)
+
+
+def _block_length(lines: list[str], indentation: int) -> int:
+    """How many of these lines come before the first that is indented less."""
+    for length, line in enumerate(lines):
+        if line.strip() and len(line) - len(line.lstrip(" ")) < indentation:
+            return length
+    return len(lines)
+
+
 def rewritten(source: str) -> str:
     """The text with its tokens replaced; what is imported and how it is formatted is not mended yet."""
+    source = for_threads(source)
     lines = source.splitlines(keepends=True)
     starts = [0]
     for line in lines:

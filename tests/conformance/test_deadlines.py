@@ -517,16 +517,16 @@ async def test_a_thousand_cancelled_waits_leave_nothing_behind(own: NatsServer) 
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         assert waits_of(nc, subscription) == before <= 1
-        assert len(publisher._runner.changed) == len(inside(opened.consumer)._source._waiters) == 0
+        assert len(publisher._runner.changed) == len(inside(opened.consumer)._source._arrivals._waiting) == 0
 
 
 def waits_of(client: Any, subscription: Any = None) -> int:
     """How many waits a client knows of."""
     link, machine = client._link, client._machine
     count = len(machine._requests) + sum(ping.handle is not None for ping in machine._pings)
-    count += len(link.room._waiters) if hasattr(link, "room") else len(link._waiting_for_room)
+    count += len(link.room._waiters)
     for publisher in client._publishers.values():
-        count += len(publisher._waiting_for_room) + len(publisher._waiting_for_all)
+        count += len(publisher._room._waiters) + len(publisher._all_done._waiters)
     if subscription is not None:
-        count += len(getattr(subscription, "_changed", subscription)._waiters)
+        count += len(subscription._changed._waiters)
     return count

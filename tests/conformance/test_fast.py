@@ -91,6 +91,19 @@ async def stored(stream: Any) -> list[bytes]:
 # ---- a full buffer ---------------------------------------------------------------------------------------------
 
 
+class Polled:
+    """Waits that end by themselves."""
+
+    def __init__(self, waits: Any) -> None:
+        self._waits = waits
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        return self._waits.wait(0.01 if timeout_s is None else min(timeout_s, 0.01))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._waits, name)
+
+
 class FullBuffer:
     """A connection whose buffer has no room for the first messages, for some seconds."""
 
@@ -99,8 +112,8 @@ class FullBuffer:
         self._loop, self.is_full_until, self._seconds = asyncio.get_running_loop(), 0.0, seconds
         for name in ("publish_frame", "publish_frames"):
             monkeypatch.setattr(client._machine, name, self._limited(getattr(client._machine, name)))
-        if hasattr(client._link, "wait_for_room"):
-            monkeypatch.setattr(client._link, "wait_for_room", lambda *_: asyncio.sleep(0.01))
+        # Nobody is told that there is room in what only seems to be full.
+        monkeypatch.setattr(client._link, "room", Polled(client._link.room))
 
     def fill(self) -> None:
         self.is_full_until = self._loop.time() + self._seconds
@@ -148,6 +161,19 @@ class Crowded:
 
 
 ASKS = pytest.mark.parametrize("asks", ["add", "add_many", "commit"])
+
+
+@on_both_drivers
+async def test_what_only_has_to_be_written_to_make_room_is_not_waited_for(driver: Driver, url: str) -> None:
+    async with driver.connect(url, send_buffer_bytes=64 << 10) as nc:
+        js = nc.jetstream()
+        stream = await new_stream(js)
+        # One that waited would wait for the next ping, which finds the room that nobody was told of.
+        options: dict[str, Any] = {"flow": 5000, "timeout": 80, "keep_alive_s": 60, "ping_after_s": 60}
+        async with asyncio.timeout(100), js.fast_batch(**options) as fast:
+            for _ in range(20):
+                await fast.add(f"{stream.name}.a", bytes(30_000))
+        assert len(await stored(stream)) == 20
 
 
 @ASKS

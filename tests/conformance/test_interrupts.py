@@ -65,6 +65,7 @@ MAY_STAY_WITH = {
     "jetspark.blocking.waiter.Changed",
     "jetspark.blocking.source._SourceReader",
     "jetspark.blocking.subscription.SubscriptionReader",
+    "jetspark.blocking.calling.Calling",  # has the thread, of which rows say by themselves whether it may stay
 }
 
 
@@ -193,7 +194,7 @@ def _left(world: World) -> Counter[str]:
     left["subscriptions"] = len(machine.subscriptions)
     left["requests"] = len(machine._requests)
     left["flushes"] = sum(ping.handle is not None for ping in machine._pings)
-    left["attached"] = len(link._dispatcher.attached)
+    left["attached"] = len(link.dispatcher.attached)
     left["threads"] = sum(not thread.name.startswith(("test", "asyncio_")) for thread in threading.enumerate())
     if world.is_blocking:
         left["guests"] = bool(link._guest)

@@ -22,6 +22,12 @@ from jetspark.testing import ModelServer
 # Looked at these many seconds after the beginning: half-way between the moments at which something happens.
 LOOKS_S = (0.6, 1.7, 2.7, 4.6)
 
+# On a busy machine a look may come late, when something is about to happen: the two are asked one after the other, and
+# the server's timers are late as well. So what differs is looked at again, for less than the time between two events,
+# and then all courses are run again: a difference that is real stays.
+AGAIN, AGAIN_S = 4, 0.1
+ATTEMPTS = 3
+
 Headers = dict[str, str]
 
 
@@ -37,6 +43,25 @@ class Course(NamedTuple):
 
 
 COURSES = {
+    # The first, so that all of it is published before the next whole second.
+    "repeated": Course(
+        {"allow_msg_schedules": True, "allow_msg_ttl": True},
+        [
+            Published("s1", b"one", {"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "each", "X-Own": "kept"}),
+            Published("s2", b"two", {"Nats-Schedule": "@every 2s", "Nats-Schedule-Target": "second"}),
+            Published("s3", b"x", {"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "never"}),
+            Published("end", b"", {"Nats-Scheduler": "s3", "Nats-Schedule-Next": "purge"}),
+            Published(
+                "s4", b"y", {"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "t", "Nats-Schedule-TTL": "1s"}
+            ),
+            Published("s5", b"", {"Nats-Schedule": "@every 0s", "Nats-Schedule-Target": "none"}),
+            Published("s5", b"", {"Nats-Schedule": "@every -1s", "Nats-Schedule-Target": "none"}),
+            Published("s5", b"", {"Nats-Schedule": "@every", "Nats-Schedule-Target": "none"}),
+            Published("s5", b"", {"Nats-Schedule": "@every soon", "Nats-Schedule-Target": "none"}),
+            Published("s5", b"", {"Nats-Schedule": "* * *", "Nats-Schedule-Target": "none"}),
+            Published("s5", b"", {"Nats-Schedule": "@sometimes", "Nats-Schedule-Target": "none"}),
+        ],
+    ),
     "ttl": Course(
         {"allow_msg_ttl": True},
         [
@@ -147,6 +172,17 @@ def client() -> Iterator[jetspark.blocking.Client]:
 
 
 def test_messages_age_and_schedules_fire_in_the_same_way(client: jetspark.blocking.Client) -> None:
+    for attempt in range(ATTEMPTS):
+        try:
+            return _run_courses(client)
+        except AssertionError:
+            if attempt == ATTEMPTS - 1:
+                raise
+            for name in COURSES:
+                client.request(f"$JS.API.STREAM.DELETE.{name}", b"")
+
+
+def _run_courses(client: jetspark.blocking.Client) -> None:
     model = ModelServer()
 
     def ask_model(subject: str, data: bytes, headers: Headers | None = None) -> dict[str, Any]:
@@ -157,6 +193,8 @@ def test_messages_age_and_schedules_fire_in_the_same_way(client: jetspark.blocki
         ]
         return dict(json.loads(answer.data))
 
+    # Repeated schedules fire at whole seconds of the server's clock: at the beginning, one has just passed.
+    time.sleep(1.05 - time.time() % 1.0)
     began = time.time()
     for name, course in COURSES.items():
         config = json.dumps({"name": name, "subjects": [f"{name}.>"], "storage": "memory", **course.config}).encode()
@@ -169,7 +207,12 @@ def test_messages_age_and_schedules_fire_in_the_same_way(client: jetspark.blocki
     for look_s in LOOKS_S:
         time.sleep(max(0.0, began + look_s - time.time()))
         for name in COURSES:
-            assert _in_model(model, name) == _in_server(client, name), (name, look_s)
+            for _ in range(AGAIN):
+                if _in_model(model, name) == _in_server(client, name):
+                    break
+                time.sleep(AGAIN_S)
+            else:
+                assert _in_model(model, name) == _in_server(client, name), (name, look_s)
 
 
 Found = list[tuple[str, bytes, list[tuple[str, str]]]]

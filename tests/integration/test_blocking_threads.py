@@ -195,8 +195,8 @@ def test_draining_and_closing_inside_a_callback_do_not_wait_for_it() -> None:
             with jetspark.blocking.connect(server.url) as other:  # ours is closed as soon as the first one comes
                 for number in range(3):
                     other.publish("a", b"%d" % number)
-            assert subscription._reader.thread is not None
-            subscription._reader.thread.join(30)
+            assert subscription._reader.calling is not None
+            subscription._reader.calling.thread.join(30)
             assert nc.is_closed
             assert (received[0], errors) == (b"0", [])
 

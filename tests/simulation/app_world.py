@@ -236,8 +236,8 @@ class World:
         while self._life == life and (taken := self.machine.take(self.now)) is not None:
             self._begin(taken)
         self.most_held = max(self.most_held, self.machine.held)
-        assert self.machine.held <= self.limits.max_messages
-        assert self.machine.held_bytes <= self.limits.max_bytes
+        assert self.machine.held <= self.limits.max_messages, "too many are held"
+        assert self.machine.held_bytes <= self.limits.max_bytes, "too many bytes are held"
         if self._life == life:
             self._tick_again()
 
@@ -292,7 +292,7 @@ class World:
         )
 
     def _begin(self, item: WorkItem) -> None:
-        assert self.machine.running <= self.limits.concurrency
+        assert self.machine.running <= self.limits.concurrency, "too many run"
         if not item.is_behind:
             self.starts.append(self.now)
         self._step(handle(self.machine, item), None)
@@ -323,7 +323,8 @@ class World:
     # ---- the handler's own code, and the checkers --------------------------------------------------------------
 
     def _run_handler(self, item: WorkItem, then: Callable[[BaseException | None], None]) -> None:
-        sequence, key = item.sequence, item.key
+        sequence = item.sequence
+        key = self.key_of[sequence]  # not the worker's word for it, which is what is checked
         assert sequence not in self._running, f"{sequence} runs twice at a time"
         if key is not None:
             for other, other_key in self.key_of.items():
@@ -333,7 +334,7 @@ class World:
         self._running.add(sequence)
         self.runs[sequence] += 1
         self.most_running = max(self.most_running, len(self._running))
-        assert len(self._running) <= self.limits.concurrency
+        assert len(self._running) <= self.limits.concurrency, "too many run"
         trouble = self.trouble.get(sequence)
         kind = trouble.pop(0) if trouble else "fine"
 

@@ -15,10 +15,10 @@ import logging
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
-from jetspark.aio.client import connect
+from jetspark.aio.connecting import connect
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip
 from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
 from jetspark.app.running import run_app
@@ -72,6 +72,8 @@ class ProcessLoop(VirtualLoop):
 class World:
     """One run: events, processes, faults, and what the checkers have seen."""
 
+    sharing: ClassVar[dict[str, Any]] = {"partitions": PARTITIONS, "takeover_s": 5.0}
+
     def __init__(self, seed: int, *, events: int = 24, keys: int = 5) -> None:
         self.rng = random.Random(seed)
         self.network: Network = model_network(seed)
@@ -110,13 +112,12 @@ class World:
         @app.handler(
             Happened,
             durable="h",
-            partitions=PARTITIONS,
-            takeover_s=5.0,
             ack_wait_s=6.0,
             timeout=4.0,
             concurrency=3,
             max_messages=16 * PARTITIONS,
             retry=Retry(attempts=30, first_s=0.05, max_s=60, in_lane_s=1.0),
+            **self.sharing,
             **options,
         )
         async def handle(event: Happened, ctx: Context) -> None:
@@ -145,7 +146,7 @@ class World:
                 raise Skip("not ours")
             if self.is_transaction:
                 numbers = json.loads(await ctx.tx.get(event.name) or b"[]")
-                await ctx.tx.put(event.name, json.dumps([*numbers, number]).encode())
+                await ctx.tx.put(event.name, json.dumps(self.counted(numbers, number)).encode())
             else:
                 await ctx.once("effect", self.effect, number)
             self.check_alive(process)
@@ -153,6 +154,9 @@ class World:
         finally:
             if self.running.get(number) is process:
                 del self.running[number]
+
+    def counted(self, numbers: list[int], number: int) -> list[int]:
+        return [*numbers, number]
 
     async def effect(self, number: int, *, idempotency_key: str) -> None:
         self.effects[number].add(idempotency_key)
@@ -258,12 +262,12 @@ class World:
             await self._settle(app)
             letters = await read_letters(js, app, LetterFilter())
             assert letters == [], letters
-            assert self.violations == []
+            assert not self.violations, self.violations
             assert self.done == set(range(len(self.events))), f"never done: {set(range(len(self.events))) - self.done}"
             if self.is_transaction:
                 await self._check_sums(js)
             else:
-                assert all(len(keys) == 1 for keys in self.effects.values())
+                assert all(len(keys) == 1 for keys in self.effects.values()), "an effect happened twice"
             for process in alive:
                 await self.stop(process)
 
@@ -363,8 +367,8 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def run_world(seed: int, *, count: int = 6) -> World:
-    world = World(seed)
+def run_world(seed: int, *, count: int = 6, kind: type[World] = World) -> World:
+    world = kind(seed)
     faults = world.rng.choices(FAULTS, k=count)
     with (
         quiet(),

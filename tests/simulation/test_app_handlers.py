@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import re
+from typing import Any, ClassVar
 
 import pytest
-from simulation.app_world import Faults, World
+from simulation.app_world import Faults, Stored, World
 from support import seeds
 
+from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import HandlerLimits
 from jetspark.app.handlers.retry import Breaker, RetryPolicy
+from jetspark.app.handlers.settling import CloseLetter, DropParked, FindLetter, WriteLetter, WriteSchedule
 
 POLICY = RetryPolicy(attempts=4, first_s=0.5, max_s=600, in_lane_s=5)
 
 
-def world_of(seed: int, faults: Faults) -> World:
+def world_of(seed: int, faults: Faults, kind: type[World] = World) -> World:
     rng = random.Random(seed)
     limits = HandlerLimits(
         concurrency=rng.choice([1, 2, 5, 20]),
@@ -25,7 +30,7 @@ def world_of(seed: int, faults: Faults) -> World:
         max_messages=rng.choice([1, 4, 30, 100]),
         max_bytes=rng.choice([10, 100, 10_000]),
     )
-    return World(
+    return kind(
         seed,
         events=40,
         keys=rng.choice([0, 1, 5, 30]),
@@ -58,8 +63,8 @@ def finish(world: World) -> None:
 
 def check_nothing_is_forgotten(world: World) -> None:
     assert all(world.done.values()), f"not done: {[each for each, count in world.done.items() if not count]}"
-    assert [each for each in world.letters.values() if each.status != "closed"] == []
-    assert world.parked == {}
+    assert [each for each in world.letters.values() if each.status != "closed"] == [], "letters stay"
+    assert world.parked == {}, "keys stay parked"
     assert world.machine.held == world.machine.running == world.machine.held_bytes == 0
     assert len(world.machine.lanes) == 0
     assert all(count == 1 for count in world.open_letters.values()), "one failure, two letters"
@@ -71,7 +76,7 @@ def check_rate(world: World) -> None:
         return
     for first, began in enumerate(world.starts):
         for last in range(first, len(world.starts)):
-            assert last - first + 1 <= burst + rate * (world.starts[last] - began) + 1e-3
+            assert last - first + 1 <= burst + rate * (world.starts[last] - began) + 1e-3, "faster than the rate"
 
 
 @pytest.mark.parametrize("seed", seeds.tried(range(40), 5))
@@ -144,3 +149,108 @@ def test_the_seeds_reach_what_they_are_for() -> None:
     for world in given_up:
         world.run_until_quiet()
     assert sum(world.given_up for world in given_up) > 50
+
+
+# ---- bugs that were planted, one for each checker --------------------------------------------------------------------
+
+
+class ForgetsKeys(World):
+    """The worker knows no keys, so that every event has a lane of its own."""
+
+    def _item(self, message: Stored) -> WorkItem:
+        item = super()._item(message)
+        item.key = None
+        return item
+
+
+class _OtherLimits(World):
+    """The worker keeps to other limits than it was given."""
+
+    other: ClassVar[dict[str, Any]] = {}
+
+    def _start_worker(self) -> None:
+        given = self.limits
+        self.limits = dataclasses.replace(given, **self.other)
+        try:
+            super()._start_worker()
+        finally:
+            self.limits = given
+
+
+class RunsTooMany(_OtherLimits):
+    other: ClassVar = {"concurrency": 1000}
+
+
+class HoldsTooMany(_OtherLimits):
+    other: ClassVar = {"max_messages": 1000, "max_bytes": 1 << 20}
+
+
+class RunsTooFast(_OtherLimits):
+    other: ClassVar = {"rate": None, "burst": None}
+
+
+class _Misdoes(World):
+    """The worker takes one kind of step for done, and does nothing."""
+
+    kind: ClassVar[type[Any]]
+
+    def _perform(self, step: Any, *, is_operator: bool = False) -> Any:
+        if isinstance(step, self.kind):
+            return True
+        return super()._perform(step, is_operator=is_operator)
+
+
+class StoresNoRetries(_Misdoes):
+    kind = WriteSchedule
+
+
+class WritesNoLetters(_Misdoes):
+    kind = WriteLetter
+
+
+class ClosesNoLetters(_Misdoes):
+    kind = CloseLetter
+
+
+class LeavesKeysParked(_Misdoes):
+    kind = DropParked
+
+
+class WritesLettersTwice(World):
+    """It does not look whether there is one."""
+
+    def _perform(self, step: Any, *, is_operator: bool = False) -> Any:
+        if isinstance(step, FindLetter):
+            return None
+        if isinstance(step, WriteLetter) and (present := self.letters.get(step.item.sequence)) is not None:
+            step = dataclasses.replace(step, revision=present.revision)
+        return super()._perform(step, is_operator=is_operator)
+
+
+@pytest.mark.parametrize(
+    ("bug", "found"),
+    [
+        (ForgetsKeys, "began before|both run"),
+        (RunsTooMany, "too many run"),
+        (HoldsTooMany, "too many are held|too many bytes"),
+        (RunsTooFast, "faster than the rate"),
+        (StoresNoRetries, "not done"),
+        (WritesNoLetters, "not done"),
+        (ClosesNoLetters, "letters stay"),
+        (LeavesKeysParked, "keys stay parked"),
+        (WritesLettersTwice, "one failure, two letters"),
+    ],
+)
+def test_a_planted_bug_is_found_within_a_few_seeds(bug: type[World], found: str) -> None:
+    told = []
+    for seed in range(20):
+        world = world_of(seed, Faults(crash=0.01 * (seed % 2), lost_answer=0.05 * (seed % 2)), bug)
+        try:
+            world.run_until_quiet(1e5)
+            world.faults.crash = 0.0
+            finish(world)
+        except AssertionError as error:
+            told.append(str(error))
+            if re.search(found, told[-1]):
+                return
+    pytest.fail(f"found in none of 20 seeds: {told[:3]}")

@@ -1,6 +1,6 @@
 """Batches in a failing world: thousands of courses of events, each of them a seed.
 
-A block runs many seeds of one workload, of those that :mod:`support.seeds` knows. When one fails, its seed is printed
+A case runs many seeds of one workload, of those that :mod:`support.seeds` knows. When one fails, its seed is printed
 with what happened in it, and running that seed alone makes the very same happen again::
 
     JETSPARK_SEED=1234 .venv/bin/python -m pytest tests/simulation/test_batches.py -k endless_with_ids
@@ -39,10 +39,9 @@ from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherO
 from jetspark.testing import BatchLimits
 from jetspark.testing.simulation import FaultPlan
 
-BLOCKS = 2
 FRESH_SEEDS = 10
-# By what a seed of each workload costs, so that a block takes two or three seconds.
-SEEDS_IN_A_BLOCK = {
+# By what a seed of each workload costs, so that none takes more than some seconds.
+FIXED_SEEDS = {
     "batches_in_mode_ok": 500,
     "batches_in_mode_fail": 600,
     "endless_with_ids": 100,
@@ -316,17 +315,9 @@ def _commit() -> str:
     return found.stdout.strip() or "unknown"
 
 
-@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, BLOCKS))])
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
-def test_guarantees_hold_whatever_happens(workload: Callable[[World], None], block: int) -> None:
-    count, given = SEEDS_IN_A_BLOCK[workload.__name__], seeds.given()
-    for seed in range(block * count, (block + 1) * count) if given is None else given if block == 0 else ():
-        simulate(seed, workload)
-
-
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
-def test_guarantees_hold_for_seeds_nobody_has_tried(workload: Callable[[World], None]) -> None:
-    for seed in seeds.fresh(FRESH_SEEDS):
+def test_guarantees_hold_whatever_happens(workload: Callable[[World], None]) -> None:
+    for seed in seeds.tried(range(FIXED_SEEDS[workload.__name__]), FRESH_SEEDS):
         simulate(seed, workload)
 
 

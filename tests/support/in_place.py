@@ -6,7 +6,7 @@ import inspect
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
-from jetspark.blocking.publisher import AckFuture
+from jetspark.blocking.ack_future import AckFuture
 from support.drivers import _IMMEDIATE, _ITERATING
 
 __all__ = ["InPlace", "run_in_place", "wrap"]

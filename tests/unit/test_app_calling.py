@@ -185,6 +185,35 @@ async def test_a_cancellation_of_something_else_is_an_error_of_the_handler(batch
     assert len(starts) == 2
 
 
+async def test_a_batch_that_waits_begins_when_its_timer_fires_however_the_clock_is_rounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A loop takes a timer for due that is less than the resolution of its clock away."""
+    full_at: list[float] = []
+    wait_until = asyncio.timeout_at
+
+    def noted(when: float | None) -> asyncio.Timeout:
+        if when is not None:
+            full_at.append(when)
+        return wait_until(when)
+
+    monkeypatch.setattr("jetspark.app.handlers.worker.asyncio.timeout_at", noted)
+    for early_s in (0.0, 5e-7):
+        app, batches = App("waits", stream="WAITS", subjects=["orders.>"]), list[int]()
+
+        @app.batch_handler(Paid, durable="waits", batch=10, batch_wait_s=5.0)
+        async def handle(events: list[Paid]) -> None:
+            batches.append(len(events))  # noqa: B023 - called in this round only
+
+        async with TestApp(app, seed=1) as test:
+            await test.publish(Paid(order_id="a"))
+            test.advance(1.0)
+            assert full_at
+            test.advance(full_at[-1] - early_s - test.now)
+            await test.settled()
+        assert batches == [1]
+
+
 class Wordless(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")

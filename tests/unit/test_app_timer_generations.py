@@ -24,7 +24,7 @@ from jetspark.app import App, AppClient, Context, Decision, EntityChange, Event,
 from jetspark.app.testing import TestApp, run_handler
 from jetspark.app.timers import LATER_EVENTS, REMEMBERED_S, firing_subject
 from jetspark.app.topology.names import escape_token
-from jetspark.errors import ConfigError
+from jetspark.errors import ConfigError, ServerError
 
 
 @pytest.mark.parametrize(("happens", "counted"), LATE.values(), ids=LATE)
@@ -64,6 +64,13 @@ async def test_the_mark_of_a_cancel_goes_by_itself() -> None:
         count = len(test.network.front.model.messages("ORDERS"))
         test.advance(REMEMBERED_S + 60.0)
         assert (count, len(test.network.front.model.messages("ORDERS"))) == (1, 0)
+
+
+@pytest.mark.parametrize("cron", ["0 30 9 * * MON-FRI", "@daily", "@hourly", "@yearly", "*/5 * * * * ?"])
+async def test_the_model_says_that_it_has_no_cron(cron: str) -> None:
+    async with TestApp(reminding([])) as test:
+        with pytest.raises(ServerError, match="not in the model: schedules by cron"):
+            await test.do(lambda orders: orders.timers.set(TIMER, Overdue(order_id="o-1", number=1), cron=cron))
 
 
 async def test_events_of_a_timer_that_repeats_count_while_it_is_set() -> None:

@@ -50,6 +50,29 @@ class Waiting:
         self.outcome = error
 
 
+class Due(Told):
+    def __init__(self, deadline: float | None) -> None:
+        super().__init__("due", [])
+        self._deadline = deadline
+
+    def next_deadline(self) -> float | None:
+        return self._deadline
+
+
+def test_the_nearest_deadline_counts_and_those_whose_time_has_come_are_due() -> None:
+    dispatcher = Dispatcher(LOGGER, None)
+    assert dispatcher.next_deadline() is None
+    late, never, soon = Due(9.0), Due(None), Due(3.0)
+    for attached in (late, never, soon):
+        dispatcher.attach(attached)
+    assert dispatcher.next_deadline() == 3.0
+    assert dispatcher.due(2.9) == []
+    assert dispatcher.due(3.0) == [soon]
+    assert dispatcher.due(9.0) == [late, soon]
+    dispatcher.detach(soon)
+    assert dispatcher.next_deadline() == 9.0
+
+
 def test_what_is_attached_is_told_before_the_program_until_it_is_detached() -> None:
     log: list[Any] = []
     dispatcher = Dispatcher(LOGGER, lambda event: log.append(("program", event)))

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from support.readers import SilentReader
 
-import jetspark.aio.runner
 import jetspark.aio.transport
-import jetspark.blocking.runner
 import jetspark.blocking.transport
 from jetspark.core.connection import Connection
 from jetspark.core.events import (
@@ -109,10 +107,6 @@ def test_a_machine_that_gave_up_waits_for_nothing_and_may_still_be_called(
 
 # What only one of them needs, and why.
 ONLY_ASYNCIO = {
-    "call_when_there_is_room",  # its fast publisher cannot poll
-    "check_loop",  # threads may share a client, loops may not
-    "flush_promptly",  # requests made at the same time share a step of its loop
-    "hand_over",  # its writes happen on the thread that computes
     "on_data",  # its sessions call back
     "on_lost",
     "on_writable",
@@ -121,12 +115,12 @@ ONLY_ASYNCIO = {
 ONLY_BLOCKING = {
     "give_up_session",  # interrupts
     "is_over",
-    "may_wait",
     "read_for",  # a thread that waits may read
     "take_over",
-    "wait_for",
     "wake",  # the connection's thread
 }
+# Attributes of each link there: its loop's, or its own.
+OF_EACH_LINK_OF_ASYNCIO = {"flush_is_scheduled", "idle_s", "new_waiter", "now"}
 
 
 def public(cls: type[Any]) -> set[str]:
@@ -136,12 +130,4 @@ def public(cls: type[Any]) -> set[str]:
 def test_both_links_have_the_same_methods() -> None:
     aio, blocking = public(jetspark.aio.transport.Link), public(jetspark.blocking.transport.Link)
     assert aio - blocking == ONLY_ASYNCIO
-    assert blocking - aio - {"now"} == ONLY_BLOCKING  # an attribute of each link there: the clock of its loop
-
-
-@pytest.mark.parametrize("name", ["MachineRunner", "PacedRunner"])
-def test_both_runners_have_the_same_methods(name: str) -> None:
-    aio, blocking = getattr(jetspark.aio.runner, name), getattr(jetspark.blocking.runner, name)
-    interrupts = {"on_interrupt", "drop_inbox"} & public(blocking)
-    assert public(blocking) - public(aio) == interrupts | {"look"}  # on the thread of a caller that waits
-    assert public(aio) <= public(blocking)
+    assert blocking - aio == ONLY_BLOCKING | OF_EACH_LINK_OF_ASYNCIO

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 
 import pytest
@@ -190,3 +191,28 @@ def test_a_process_that_kills_itself_gets_no_further() -> None:
         await process[0].bury()
 
     run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_timer_begins_before_its_time(seed: int) -> None:
+    """One that did would find nothing to do, be set again for the same time, and time would stand still."""
+    rng, early = random.Random(seed), list[float]()
+
+    async def wait(loop: asyncio.AbstractEventLoop, when: float) -> None:
+        due = loop.create_future()
+        loop.call_at(when, due.set_result, None)
+        await due
+        if loop.time() < when:
+            early.append(when - loop.time())
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(100):
+                moment = loop.time() + rng.uniform(0, 20)
+                for after_s in (0.0, 3e-7, 6e-7, 2e-6):
+                    tasks.create_task(wait(loop, moment + after_s))
+                await asyncio.sleep(rng.uniform(0, 0.01))
+
+    run_in_virtual_time(main())
+    assert early == []

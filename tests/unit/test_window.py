@@ -279,6 +279,16 @@ def test_an_answer_that_is_none_is_a_protocol_error_of_that_publish(payload: byt
     assert isinstance(other.outcome, PubAck)
 
 
+def test_a_number_that_python_does_not_read_is_a_protocol_error_also_after_a_plain_answer() -> None:
+    bench = Bench()
+    acks = [bench.publish() for _ in range(3)]
+    replies = bench.send()
+    bench.answer(replies[0], plain(1))  # the next ones are compared with this one
+    bench.answer(replies[1], b'{"stream":"ORDERS","seq":%b}' % (b"9" * 5000))
+    bench.answer(replies[2], plain(2))
+    assert [type(ack.outcome) for ack in acks] == [PubAck, ProtocolError, PubAck]
+
+
 def test_second_and_unknown_answers_are_ignored() -> None:
     bench = Bench()
     ack, other = bench.publish(), bench.publish()
@@ -367,6 +377,7 @@ def test_those_without_an_answer_are_given_up_in_order() -> None:
     assert early is None
     assert isinstance(first.outcome, RequestTimeout)
     assert (first.outcome.timeout_s, second.outcome) == (30.0, None)
+    assert "'orders'" in str(first.outcome)
     assert bench.window.next_deadline() == 131.0
     bench.answer(replies[1], plain(2))
     bench.answer(replies[0], plain(1))  # late: nobody is told

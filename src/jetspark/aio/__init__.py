@@ -1,7 +1,8 @@
 """The asyncio driver."""
 
 from jetspark.aio.atomic import AtomicBatch
-from jetspark.aio.client import Client, connect
+from jetspark.aio.client import Client
+from jetspark.aio.connecting import connect
 from jetspark.aio.consumer import Consumer
 from jetspark.aio.fast import FastBatch, FastPublisher
 from jetspark.aio.jetstream import JetStream

@@ -2,148 +2,80 @@
 
 from __future__ import annotations
 
-import asyncio
-import atexit
 import logging
-import weakref
-from collections.abc import AsyncIterator, Callable, Generator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
+from typing import Any
 
 from jetspark.aio import clock
+from jetspark.aio.closing import Closing
 from jetspark.aio.context import DriverContext
+from jetspark.aio.finishing import is_interrupt
 from jetspark.aio.jetstream import JetStream
+from jetspark.aio.link_calls import ask, drain_all, new_inbox, until_done, when_there_is_room
 from jetspark.aio.message import Message
 from jetspark.aio.publisher import WindowedPublisher
 from jetspark.aio.subscription import Callback, Subscription, subscribe
-from jetspark.aio.transport import WRITE_AT_BYTES, AsyncAuthSource, Link, expire
+from jetspark.aio.transport import WRITE_AT_BYTES, DriverAuth, Link
 from jetspark.core import ending
 from jetspark.core.arguments import function
 from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
+from jetspark.core.course import Course
 from jetspark.core.dispatcher import Dispatcher
 from jetspark.core.ending import AwaitAcks, Confirm, Ending, ReadUp
 from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
-from jetspark.core.inbox import new_inbox
+from jetspark.core.inbox import new_inbox as new_inbox_prefix
 from jetspark.core.numbers import check_timeout, timeout_of, whole
-from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig, check_connect
-from jetspark.core.reconnect import parse_servers
+from jetspark.core.options import ConnectOptions, TLSConfig
+from jetspark.core.reconnect import Server
 from jetspark.core.reply_limits import Collector
 from jetspark.core.subscription import SubscriptionState
-from jetspark.errors import BufferFull, JetSparkError, NotAwaited, RequestTimeout, UsageError
+from jetspark.errors import BufferFull, JetSparkError, RequestTimeout
 from jetspark.jetstream.operations import Api, api_prefix
 from jetspark.publish.window import ACK_TIMEOUT_S, DEFAULT_WINDOW, MAX_OUTSTANDING, WhenFull, WindowOptions
 
-__all__ = ["Client", "connect"]
+__all__ = ["Client"]
 
 _logger = logging.getLogger("jetspark.aio")
-
-
-def connect(
-    servers: str | Iterable[str] = "nats://127.0.0.1:4222",
-    *,
-    auth: AsyncAuthSource = None,
-    tls: TLSConfig | None = None,
-    on_event: OnEvent | None = None,
-    options: ConnectOptions | None = None,
-    **overrides: Unpack[ConnectKeywords],
-) -> _Connecting:
-    """Connect to NATS: ``async with jetspark.connect(...) as nc`` or ``nc = await jetspark.connect(...)``.
-
-    Args:
-        servers: One URL or several; the first that answers is used, the others when it goes away.
-        auth: :class:`UserPassword`, :class:`Token`, :class:`NKey`, :class:`Credentials`, or a function (plain or
-            async) that returns one; a function is called for each connection attempt, so secrets can rotate.
-        tls: How to speak TLS; the default does so when the server or the URL (``tls://``) wants it.
-        on_event: Called with each :class:`ConnectionEvent`, on the event loop; keep it quick.
-        options: A :class:`ConnectOptions`; its fields are also accepted as keywords, such as ``name="billing"``.
-
-    Raises:
-        NoServersAvailable: No server answered; each is tried once.
-        AuthenticationFailed: The servers refused the credentials.
-        ConfigError: A URL, an option or the credentials make no sense.
-    """
-    chosen = ConnectOptions.of(options, overrides)
-    check_connect(auth, tls, on_event)
-    parsed = parse_servers(servers)
-    return _Connecting(lambda: Client._connect(parsed, auth, tls, on_event, chosen))
-
-
-_NOT_AWAITED = (
-    "the connection is not made yet; write `async with jetspark.connect(...) as nc:` or "
-    "`nc = await jetspark.connect(...)`"
-)
-
-
-class _Connecting:
-    """What ``connect`` returns: awaitable, and an asynchronous context manager."""
-
-    def __init__(self, start: Callable[[], Any]) -> None:
-        self._start = start
-        self._client: Client | None = None
-
-    def __await__(self) -> Generator[Any, None, Client]:
-        return cast("Generator[Any, None, Client]", self._start().__await__())
-
-    async def __aenter__(self) -> Client:
-        self._client = await self._start()
-        return await self._client.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._client is not None
-        await self._client.__aexit__(kind, error, trace)
-
-    if not TYPE_CHECKING:  # a type checker finds the mistake by itself, as long as it does not see these
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise NotAwaited(f"{name}: {_NOT_AWAITED}")
-
-        def __enter__(self) -> NoReturn:
-            raise UsageError(f"with: {_NOT_AWAITED}; or use jetspark.blocking, which needs neither")
-
-        def __exit__(self, *exc_info: object) -> None:
-            """So that the statement gets as far as the line above."""
 
 
 class Client(ClientBase):
     """A connection to NATS that heals itself. Make one with :func:`connect`."""
 
-    def __init__(self, *, _only_connect_makes_clients: None) -> None:
-        self._link: Link
-        self._publishers: dict[WindowOptions, WindowedPublisher] = {}
-        self._is_open = False
-        """Connected once, and nobody was told what is lost with it."""
-        self._ending: asyncio.Future[None] | None = None
-        """Done when the ``close`` or ``drain`` that came first is."""
-
-    @classmethod
-    async def _connect(
-        cls,
-        servers: Any,
-        auth: AsyncAuthSource,
+    def __init__(
+        self,
+        servers: Iterable[Server],
+        auth: DriverAuth,
         tls: TLSConfig | None,
         on_event: OnEvent | None,
         options: ConnectOptions,
-    ) -> Client:
-        client = cls(_only_connect_makes_clients=None)
-        client._machine = Connection(
+    ) -> None:
+        """For :func:`connect`, which opens it, too."""
+        self._publishers: dict[WindowOptions, WindowedPublisher] = {}
+        self._machine = Connection(
             options,
             servers,
-            inbox=new_inbox(options.inbox_prefix, clock.rng().getrandbits(128)),
+            inbox=new_inbox_prefix(options.inbox_prefix, clock.rng().getrandbits(128)),
             jitter=clock.rng().random,
             message_class=Message,
-            client=client,
+            client=self,
         )
-        client._link = Link(client._machine, auth, tls, Dispatcher(_logger, on_event))
-        await client._link.open()
-        client._is_open = True
-        _clients.add(client)
-        return client
+        self._link = Link(self._machine, auth, tls, Dispatcher(_logger, on_event))
+        self._closing = Closing(self._link)
+
+    async def _open(self) -> Client:
+        try:
+            await self._link.open()
+            self._closing.watch(self)
+        except BaseException:
+            self._closing.give_up()
+            raise
+        return self
 
     # ---- publish, subscribe, request ---------------------------------------------------------------------------
 
@@ -171,19 +103,22 @@ class Client(ClientBase):
             ConnectionClosed: After ``close`` or ``drain``, also while it waits.
             UsageError: From another event loop than that of ``connect``.
         """
-        machine = self._machine
+        link, machine = self._link, self._machine
         check_timeout(timeout)
-        deadline = None if timeout is None else self._link.deadline(timeout)
+        deadline = None if timeout is None else link.deadline(timeout)
         try:
+            # In threads: with link.lock:
             if machine.out_bytes >= WRITE_AT_BYTES:
-                await self._link.write_and_wait(deadline)
-            if not self._link.flush_is_scheduled:
-                self._link.flush_soon()
+                await link.write_and_wait(deadline)
+            if not link.flush_is_scheduled:  # asyncio only
+                link.flush_soon()  # before it is accepted: it also refuses callers of another loop
             try:
                 machine.publish(subject, data, reply, headers)
             except BufferFull:  # not a lambda: the variables it would share cost every message a tenth of its time
-                await self._link.when_there_is_room(partial(machine.publish, subject, data, reply, headers), deadline)
-                self._link.flush_soon()
+                attempt = partial(machine.publish, subject, data, reply, headers)
+                await when_there_is_room(link, attempt, deadline)
+                link.flush_soon()  # asyncio only
+            # In threads: link.flush_soon()
         except TimeoutError:
             raise RequestTimeout(f"publish to {subject!r}", timeout or 0, was_sent=False) from None
 
@@ -212,8 +147,9 @@ class Client(ClientBase):
                 more, wait for it already.
         """
         max_messages = whole("max_messages", max_messages, low=0)
-        if self._machine.out_bytes >= WRITE_AT_BYTES:
-            await self._link.write_and_wait()
+        with self._link.lock:
+            if self._machine.out_bytes >= WRITE_AT_BYTES:
+                await self._link.write_and_wait()
         subscription = subscribe(
             self._link,
             subject,
@@ -243,28 +179,7 @@ class Client(ClientBase):
                 buffer included. The request may have arrived, unless ``was_sent`` is False.
         """
         timeout = timeout_of(timeout, self.options.request_timeout_s)
-        self._link.check_loop()
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Message] = loop.create_future()
-        machine = self._machine
-        deadline = loop.time() + timeout
-        try:
-            token = machine.request(answer, subject, data, headers)
-        except BufferFull:
-            try:
-                token = await self._link.when_there_is_room(
-                    partial(machine.request, answer, subject, data, headers), deadline
-                )
-            except TimeoutError:
-                raise RequestTimeout(f"request to {subject!r}", timeout, was_sent=False) from None
-        self._link.flush_promptly()
-        # A timer of our own costs a third of asyncio.timeout(), and this is what request latency is made of.
-        timer = loop.call_at(deadline, expire, answer, f"request to {subject!r}", timeout)
-        try:
-            return await answer
-        finally:
-            timer.cancel()
-            machine.forget(token)
+        return await ask(self._link, subject, data, headers, timeout)
 
     async def request_many(
         self,
@@ -290,28 +205,31 @@ class Client(ClientBase):
             PermissionDenied: We may not publish there.
             RequestTimeout: There was no room in the send buffer within ``timeout``: nothing was sent.
         """
-        loop = asyncio.get_running_loop()
+        now = self._link.now
         timeout = timeout_of(timeout, self.options.request_timeout_s)
         if stop is not None:
             function("stop", stop, "a function that takes a message")
-        collector = Collector(
-            subject,
-            now=loop.time(),
-            timeout_s=timeout,
-            stall_s=stall,
-            max_messages=max_messages,
-        )
-        inbox = self._link.new_inbox()
-        async with subscribe(self._link, inbox, answers_to=subject) as answers:
+        collector = Collector(subject, now=now(), timeout_s=timeout, stall_s=stall, max_messages=max_messages)
+        inbox = new_inbox(self._link)
+        answers = subscribe(self._link, inbox, answers_to=subject)
+        # Not by ``with``: an interrupt at the first instruction of ``__exit__`` would leave the subscription behind.
+        try:
             await self.publish(subject, data, reply=inbox, headers=headers, timeout=timeout)
-            while (wait_s := collector.wait_s(loop.time())) > 0:
+            while (wait_s := collector.wait_s(now())) > 0:
                 try:
                     message = await answers.next(wait_s)
                 except RequestTimeout:
                     return
-                if not collector.accept(message, now=loop.time(), stop=stop):
+                if not collector.accept(message, now=now(), stop=stop):
                     return
                 yield message
+        finally:
+            try:
+                await answers.unsubscribe()
+            except BaseException as error:
+                if is_interrupt(error):
+                    await answers.unsubscribe()
+                raise
 
     # ---- JetStream ---------------------------------------------------------------------------------------------
 
@@ -354,9 +272,10 @@ class Client(ClientBase):
 
     def _windowed_publisher(self, options: WindowOptions = DEFAULT_WINDOW) -> WindowedPublisher:
         """Of all ``publish_async`` with these options: one window and one inbox, however many contexts there are."""
-        if options not in self._publishers:
-            self._publishers[options] = WindowedPublisher(self, **asdict(options))
-        return self._publishers[options]
+        with self._link.lock:  # two threads must not make two, of which close() would know one
+            if options not in self._publishers:
+                self._publishers[options] = WindowedPublisher(self, **asdict(options))
+            return self._publishers[options]
 
     # ---- flush, drain, close -----------------------------------------------------------------------------------
 
@@ -371,7 +290,7 @@ class Client(ClientBase):
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``).
         """
         timeout = timeout_of(timeout, self.options.request_timeout_s)
-        await self._link.until_done(self._machine.flush, timeout, "flush")
+        await until_done(self._link, self._machine.flush, timeout, "flush")
 
     async def drain(self, timeout: float | None = None) -> None:
         """Stop receiving, let every reader finish the messages received so far, send everything, close.
@@ -404,86 +323,51 @@ class Client(ClientBase):
 
     async def _end_by(self, steps: Ending, timeout_s: float) -> None:
         deadline = self._link.deadline(timeout_s)
-        answer: Any = None
-        problem: JetSparkError | None = None
-        if not self._is_first_to_end():
-            await self._end_with_the_first(deadline)
+        if not self._closing.begin():
+            await self._closing.wait(deadline)
             return
+        course = Course(steps)
         try:
             while True:
-                step = steps.send(answer) if problem is None else steps.throw(problem)
-                answer = problem = None
+                with self._link.lock:
+                    step = course.next_step()
+                if step is None:
+                    break
                 try:
-                    answer = await self._perform(step, deadline)
+                    course.answer = await self._perform(step, deadline)
                 except JetSparkError as error:
-                    problem = error
-        except StopIteration:
-            pass
+                    course.problem = error
         finally:
-            self._end()
-            problem = None  # its traceback has this frame
-            steps.close()
+            self._closing.end()
+            course.close()
 
     async def _perform(self, step: ending.Step, deadline: float) -> Any:
-        left_s = max(0.0, deadline - self._link.now())
+        may_wait, left_s = self._link.may_wait(), max(0.0, deadline - self._link.now())
         match step:
             case ReadUp(subscriptions):
                 return await self._read_up(subscriptions, deadline)
+            case Confirm() if not may_wait:
+                raise RequestTimeout("close", 0)
             case Confirm():
-                await self._link.until_done(self._machine.flush, left_s, "close")
-            case AwaitAcks():
-                publishing = [each.complete(left_s) for each in self._publishers.values() if each.outstanding]
-                # A RequestTimeout is no news: closing resolves what is left, and says why.
-                await asyncio.gather(*publishing, return_exceptions=True)
+                await until_done(self._link, self._machine.flush, left_s, "close")
+            case AwaitAcks() if may_wait:
+                await self._await_acks(deadline)
         return None
-
-    def _is_first_to_end(self) -> bool:
-        if self._ending is not None:
-            return False
-        self._ending = asyncio.get_running_loop().create_future()
-        return True
-
-    async def _end_with_the_first(self, deadline: float) -> None:
-        """Another task ends the connection: wait for it, but not for longer than this one may take."""
-        assert self._ending is not None
-        try:
-            async with asyncio.timeout_at(deadline):
-                await asyncio.shield(self._ending)
-        except TimeoutError:
-            failure = ending.lost(self._machine)
-            self._end()
-            if failure.unconfirmed_messages:
-                raise failure from None
 
     async def _read_up(self, subscriptions: list[SubscriptionState], deadline: float) -> bool:
         """Have the server send no more, and the readers finish; False when they have not until the deadline."""
-        left_s = max(0.0, deadline - self._link.now())
-        draining = [self._link.drain(each, left_s) for each in subscriptions]
-        outcomes = await asyncio.gather(*draining, return_exceptions=True)
-        if any(isinstance(outcome, RequestTimeout) for outcome in outcomes):
+        if not await drain_all(self._link, subscriptions, max(0.0, deadline - self._link.now())):
             return False
-        # One after the other, and in this task: a callback that drains must be recognised as its own reader.
+        # One after the other, and here: a callback that drains must be recognised as its own reader.
         readers = [each.reader for each in subscriptions if each.reader is not None]
-        return all([await reader.read_up(deadline) for reader in readers])
+        outcomes = [await reader.read_up(deadline) for reader in readers]  # each, also when one has not finished
+        return all(outcomes)
 
-    def _end(self) -> None:
-        self._link.close()
-        if self._ending is not None and not self._ending.done():
-            self._ending.set_result(None)
-
-    def _tell_unsent(self) -> None:
-        """The client is gone, or its loop, and nobody closed it: say what that has cost."""
-        self._is_open = False
-        if not self._machine.is_closed and (unsent := self._link.unsent()) != (0, 0):
-            _logger.warning(
-                "a client of %s was never closed: %d published messages were never sent, %d are in doubt",
-                self.server,
-                *unsent,
-            )
-
-    def __del__(self) -> None:
-        if self._is_open:  # not by the set: a collector forgets weak references first
-            self._tell_unsent()
+    async def _await_acks(self, deadline: float) -> None:
+        for publisher in list(self._publishers.values()):
+            if publisher.outstanding:
+                with suppress(RequestTimeout):  # closing resolves what is left, and says why
+                    await publisher.complete(max(0.0, deadline - self._link.now()))
 
     async def __aenter__(self) -> Client:
         return self
@@ -498,15 +382,6 @@ class Client(ClientBase):
                 raise
             # The body's own error is the one to see; this must not hide it.
             _logger.warning("%s", failure)
-
-
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-
-
-def _tell_at_exit() -> None:
-    for client in list(_clients):
-        if client._is_open:
-            client._tell_unsent()
-
-
-atexit.register(_tell_at_exit)
+        except BaseException:
+            self._closing.end()  # cancelled, perhaps before it had begun: nobody will close it again
+            raise

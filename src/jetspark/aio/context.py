@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from jetspark.aio import clock
+from jetspark.aio.link_calls import new_inbox
 from jetspark.aio.message import Message
 from jetspark.aio.publisher import WindowedPublisher
 from jetspark.aio.subscription import Subscription, subscribe
@@ -108,7 +109,7 @@ class DriverContext:
 
         ``timeout`` is for room in the send buffer.
         """
-        inbox = self.link.new_inbox()
+        inbox = new_inbox(self.link)
         async with self.subscribe(inbox, answers_to=request.subject, ends_with_session=True) as answers:
             await self.client.publish(request.subject, request.data, reply=inbox, timeout=timeout)
             yield answers

@@ -1,16 +1,15 @@
-"""Fast ingest with asyncio. ``fast`` and ``fast_publisher`` of :mod:`jetspark.publish` decide; this adds
-waiting."""
+"""Fast ingest with asyncio. ``fast`` and ``fast_publisher`` of :mod:`jetspark.publish` decide; this adds waiting."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain, islice
 from typing import Self
 
+from jetspark.aio.adding import add_all
 from jetspark.aio.context import DriverContext
+from jetspark.aio.feeding import BatchFeed
 from jetspark.aio.runner import PacedRunner
 from jetspark.aio.transport import WRITE_AT_BYTES
 from jetspark.core.arguments import flag
@@ -68,9 +67,9 @@ class FastBatch(_FastBlock, FastBatchBase):
 
     def __init__(self, context: DriverContext, options: FastBatchOptions) -> None:
         super().__init__(context)
-        self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step)
+        self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step, self._tell_news)
         self._batch = self._runner.run(FastMachine(self._connection, self._runner, options))
-        self._opening = asyncio.Lock()
+        self._feed = BatchFeed(self._link, self._runner, self._batch, self._check_inside)
 
     async def add(
         self,
@@ -95,12 +94,16 @@ class FastBatch(_FastBlock, FastBatchBase):
         item: Item = (subject, data)
         if headers is not None or msg_id is not None or expect is not None or ttl is not None:
             item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
-        if batch.sequence >= batch.limit and await self._open_or_wait(item):
+        # In threads: with link.lock:
+        if batch.sequence >= batch.limit and await self._feed.open_or_wait(item):
             return FastReceipt(1, batch.acknowledged)
         try:
             batch.add(item, self._now())
         except BufferFull:
             await self._runner.send(partial(batch.add, item))
+        except BaseException as error:
+            self._runner.on_interrupt(error)
+            raise
         sequence = batch.sequence
         if self._connection.out_bytes >= WRITE_AT_BYTES or sequence == batch.wanted:
             await self._runner.write_and_wait()
@@ -115,39 +118,19 @@ class FastBatch(_FastBlock, FastBatchBase):
         survives a change of leader best. When this raises, ``sequence`` tells how many were added.
         """
         flag("commit", commit)
-        if isinstance(items, AsyncIterable):
-            return await self._add_from(items, commit=commit)
+        if isinstance(items, AsyncIterable):  # asyncio only
+            held: list[Item] = []
+            async for item in items:
+                chunk, held = (held, [item]) if commit else ([item], [])
+                await self._feed.add_chunk(chunk)
+            return await self._commit_held(held)
         iterator = each_of(items)
         if commit:
-            await self._add_and_commit(iterator)
-        else:
-            await self._add_all(iterator)
+            return await self._add_and_commit(iterator)
+        await add_all(self._feed, iterator)
         return FastReceipt(self.sequence, self.acknowledged)
 
-    async def _add_all(self, iterator: Iterator[Item]) -> None:
-        batch = self._batch
-        held: list[Item] = []  # one at most, for which there was no room
-        deadline: float | None = None
-        while True:
-            if batch.room == 0:
-                held = held or list(islice(iterator, 1))
-                if not held:
-                    return
-                if await self._open_or_wait(held[0]):
-                    held = []
-            elif not batch.may_add_some:
-                self._link.flush()
-                if not batch.may_add_some:
-                    if deadline is None:
-                        deadline = self._now() + batch.room_timeout_s
-                    await self._runner.wait_for_room(deadline)
-            elif batch.add_some(chain(held, iterator), self._now()):
-                held, deadline = [], None
-                await self._runner.write()
-            else:
-                return
-
-    async def _add_and_commit(self, iterator: Iterator[Item]) -> None:
+    async def _add_and_commit(self, iterator: Iterator[Item]) -> FastReceipt:
         held: list[Item] = []  # the last one so far, which may have to be sent as the commit
         while True:
             count = min(max(self._batch.room, 1), CHUNK_MESSAGES)
@@ -156,42 +139,26 @@ class FastBatch(_FastBlock, FastBatchBase):
             try:
                 take(iterator, chunk, count, CHUNK_BYTES)
             except BaseException:
-                await self._add_chunk(chunk)  # it has what the iterator gave before it failed
+                await self._feed.add_chunk(chunk)  # it has what the iterator gave before it failed
                 raise
             is_last = len(chunk) == before
             if chunk:
                 held = [chunk.pop()]
-            await self._add_chunk(chunk)
+            await self._feed.add_chunk(chunk)
             if is_last:
                 break
+        if not held and self.sequence:
+            await self.commit()
+        return await self._commit_held(held)
+
+    async def _commit_held(self, held: list[Item]) -> FastReceipt:
         if held:
             await self._commit(held[0])
-        elif self.sequence:
-            await self.commit()
-
-    async def _add_from(self, items: AsyncIterable[Item], *, commit: bool) -> FastReceipt:
-        held: Item | None = None
-        async for item in items:
-            ready, held = (held, item) if commit else (item, None)
-            if ready is not None:
-                await self._add_chunk([ready])
-        if held is not None:
-            await self._commit(held)
         return FastReceipt(self.sequence, self.acknowledged)
-
-    async def _add_chunk(self, chunk: list[Item]) -> None:
-        batch = self._batch
-        while chunk:
-            room = batch.room
-            if room == 0:
-                if await self._open_or_wait(chunk[0]):
-                    chunk = chunk[1:]
-                continue
-            part, chunk = chunk[:room], chunk[room:]
-            await self._runner.send(partial(batch.add_many, part))
 
     async def ping(self) -> None:
         """Ask the server where the batch stands. It is done by itself where needed; this is for the impatient."""
+        # In threads: with self._link.lock:
         self._batch.check()
         self._batch.ping(self._now())
         self._link.flush_soon()
@@ -216,75 +183,56 @@ class FastBatch(_FastBlock, FastBatchBase):
 
     async def _commit(self, item: Item | None) -> PubAck:
         batch = self._batch
-        batch.check()
-        if item is not None:
-            if not (batch.is_new and await self._begin(item, is_only=True)):
-                await self._until_open()
-                await self._runner.send(partial(batch.commit, item))
-        elif batch.sequence:
-            await self._until_open()
-            await self._runner.send(batch.end)
-        else:
-            raise UsageError("nothing was added: there is nothing to commit")
-        while not batch.is_ended:
-            await self._runner.wait()
+        with self._link.lock:
+            batch.check()
+            if item is not None:
+                if not (batch.is_new and await self._feed.begin(item, is_only=True)):
+                    await self._feed.until_open()
+                    await self._runner.send(partial(batch.commit, item))
+            elif batch.sequence:
+                await self._feed.until_open()
+                await self._runner.send(batch.end)
+            else:
+                raise UsageError("nothing was added: there is nothing to commit")
+            while not batch.is_ended:
+                await self._runner.wait()
+        self._tell_news()
         if batch.failure is not None:
             batch.check()
         assert batch.ack is not None
         return batch.ack
 
-    async def _open_or_wait(self, item: Item) -> bool:
-        """There is no room. True when the batch had not begun, and began with this message."""
-        batch = self._batch
-        while batch.room == 0:
-            batch.check()
-            if not batch.is_new:
-                await self._runner.wait()
-            elif await self._begin(item):
-                return True
-        return False
-
-    async def _begin(self, item: Item, *, is_only: bool = False) -> bool:
-        """Open the batch with this message; False when another one has meanwhile."""
-        self._check_inside()
-        batch = self._batch
-        async with self._opening:
-            has_begun = False
-            while batch.is_new:  # again, when there is no leader for the moment: then nothing was stored
-                if batch.reopen_at is not None:
-                    await asyncio.sleep(max(0.0, batch.reopen_at - self._now()))
-                self._runner.attach()
-                await self._runner.send(partial(batch.start, item, is_only=is_only))
-                has_begun = True
-                while batch.is_opening:
-                    await self._runner.wait()
-        if has_begun and batch.failure is not None:
-            batch.check()
-        return has_begun
-
-    async def _until_open(self) -> None:
-        while self._batch.is_opening:
-            await self._runner.wait()
-        self._batch.check()
-
     def _on_step(self) -> None:
-        news, self._batch.news = self._batch.news, []
-        self._tell(news)
         if self._batch.is_ended:
             self._runner.detach()
+
+    def _tell_news(self) -> None:
+        if self._batch.news:
+            with self._link.lock:
+                news, self._batch.news = self._batch.news, []
+            self._tell(news)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         batch = self._batch
         try:
             if kind is not None:
-                batch.abandon(self._now())
-                self._runner.settle()
+                self._abandon()
             elif batch.failure is not None:
                 batch.check()
             elif batch.sequence and not batch.is_ended:
                 await self.commit()
+        except BaseException:
+            if not batch.is_ended:  # cancelled: nobody will end it
+                self._abandon()
+            raise
         finally:
             self._leave_block()
+
+    def _abandon(self) -> None:
+        # In threads: with self._link.lock:
+        self._batch.abandon(self._now())
+        self._runner.drop_inbox()
+        self._runner.settle()
 
 
 class FastPublisher(_FastBlock, FastPublisherBase):
@@ -303,7 +251,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
 
     def __init__(self, context: DriverContext, options: FastPublisherOptions) -> None:
         super().__init__(context)
-        self._runner: PacedRunner[FastPublisherMachine] = PacedRunner(self._link, self._on_step)
+        self._runner: PacedRunner[FastPublisherMachine] = PacedRunner(self._link, self._pump, self._tell_news)
         self._publisher = self._runner.run(
             FastPublisherMachine(self._connection, self._runner, options, now=self._now())
         )
@@ -311,7 +259,8 @@ class FastPublisher(_FastBlock, FastPublisherBase):
 
     def _enter(self) -> Self:
         super()._enter()
-        self._runner.attach()
+        with self._link.lock:
+            self._runner.attach()
         return self
 
     async def publish(
@@ -333,12 +282,15 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has those that were.
         """
         checked = publish_headers(headers, msg_id, expect, ttl)
-        return await self._accept([(subject, data) if checked is None else (subject, data, checked)])
-
-    async def _accept(self, items: list[Item]) -> int:
+        item: Item = (subject, data) if checked is None else (subject, data, checked)
+        # In threads: with self._link.lock:
         await self._until_there_is_room()
+        return await self._accept([item])
+
+    async def _accept(self, items: list[Item], *, are_checked: bool = False) -> int:
+        """There is room for them."""
         try:
-            self._publisher.accept(items, self._now())
+            self._publisher.accept(items, self._now(), are_checked=are_checked)
         finally:
             self._pump()
         position = self._publisher.accepted
@@ -356,38 +308,39 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             BatchInDoubt: The publisher gave up after ``patience_s`` without an answer; ``unpublished()`` has the rest.
             InvalidSubject, InvalidHeader, PayloadTooLarge, UsageError, JetSparkError: As :meth:`publish`.
         """
-        if isinstance(items, AsyncIterable):
+        if isinstance(items, AsyncIterable):  # asyncio only
             async for item in items:
+                await self._until_there_is_room()
                 await self._accept([item])
             return self.accepted
         iterator = each_of(items)
         while True:
-            await self._until_there_is_room()
+            with self._link.lock:
+                await self._until_there_is_room()
+                count = min(self._publisher.room, CHUNK_MESSAGES)
             chunk: list[Item] = []
-            count = min(self._publisher.room, CHUNK_MESSAGES)
             try:
+                # With threads, without the lock: the caller's iterator may want to use the connection, too.
                 take(iterator, chunk, count, min(CHUNK_BYTES, self._publisher.room_bytes))
             finally:
-                self._publisher.accept(chunk, self._now())
-                self._pump()
+                with self._link.lock:
+                    self._publisher.accept(chunk, self._now())
+                    self._pump()
             if not chunk:
                 return self.accepted
-            if self._connection.out_bytes >= WRITE_AT_BYTES:
-                await self._runner.write_and_wait()
+            with self._link.lock:
+                if self._connection.out_bytes >= WRITE_AT_BYTES:
+                    await self._runner.write_and_wait()
 
     async def _publish_checked(self, items: list[Item]) -> int:
         """:meth:`publish_many` for messages that are known to be fit to be sent, which costs less."""
         machine, at = self._publisher, 0
         while at < len(items):
+            # In threads: with self._link.lock:
             await self._until_there_is_room()
             chunk = some_of(items, at, min(machine.room, CHUNK_MESSAGES), min(CHUNK_BYTES, machine.room_bytes))
             at += len(chunk)
-            try:
-                machine.accept(chunk, self._now(), are_checked=True)
-            finally:
-                self._pump()
-            if self._connection.out_bytes >= WRITE_AT_BYTES:
-                await self._runner.write_and_wait()
+            await self._accept(chunk, are_checked=True)
         return self.accepted
 
     async def _until_there_is_room(self) -> None:
@@ -410,6 +363,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         """
         check_timeout(timeout)
         machine = self._publisher
+        # In threads: with self._link.lock:
         position = machine.flush()
         await self._until(lambda: machine.published >= position, timeout)
 
@@ -426,6 +380,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         """
         check_timeout(timeout)
         machine = self._publisher
+        # In threads: with self._link.lock:
         machine.want(position, self._now(), linger_s)
         await self._until(lambda: machine.published >= position, timeout)
 
@@ -438,28 +393,23 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         """
         check_timeout(timeout)
         machine = self._publisher
-        machine.close()
-        try:
-            await self._until(lambda: machine.is_idle, timeout)
-        finally:
-            self._leave()
+        with self._link.lock:
+            machine.close()
+            try:
+                await self._until(lambda: machine.is_idle, timeout)
+            finally:
+                self._leave()
+        self._tell_news()
 
     async def _until(self, is_done: Callable[[], bool], timeout: float | None) -> None:
-        try:
-            async with asyncio.timeout(timeout):
-                self._pump()
-                while not is_done():
-                    if self._publisher.failure is not None:
-                        raise self._publisher.failure.with_traceback(None)
-                    await self._runner.wait()
-        except TimeoutError as error:
-            if isinstance(error, JetSparkError):
-                raise
-            raise RequestTimeout(f"{self._publisher.pending} messages to be stored", timeout or 0) from None
-
-    def _on_step(self) -> None:
+        deadline = None if timeout is None else self._now() + timeout
         self._pump()
-        self._tell()
+        while not is_done():
+            if self._publisher.failure is not None:
+                raise self._publisher.failure.with_traceback(None)
+            if deadline is not None and self._now() >= deadline:
+                raise RequestTimeout(f"{self._publisher.pending} messages to be stored", timeout or 0)
+            await self._runner.wait(deadline)
 
     def _pump(self) -> None:
         try:
@@ -471,6 +421,9 @@ class FastPublisher(_FastBlock, FastPublisherBase):
                 self._link.call_when_there_is_room(self._on_room)
         except JetSparkError as error:  # the connection was closed meanwhile
             self._publisher.fail(error)
+        except BaseException as error:
+            self._runner.on_interrupt(error)
+            raise
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             self._link.flush()
         elif self._connection.out_bytes and not self._link.flush_is_scheduled:
@@ -480,23 +433,34 @@ class FastPublisher(_FastBlock, FastPublisherBase):
 
     def _on_room(self) -> None:
         self._waits_for_room = False
+        # In threads: with self._link.lock:
         self._runner.settle()
 
+    def _tell_news(self) -> None:
+        if self._publisher.news or self._publisher.doubled_news:
+            self._tell()
+
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is None:
-            if not self._publisher.is_left:  # else the caller was told what became of it
-                await self.close()
-            return
         try:
-            if issubclass(kind, Exception):
+            if kind is None:
+                if not self._publisher.is_left:  # else the caller was told what became of it
+                    await self.close()
+            elif issubclass(kind, Exception):
                 await self.close()  # what was accepted was accepted, whatever happened since
         except JetSparkError as failure:
+            if kind is None:
+                raise
             self._logger.warning("%s; %d messages are not stored", failure, self._publisher.pending)
         finally:
-            self._leave()
+            try:
+                self._leave()
+            finally:  # An interrupt can be in the way of one of them; after the first, the second has nothing to do.
+                self._leave()
 
     def _leave(self) -> None:
         """Send nothing more, and wake those who wait."""
+        # In threads: with self._link.lock:
         self._publisher.abandon(self._now())
+        self._runner.drop_inbox()
         self._runner.settle()
         self._runner.detach()

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar, cast
 
 from jetspark.aio import clock
 from jetspark.aio.context import DriverContext
+from jetspark.aio.link_calls import new_name
 from jetspark.aio.source import Source
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.core.arguments import flag
@@ -174,7 +175,7 @@ class Reading:
 
     async def _open(self, patience: Patience) -> ConsumerInfo:
         context = self._context
-        operation = self._reader.open(context.api, self._stream_name, context.link.new_name())
+        operation = self._reader.open(context.api, self._stream_name, new_name(context.link))
         return await context.run(operation, patience.left_s(clock.now(), context.timeout_s))
 
     def _begin(self, info: ConsumerInfo) -> None:

@@ -2,55 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
+from jetspark.aio.ack_future import AckFuture, AckFutures
+from jetspark.aio.link_calls import when_there_is_room
 from jetspark.aio.runner import MachineRunner
 from jetspark.aio.transport import WRITE_AT_BYTES
-from jetspark.aio.waits import Waits
+from jetspark.aio.waiter import Changed
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import check_timeout
 from jetspark.errors import BufferFull, RequestTimeout
-from jetspark.jetstream.info import PubAck
 from jetspark.publish.window import ACK_TIMEOUT_S, MAX_OUTSTANDING, PublishWindow, WhenFull
 
 if TYPE_CHECKING:
     from jetspark.aio.client import Client
 
 __all__ = ["AckFuture", "WindowedPublisher"]
-
-_logger = logging.getLogger("jetspark.aio")
-
-
-class AckFuture(asyncio.Future[PubAck]):
-    """An acknowledgement on its way: await it for the :class:`~jetspark.PubAck`.
-
-    It raises the server's error, or the reason why nobody knows: see :class:`WindowedPublisher`. A failure that nobody
-    has looked at when the future goes away is logged, at ERROR to ``jetspark.aio``. Cancelling it takes nothing back:
-    the message is on its way.
-    """
-
-    # It has no __init__ and no __del__: with both, making and dropping one took 2.0 µs in place of 0.5.
-    __slots__ = ("_window",)
-
-    _window: PublishWindow
-
-    def set_exception(self, exception: type | BaseException, /) -> None:
-        super().set_exception(exception)
-        self.__class__ = _FailedAckFuture
-
-
-class _FailedAckFuture(AckFuture):
-    # asyncio would log a failure that nobody has looked at too, but each one with a stack, and a lost session can bring
-    # thousands.
-    __slots__ = ()
-
-    def __del__(self) -> None:
-        if self._log_traceback:
-            self._log_traceback = False
-            if count := self._window.overlooked():
-                _logger.error("%d failed publishes nobody looked at; the last: %s", count, self.exception())
 
 
 class WindowedPublisher:
@@ -79,8 +47,8 @@ class WindowedPublisher:
         when_full: WhenFull = "wait",
     ) -> None:
         link = client._link
-        self._link, self._connection, self._loop = link, link.connection, link.loop
-        self._runner: MachineRunner[PublishWindow] = MachineRunner(link, self._on_step)
+        self._link, self._connection, self._now = link, link.connection, link.now
+        self._runner: MachineRunner[PublishWindow] = MachineRunner(link, self._on_step, self._call_back)
         self._window = self._runner.run(
             PublishWindow(
                 link.connection,
@@ -90,8 +58,8 @@ class WindowedPublisher:
                 when_full=when_full,
             )
         )
-        self._waiting_for_room = Waits()
-        self._waiting_for_all = Waits()
+        self._futures = AckFutures(link, self._runner)
+        self._room, self._all_done = Changed(link.lock), Changed(link.lock)
 
     @property
     def outstanding(self) -> int:
@@ -113,16 +81,19 @@ class WindowedPublisher:
             BufferFull: The network takes no more and the connection's ``when_full="raise"``.
             ConnectionClosed: After ``close`` or ``drain``.
         """
-        connection, link, runner = self._connection, self._link, self._runner
+        link, runner = self._link, self._runner
         check_timeout(timeout)
         deadline = None if timeout is None else link.deadline(timeout)
-        future = AckFuture(loop=self._loop)
-        future._window = self._window
+        future = self._futures.new()
+        # In threads: with link.lock:
+        if runner.due_at is None:  # not for each message: the alarm stands at the oldest one's deadline, or before it
+            runner.attach()
+            runner.wake_at(self._now() + self._window.ack_timeout_s)
         try:
-            if connection.out_bytes >= WRITE_AT_BYTES:
+            if self._connection.out_bytes >= WRITE_AT_BYTES:
                 await link.write_and_wait(deadline)
             try:
-                is_accepted = self._window.publish(future, subject, data, headers, self._loop.time())
+                is_accepted = self._window.publish(future, subject, data, headers, self._now())
             except BufferFull:
                 is_accepted = False
             if not is_accepted:
@@ -131,10 +102,21 @@ class WindowedPublisher:
             raise RequestTimeout(f"publish to {subject!r}", timeout or 0, was_sent=False) from None
         if not link.flush_is_scheduled:
             link.flush_soon()
-        if runner.due_at is None:  # not for each message: the alarm stands at the oldest one's deadline, or before it
-            runner.attach()
-            runner.wake_at(link.now() + self._window.ack_timeout_s)
         return future
+
+    async def _publish_later(
+        self, future: AckFuture, subject: str, data: bytes, headers: HeadersLike | None, deadline: float | None
+    ) -> None:
+        """There was no room: in the window, or in the connection's buffer."""
+        attempt = partial(self._attempt, future, subject, data, headers)
+        while not await when_there_is_room(self._link, attempt, deadline):
+            self._window.check_may_wait()
+            if deadline is not None and self._now() >= deadline:
+                raise TimeoutError
+            await self._runner.wait(deadline, self._room)
+
+    def _attempt(self, future: AckFuture, subject: str, data: bytes, headers: HeadersLike | None) -> bool:
+        return self._window.publish(future, subject, data, headers, self._now())
 
     async def complete(self, timeout: float | None = None) -> None:
         """Return when nothing is outstanding. What became of each message is in its future, and only there.
@@ -143,33 +125,21 @@ class WindowedPublisher:
             RequestTimeout: Some still are after ``timeout`` seconds (None waits as long as ``ack_timeout`` lets it).
         """
         check_timeout(timeout)
-        try:
-            async with asyncio.timeout(timeout):
-                while self._window.outstanding:
-                    self._link.flush()
-                    await self._waiting_for_all.wait()
-        except TimeoutError:
-            what = f"{self._window.outstanding} acknowledgements"
-            raise RequestTimeout(what, timeout or 0) from None
-
-    async def _publish_later(
-        self, future: AckFuture, subject: str, data: bytes, headers: HeadersLike | None, deadline: float | None
-    ) -> None:
-        """There was no room: in the window, or in the connection's buffer."""
-
-        def attempt() -> bool:
-            return self._window.publish(future, subject, data, headers, self._loop.time())
-
-        async with asyncio.timeout_at(deadline):
-            while not await self._link.when_there_is_room(attempt):
-                self._window.check_may_wait()
-                await self._waiting_for_room.wait()
+        deadline = None if timeout is None else self._link.deadline(timeout)
+        # In threads: with self._link.lock:
+        while self._window.outstanding:
+            if deadline is not None and self._now() >= deadline:
+                raise RequestTimeout(f"{self._window.outstanding} acknowledgements", timeout or 0)
+            await self._runner.wait(deadline, self._all_done)
 
     def _on_step(self) -> None:
         # Only those for whom it has changed: with a window of thousands, acknowledgements come far more often.
-        if self._waiting_for_room and not self._window.is_full:
-            self._waiting_for_room.wake()
-        if self._waiting_for_all and not self._window.outstanding:
-            self._waiting_for_all.wake()
+        if not self._window.is_full:
+            self._room.notify_all()
+        if not self._window.outstanding:
+            self._all_done.notify_all()
         if self._connection.is_closed:
             self._runner.detach()
+
+    def _call_back(self) -> None:
+        self._futures.call_back()

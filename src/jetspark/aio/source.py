@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import weakref
 from collections.abc import Callable
+from functools import partial
 
+from jetspark.aio.arrivals import Arrivals
 from jetspark.aio.context import DriverContext
+from jetspark.aio.link_calls import drain, new_inbox, unsubscribe, when_there_is_room
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.aio.transport import Link
 from jetspark.core.subscription import SubscriptionState
@@ -22,7 +24,7 @@ _logger = logging.getLogger("jetspark.aio")
 
 
 class Source:
-    """One puller with its subscription."""
+    """One puller with its subscription. With threads, the link's lock guards both."""
 
     def __init__(
         self,
@@ -31,12 +33,17 @@ class Source:
         make_puller: Callable[[str, str], Puller[JetStreamMessage]] = Puller,
     ) -> None:
         link = self._link = context.link
-        self.loop, self._connection = link.loop, link.connection
-        _sweep(link)
+        self._connection, self._now = link.connection, link.now
+        self._arrivals = Arrivals(link)
+        self._has_acks = info.config.ack_policy != "none"
+        self._timeout_s = context.timeout_s
+        self._is_closed = False
         subject = f"{context.api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
-        inbox = link.new_inbox()
+        # In threads: with link.lock:
+        _sweep(link)
+        inbox = new_inbox(link)
         self.puller = make_puller(inbox, subject)
-        self.puller.idle_s = getattr(link.loop, "idle_s", 0.0)
+        self.puller.idle_s = link.idle_s
         reader = _SourceReader(link, self)
         # Bounded by what is asked for; a bound that drops would lose messages until their ack_wait is over.
         self.state = reader.state = link.connection.subscribe(
@@ -47,10 +54,6 @@ class Source:
             answers_to=subject,
             follows_sessions=True,
         )
-        self._has_acks = info.config.ack_policy != "none"
-        self._timeout_s = context.timeout_s
-        self._waiters: list[asyncio.Future[bool]] = []
-        self._is_closed = False
 
     @property
     def session(self) -> int | None:
@@ -59,96 +62,108 @@ class Source:
 
     async def perform(self, reader: Fetch[JetStreamMessage] | Flow[JetStreamMessage]) -> Wait | int | None:
         """A step of a reader's, with the asking and waiting it wants; returns what step it was."""
-        while isinstance(step := reader.step(self.loop.time(), self.session), Ask):
-            await self.send(step, reader.deadline)
-        # One that was closed while it asked has woken its waiters already.
-        if isinstance(step, Wait) and not (self._is_closed and isinstance(reader, Flow)):
-            await self.wait(step)
+        has_asked = False
+        with self._link.lock:
+            if self.state.pending or self.state.is_finished:
+                # Read by another thread, which has not come to passing it on. Were we to wait for the network now, its
+                # waking us would go unnoticed.
+                self.on_arrival()
+            try:
+                while isinstance(step := reader.step(self._now(), self.session), Ask):
+                    has_asked = True
+                    await self._send(step, reader.deadline)
+                # One that was closed while it asked has woken those who wait already.
+                if not isinstance(step, Wait) or (self._is_closed and isinstance(reader, Flow)):
+                    return step
+                waiting = self._arrivals.begin()
+            finally:
+                # At once, with the acks gathered so far: a reader that never pauses would hold the question back.
+                if has_asked:
+                    self._link.flush()
+        if not await self._arrivals.wait(waiting, step.until):
+            with self._link.lock:
+                self.puller.on_time(self._now())
         return step
 
-    async def send(self, ask: Ask, deadline: float | None = None) -> None:
+    async def _send(self, ask: Ask, deadline: float | None) -> None:
         """Ask, unless there is no room for the question until the deadline."""
-        connection = self._connection
+        publish = self._connection.publish
         try:
             try:
-                connection.publish(self.puller.subject, ask.body, ask.reply)
+                publish(self.puller.subject, ask.body, ask.reply)
             except BufferFull:
-                await self._link.when_there_is_room(
-                    lambda: connection.publish(self.puller.subject, ask.body, ask.reply), deadline
-                )
+                attempt = partial(publish, self.puller.subject, ask.body, ask.reply)
+                await when_there_is_room(self._link, attempt, deadline)
         except TimeoutError:
             self.puller.take_back(ask)
         except BaseException:
             self.puller.take_back(ask)
             raise
-        # At once, with the acks gathered so far: a reader that never pauses would otherwise hold it back.
-        self._link.flush()
-
-    async def wait(self, wait: Wait) -> None:
-        waiter: asyncio.Future[bool] = self.loop.create_future()
-        self._waiters.append(waiter)
-        timer = None if wait.until is None else self.loop.call_at(wait.until, _time_is_up, waiter)
-        try:
-            if not await waiter:
-                self.puller.on_time(self.loop.time())
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
 
     def on_arrival(self) -> None:
-        if self.puller.on_replies(self.state, self.loop.time()):
-            self._wake()
+        """Have the puller take what has arrived."""
+        # In threads: with self._link.lock, self._link.doubt:
+        if self.puller.on_replies(self.state, self._now()):
+            self._arrivals.wake()
 
     async def close(self) -> None:
         """Unsubscribe, and say nak to what nobody took."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._wake()
-        puller, state = self.puller, self.state
+        with self._link.lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._arrivals.wake()
         try:
-            # What the server has sent off to us when it hears UNSUB is lost until ack_wait is over; so let it finish.
-            give_up_at = self.loop.time() + LEAVING_S
-            while puller.owed and self._connection.is_connected and self.loop.time() < give_up_at:
-                before = state.received
-                puller.wake_at = 1
-                await self.wait(Wait(self.loop.time() + QUIET_S))
-                if state.received == before:
-                    break
-            await self._link.drain(state, self._timeout_s)
-            if state.pending:
-                self.on_arrival()
+            await self._let_finish()
+            await drain(self._link, self.state, self._timeout_s)
             await self._give_back()
         except ConnectionClosed:
             pass  # by its owner, who knows, or for good, which was told; what nobody took comes after its ack_wait
         except JetSparkError as error:
-            _logger.warning("leaving %s: %s", puller.subject, error)
+            _logger.warning("leaving %s: %s", self.puller.subject, error)
         except BaseException:
             self._leave_at_once()
             raise
+
+    async def _let_finish(self) -> None:
+        """Until the server has sent what it was asked for: what is on its way when it hears UNSUB would be lost until
+        ack_wait is over."""
+        puller, state = self.puller, self.state
+        give_up_at = self._now() + LEAVING_S
+        while puller.owed and self._connection.is_connected and self._now() < give_up_at:
+            before = state.received
+            with self._link.lock:
+                puller.wake_at = 1
+                waiting = self._arrivals.begin()
+            await self._arrivals.wait(waiting, self._now() + QUIET_S)
+            if state.received == before:
+                break
 
     def _leave_at_once(self) -> None:
         """Cancelled while leaving: wait for nothing. What is still on its way comes again after its ack_wait."""
         if self._connection.is_closed:
             return
-        self._link.unsubscribe(self.state)
+        unsubscribe(self._link, self.state)
+        # In threads: with self._link.lock:
         replies = self.puller.release() if self._has_acks else []
         try:
             for reply in replies:
                 self._connection.publish_raw(reply, NAK)
         except BufferFull:
             pass  # then these come again after their ack_wait, too
+        self._link.flush_soon()
 
     def leave(self) -> None:
         """Unsubscribe, with nothing to give back: what is on its way is not wanted."""
         self._is_closed = True
         if not self._connection.is_closed:
-            self._link.unsubscribe(self.state)
+            unsubscribe(self._link, self.state)
 
     async def _give_back(self) -> None:
         connection = self._connection
+        # In threads: with self._link.lock:
+        if self.state.pending:
+            self.on_arrival()
         replies = self.puller.release()
         if not self._has_acks or connection.is_closed:
             return
@@ -156,14 +171,8 @@ class Source:
             try:
                 connection.publish_raw(reply, NAK)
             except BufferFull:
-                await self._link.when_there_is_room(lambda reply=reply: connection.publish_raw(reply, NAK))  # type: ignore[misc]
+                await when_there_is_room(self._link, partial(connection.publish_raw, reply, NAK))
         self._link.flush()
-
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(True)
 
 
 class _SourceReader:
@@ -185,7 +194,7 @@ class _SourceReader:
         if source is not None:
             source.on_arrival()
         elif self.state is not None and not self.state.is_finished:
-            self._link.unsubscribe(self.state)
+            unsubscribe(self._link, self.state)
 
     @property
     def pending_messages(self) -> int:
@@ -201,9 +210,4 @@ def _sweep(link: Link) -> None:
     """End the subscriptions of sources that are gone; a garbage collector tells nobody at a time that would suit."""
     for state in link.connection.subscriptions:
         if isinstance(state.reader, _SourceReader) and state.reader.is_abandoned:
-            link.unsubscribe(state)
-
-
-def _time_is_up(waiter: asyncio.Future[bool]) -> None:
-    if not waiter.done():
-        waiter.set_result(False)
+            link.connection.unsubscribe(state)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from jetspark.aio.link_calls import when_there_is_room
 from jetspark.aio.transport import WRITE_AT_BYTES
 from jetspark.errors import BufferFull
 from jetspark.jetstream.acks import ACK, ACK_FRAME, IN_PROGRESS, AckableMessage, nak_payload, term_payload
@@ -26,13 +29,14 @@ class JetStreamMessage(AckableMessage):
         if client is None:
             self._client_to_answer()
         machine, link = client._machine, client._link
+        frame = ACK_FRAME % self.raw_reply
+        # In threads: with link.lock:
         if machine.out_bytes >= WRITE_AT_BYTES:
             await link.write_and_wait()
-        frame = ACK_FRAME % self.raw_reply
         try:
             machine.publish_frame(frame)
         except BufferFull:
-            await link.when_there_is_room(lambda: machine.publish_frame(frame))
+            await when_there_is_room(link, partial(machine.publish_frame, frame))
         self._client = None
         if not link.flush_is_scheduled:
             link.flush_soon()
@@ -64,10 +68,11 @@ class JetStreamMessage(AckableMessage):
     async def _answer(self, payload: bytes) -> None:
         client = self._client_to_answer()
         machine, link, address = client._machine, client._link, self.raw_reply
+        # In threads: with link.lock:
         if machine.out_bytes >= WRITE_AT_BYTES:
             await link.write_and_wait()
         try:
             machine.publish_raw(address, payload)
         except BufferFull:
-            await link.when_there_is_room(lambda: machine.publish_raw(address, payload))
+            await when_there_is_room(link, partial(machine.publish_raw, address, payload))
         link.flush_soon()

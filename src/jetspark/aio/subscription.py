@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Unpack, cast
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Unpack, cast
 
+from jetspark.aio.calling import Callback, Calling, call
+from jetspark.aio.finishing import is_interrupt
+from jetspark.aio.link_calls import drain, unsubscribe
 from jetspark.aio.message import Message
 from jetspark.aio.transport import Link
-from jetspark.aio.waits import Waits
+from jetspark.aio.waiter import Changed
 from jetspark.core.arguments import function
 from jetspark.core.client_base import SubscriptionBase
 from jetspark.core.numbers import check_timeout, timeout_of
@@ -18,8 +21,6 @@ from jetspark.errors import ConnectionClosed, RequestTimeout
 
 __all__ = ["Callback", "Subscription", "SubscriptionReader", "subscribe"]
 
-Callback = Callable[[Message], Awaitable[Any] | None]
-
 
 def subscribe(
     link: Link, subject: str, queue: str = "", callback: Callback | None = None, **kind: Unpack[SubscriptionKind]
@@ -27,11 +28,24 @@ def subscribe(
     """Start receiving. ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
     if callback is not None:
         function("callback", callback, "a function that takes a message")
-    link.check_loop()
-    reader = SubscriptionReader()
-    reader.state = link.connection.subscribe(subject, queue, reader=reader, **kind)
-    link.flush_soon()
-    return Subscription(link, reader, callback)
+    link.check_caller()
+    reader = SubscriptionReader(link)
+    try:
+        with link.lock, link.doubt:
+            reader.state = link.connection.subscribe(subject, queue, reader=reader, **kind)
+            link.flush_soon()
+            return Subscription(link, reader, callback)
+    except BaseException:
+        _abandon(link, reader)
+        raise
+
+
+def _abandon(link: Link, reader: SubscriptionReader) -> None:
+    """Nobody will read it: the call was interrupted, or refused. It may have been made or not."""
+    with link.lock, link.doubt:
+        for state in [each for each in link.connection.subscriptions if each.reader is reader]:
+            link.connection.unsubscribe(state)
+            link.flush_soon()
 
 
 class SubscriptionReader:
@@ -39,33 +53,28 @@ class SubscriptionReader:
 
     state: SubscriptionState
 
-    def __init__(self) -> None:
-        self.waiters = Waits()
-        self.task: asyncio.Task[None] | None = None
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.changed = Changed(link.lock)
+        self.calling: Calling | None = None
 
     def wake(self) -> None:
-        self.waiters.wake()
+        # In threads: with self._link.lock:
+        self.changed.notify_all()
 
     @property
     def pending_messages(self) -> int:
         return len(self.state.pending)
 
     async def read_up(self, deadline: float) -> bool:
-        if self.task is asyncio.current_task():
-            return True  # a callback that drains: it goes on with what is here when it comes back
-        try:
-            async with asyncio.timeout_at(deadline):
-                if self.task is not None:
-                    await asyncio.shield(self.task)
-                while self.state.pending:
-                    await self.waiters.wait()
-        except TimeoutError:
-            return False
-        return True
+        if self.calling is not None:
+            return await self.calling.join(deadline)
+        # In threads: with self._link.lock:
+        return await self.changed.wait_for(lambda: not self.state.pending, deadline - self._link.now())
 
 
 class Subscription(SubscriptionBase):
-    """Messages on a subject: iterate with ``async for``, or take one with :meth:`next`.
+    """Messages on a subject: iterate with ``async for``, or take one with :meth:`next`. Several tasks may share them.
 
     At most once: a message is delivered if we are connected and subscribed when it is published. What a reader is
     too slow for is dropped beyond the subscription's bounds, counted in ``dropped`` and reported as
@@ -75,27 +84,37 @@ class Subscription(SubscriptionBase):
 
     def __init__(self, link: Link, reader: SubscriptionReader, callback: Callback | None) -> None:
         self._link, self._reader = link, reader
-        self._state, self._waiters = reader.state, reader.waiters
+        self._state, self._changed = reader.state, reader.changed
         if callback is not None:
-            reader.task = link.loop.create_task(self._call_back(callback), name=f"jetspark-callback-{self.subject}")
+            calling_back = partial(self._call_back, callback)
+            reader.calling = Calling(link, calling_back, f"jetspark-callback-{self.subject}")
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self._iterate()
 
     async def _iterate(self) -> AsyncIterator[Message]:
-        state = self._state
-        pending = cast("deque[Message]", state.pending)
+        take = cast("deque[Message]", self._state.pending).popleft
         try:
             while True:
-                while pending:
-                    yield pending.popleft()
-                if state.is_finished:
-                    if state.error is not None:
-                        raise state.error
-                    return
-                await self._waiters.wait()
+                try:
+                    message = take()  # one step for other threads: no lock
+                except IndexError:
+                    if not await self._wait_for_more():
+                        return
+                else:
+                    yield message
+                    del message  # while it waits, nothing that was read is kept alive
         finally:
-            self._waiters.wake()  # a drain may wait for us
+            self._reader.wake()  # a drain may wait for us
+
+    async def _wait_for_more(self) -> bool:
+        state = self._state
+        # In threads: with self._link.lock:
+        while not state.pending and not state.is_finished:
+            await self._changed.wait()
+        if not state.pending and state.error is not None:
+            raise state.error
+        return bool(state.pending)
 
     async def next(self, timeout: float | None = None) -> Message:
         """The next message.
@@ -104,25 +123,24 @@ class Subscription(SubscriptionBase):
             RequestTimeout: None came within ``timeout`` seconds (None waits for ever).
             ConnectionClosed: The subscription is over and everything was read.
         """
-        state = self._state
+        state, changed = self._state, self._changed
         check_timeout(timeout)
-        deadline = None if timeout is None else self._link.deadline(timeout)
-        while not state.pending:
-            if state.is_finished:
-                raise state.error or ConnectionClosed(f"the subscription to {state.subject!r} is over")
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._waiters.wait()
-            except TimeoutError:
-                raise RequestTimeout(f"next message on {state.subject!r}", timeout or 0) from None
+        # In threads: with self._link.lock:
+        if not state.pending and not await changed.wait_for(self._is_readable, timeout):
+            raise RequestTimeout(f"next message on {state.subject!r}", timeout or 0)
+        if not state.pending:
+            raise state.error or ConnectionClosed(f"the subscription to {state.subject!r} is over")
         message = cast(Message, state.take())
         if state.is_finished and not state.pending:
-            self._waiters.wake()  # a drain may wait for this
+            changed.notify_all()  # a drain may wait for this
         return message
+
+    def _is_readable(self) -> bool:
+        return bool(self._state.pending) or self._state.is_finished
 
     async def unsubscribe(self, max_messages: int = 0) -> None:
         """End now, or when ``max_messages`` have been received in all. Messages received so far can still be read."""
-        self._link.unsubscribe(self._state, max_messages)
+        unsubscribe(self._link, self._state, max_messages)
 
     async def drain(self, timeout: float | None = None) -> None:
         """End without losing anything: the server stops sending, then the reader finishes what is here.
@@ -135,7 +153,7 @@ class Subscription(SubscriptionBase):
         timeout = timeout_of(timeout, self._link.connection.options.drain_timeout_s)
         deadline = self._link.deadline(timeout)
         try:
-            await self._link.drain(self._state, timeout)
+            await drain(self._link, self._state, timeout)
             is_read = await self._reader.read_up(deadline)
         except RequestTimeout:
             is_read = False
@@ -146,16 +164,19 @@ class Subscription(SubscriptionBase):
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self.unsubscribe()
+        try:
+            await self.unsubscribe()
+        except BaseException as error:
+            if is_interrupt(error):
+                await self.unsubscribe()  # nobody else will: many of these are inside of one call
+            raise
 
     async def _call_back(self, callback: Callback) -> None:
         try:
             async for message in self:
                 try:
-                    result = callback(message)
-                    if result is not None:
-                        await result
+                    await call(callback, message)
                 except Exception as error:
-                    self._link.report(error)
+                    self._link.dispatcher.report(error)
         except Exception as error:
-            self._link.report(error)
+            self._link.dispatcher.report(error)

@@ -12,9 +12,10 @@ from contextlib import nullcontext
 from ipaddress import ip_address
 from typing import Any, TypeAlias, cast
 
-from jetspark.aio.waits import Waits
+from jetspark.aio.waiter import Changed, Waiter
 from jetspark.core.auth import Auth
 from jetspark.core.connection import Connection
+from jetspark.core.course import Course
 from jetspark.core.dispatcher import Dispatcher
 from jetspark.core.lifecycle import (
     AskSecret,
@@ -27,16 +28,14 @@ from jetspark.core.lifecycle import (
     UpgradeToTLS,
     establish,
 )
-from jetspark.core.machine import Attached
 from jetspark.core.options import TLSConfig
-from jetspark.core.subscription import SubscriptionState
 from jetspark.core.tls import describe_error, tls_context
-from jetspark.errors import BufferFull, ConnectionLost, JetSparkError, RequestTimeout, UsageError
+from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
-__all__ = ["WRITE_AT_BYTES", "AsyncAuthSource", "Link", "expire"]
+__all__ = ["WRITE_AT_BYTES", "DriverAuth", "Link", "expire"]
 
 # One callable of two results: of two callables, type checkers infer neither for a lambda.
-AsyncAuthSource: TypeAlias = Auth | Callable[[], Auth | Awaitable[Auth]] | None
+DriverAuth: TypeAlias = Auth | Callable[[], Auth | Awaitable[Auth]] | None
 
 # Large enough that a write call costs little per message, small enough that others get their turn soon: at this
 # many bytes a publisher hands over what has gathered and yields to the loop once.
@@ -56,15 +55,19 @@ class Link:
     attached of events and of time, and waits for room. The blocking driver's has the same methods.
     """
 
-    def __init__(
-        self, connection: Connection, auth: AsyncAuthSource, tls: TLSConfig | None, dispatcher: Dispatcher
-    ) -> None:
+    def __init__(self, connection: Connection, auth: DriverAuth, tls: TLSConfig | None, dispatcher: Dispatcher) -> None:
         self.connection, self._auth, self._tls = connection, auth, tls
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
+        """Who is told of events, errors and time."""
         self.loop = asyncio.get_running_loop()
         self.lock = nullcontext()
         """Guards nothing, for one thread uses the link. Modules with a generated twin hold it where the twin has to."""
-        self.now = self.loop.time
+        self.doubt = InterruptGuard()
+        self.room = Changed(self.lock)
+        """Notified when the network may take more, a session has begun, or there is none ever again."""
+        self.now, self.new_waiter = self.loop.time, self.loop.create_future
+        self.idle_s: float = getattr(self.loop, "idle_s", 0.0)
+        """How long a pull waits when there is nothing, at least: for loops in whose time waiting is what costs."""
         self._session: _Session | None = None
         self.arrived = memoryview(bytearray(READ_BYTES))
         """What a transport has just read."""
@@ -72,15 +75,10 @@ class Link:
         self._reconnecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        self._waiting_for_room = Waits()
         self.flush_is_scheduled = False
 
     async def open(self) -> None:
-        try:
-            await self._establish(is_first=True)
-        except BaseException:
-            self.connection.close()
-            raise
+        await self._establish(is_first=True)
 
     def close(self, error: Exception | None = None) -> None:
         """Drop the transport and end every wait. What the network does not take at once is lost."""
@@ -90,7 +88,7 @@ class Link:
         self.connection.close(error)
         self._hang_up()
         self.settle()
-        self._wake_publishers()
+        self.room.notify_all()
         self._disarm_timer()  # last: what was told of the end may have set it once more
 
     def unsent(self) -> tuple[int, int]:
@@ -106,15 +104,19 @@ class Link:
     def deadline(self, timeout_s: float) -> float:
         return self.now() + timeout_s
 
+    def may_wait(self) -> bool:
+        """Any task may wait; a thread of the blocking driver must not wait for what it has to read itself."""
+        return True
+
     def check_may_wait(self, what: str) -> None:
-        """Any task of our loop may wait; a thread of the blocking driver must not wait for what it has to read itself.
+        """Refuse to wait where that would be for ever.
 
         Raises:
             UsageError: This is not the loop of ``connect``.
         """
-        self.check_loop()
+        self.check_caller()
 
-    def check_loop(self) -> None:
+    def check_caller(self) -> None:
         """Refuse to be used from another event loop: what it publishes would wait for ours, which may not run at all.
 
         Raises:
@@ -137,7 +139,7 @@ class Link:
         write and not for each message costs nothing that can be measured.
         """
         if not self.flush_is_scheduled:
-            self.check_loop()
+            self.check_caller()
             self.flush_is_scheduled = True
             self.loop.call_soon(self.flush)
 
@@ -159,7 +161,7 @@ class Link:
             if data:
                 session.transport.write(data)
                 if not session.is_paused:
-                    self._wake_publishers()
+                    self.room.notify_all()
 
     def hand_over(self) -> None:
         """Flush, then yield the CPU if the server runs on this machine: on two cores it may be waiting for ours."""
@@ -167,54 +169,53 @@ class Link:
         if self._session is not None and self._session.is_server_here:
             _give_way()
 
-    async def write_and_wait(self, deadline: float | None = None, other: Waits | None = None) -> None:
-        """Write now; wait while the network takes no more, or until the other thing happens.
+    async def write_and_wait(self, deadline: float | None = None, is_over: Callable[[], bool] | None = None) -> None:
+        """Write now; wait while the network takes no more, unless it ``is_over`` for the caller.
 
-        Nothing of the caller's is accepted before this returns.
+        Whoever makes it so notifies ``room``. Nothing of the caller's is accepted before this returns.
 
         Raises:
             TimeoutError: It took no more until the deadline.
         """
-        self.check_loop()
+        self.check_caller()
         self.flush()
-        session = self._session
-        if session is not None and session.is_paused:
-            async with asyncio.timeout_at(deadline):
-                await self.wait_for_room(other)
-        else:
+        if self._session is None or not self._session.is_paused:
             await asyncio.sleep(0)
+            return
+        while self._session is not None and self._session.is_paused and (is_over is None or not is_over()):
+            await self.wait_for_room(deadline)
 
-    async def wait_for_room(self, other: Waits | None = None) -> None:
-        """Until something has changed: there is room, a session, or none ever again; or the other thing happens."""
-        await self._waiting_for_room.wait(other)
+    async def wait_for_room(self, deadline: float | None = None) -> None:
+        """Until something has changed, and there may be room.
+
+        Raises:
+            TimeoutError: Nothing has changed until the deadline.
+        """
+        left_s = None if deadline is None else deadline - self.now()
+        if left_s is not None and left_s <= 0:
+            raise TimeoutError
+        await self.room.wait(left_s)
 
     def call_when_there_is_room(self, callback: Callable[[], None]) -> None:
         """Like :meth:`wait_for_room`, with a callback instead of waiting."""
-        self._waiting_for_room.add().add_done_callback(lambda _: callback())
+        self.room.call(callback)
 
-    def _wake_publishers(self) -> None:
-        self._waiting_for_room.wake()
+    async def wait_for(self, waiter: Waiter, timeout_s: float, what: str, deadline: float | None = None) -> Any:
+        """The result of an operation. ``deadline`` is for one that began earlier.
 
-    async def when_there_is_room(self, attempt: Callable[[], Any], deadline: float | None = None) -> Any:
-        """The attempt's result, once it does not raise ``BufferFull``; ``TimeoutError`` after the deadline."""
-        async with asyncio.timeout_at(deadline):
-            while True:
-                self.flush()
-                try:
-                    return attempt()
-                except BufferFull:
-                    if self.connection.options.when_full == "raise":
-                        raise
-                await self.wait_for_room()
+        Raises:
+            RequestTimeout: It was not there in time.
+        """
+        # A timer of our own costs a third of asyncio.timeout(), and this is what request latency is made of.
+        timer = self.loop.call_at(
+            self.now() + timeout_s if deadline is None else deadline, expire, waiter, what, timeout_s
+        )
+        try:
+            return await waiter
+        finally:
+            timer.cancel()
 
-    # ---- what is attached, and what it needs -------------------------------------------------------------------
-
-    def attach(self, attached: Attached) -> None:
-        """Tell it of connection events, and when the moment of its ``next_deadline`` has come."""
-        self._dispatcher.attach(attached)
-
-    def detach(self, attached: Attached) -> None:
-        self._dispatcher.detach(attached)
+    # ---- the time of what is attached --------------------------------------------------------------------------
 
     def set_alarm(self, deadline: float) -> None:
         """Look at the clock then: something attached has this deadline, which may be nearer than all the others.
@@ -227,48 +228,9 @@ class Link:
             self._timer_at = deadline
             self._timer = self.loop.call_at(deadline, self._on_timer)
 
-    def report(self, error: Exception) -> None:
-        """Tell the program of an error that ends nothing."""
-        self._dispatcher.report(error)
-
-    async def until_done(self, start: Callable[[Any], None], timeout_s: float, what: str) -> None:
-        """Have the connection begin something, and wait until it is done: ``start`` is given the handle for it.
-
-        Raises:
-            RequestTimeout: It was not done in time.
-        """
-        self.check_loop()
-        done: asyncio.Future[None] = self.loop.create_future()
-        start(done)
-        self.flush()
-        self.settle()
-        timer = self.loop.call_later(timeout_s, expire, done, what, timeout_s)
-        try:
-            await done
-        finally:
-            timer.cancel()
-            self.connection.forget_flush(done)
-
-    def new_inbox(self) -> str:
-        """A reply subject that is used by nobody else."""
-        return self.connection.new_inbox()
-
-    def new_name(self) -> str:
-        """A name for something at the server that no other connection uses."""
-        return self.connection.new_name()
-
-    def unsubscribe(self, subscription: SubscriptionState, max_messages: int = 0) -> None:
-        """End a subscription, at once or when it has received ``max_messages`` in all."""
-        self.check_loop()
-        self.connection.unsubscribe(subscription, max_messages)
-        self.settle()
-        self.flush_soon()
-
-    async def drain(self, subscription: SubscriptionState, timeout_s: float) -> None:
-        """End a subscription; returns when all that the server had sent for it has arrived."""
-        connection = self.connection
-        what = f"drain of {subscription.subject!r}"
-        await self.until_done(lambda handle: connection.drain(subscription, handle), timeout_s, what)
+    def sleep_s(self, alarm: float | None, deadline: float | None) -> float | None:
+        """How long one may sleep who has set an alarm, and has a deadline besides. The alarm is the loop's to ring."""
+        return None if deadline is None else deadline - self.now()
 
     # ---- a session's life --------------------------------------------------------------------------------------
 
@@ -280,26 +242,21 @@ class Link:
         finally:
             self._is_establishing = False
         self.flush()
-        self._wake_publishers()
+        self.room.notify_all()
         self._start_clock()
         self.settle()
 
     async def _perform_all(self, steps: Generator[Step, Any, None]) -> None:
-        answer: Any = None
-        problem: Exception | None = None
+        course = Course(steps)
         try:
-            while True:
-                step = steps.send(answer) if problem is None else steps.throw(problem)
-                answer = problem = None
+            while (step := course.next_step()) is not None:
                 self.settle()  # an attempt that failed is told before the next
                 if self.connection.is_closed:
                     raise ConnectionLost("closed while connecting")
                 try:
-                    answer = await self._perform(step)
+                    course.answer = await self._perform(step)
                 except Exception as error:  # establish() decides which errors end an attempt and which end it all
-                    problem = error
-        except StopIteration:
-            return
+                    course.problem = error
         except asyncio.CancelledError:
             self.connection.end("cancelled")
             self._hang_up()
@@ -385,7 +342,7 @@ class Link:
             return  # an attempt's failure is its generator's to handle
         self.connection.end(describe_error(session.failure))
         self._hang_up()
-        self._wake_publishers()
+        self.room.notify_all()
         self.settle()
         if self.connection.is_closed or self._is_establishing:
             # An event handler may have closed us; or the server let us in and dropped us before the attempt was over,
@@ -399,7 +356,7 @@ class Link:
     def on_writable(self, session: _Session) -> None:
         if session is self._session:
             self.flush()
-            self._wake_publishers()  # also those that wait with nothing left to flush
+            self.room.notify_all()  # also those that wait with nothing left to flush
 
     async def _reconnect(self) -> None:
         try:
@@ -426,17 +383,14 @@ class Link:
                 self.connection.on_time(now)
             except JetSparkError as error:
                 self.on_lost(session, error)
-        for attached in list(self._dispatcher.attached):  # a copy: it may be over, and detach itself
-            if (deadline := attached.next_deadline()) is not None and now >= deadline:
-                self._dispatcher.guard(attached.on_time, now)
+        for attached in self.dispatcher.due(now):
+            self.dispatcher.guard(attached.on_time, now)
         self._arm_timer()
         self.settle()
 
     def _arm_timer(self) -> None:
-        deadlines = [attached.next_deadline() for attached in self._dispatcher.attached]
-        if self.connection.is_connected:
-            deadlines.append(self.connection.next_deadline())
-        for deadline in deadlines:
+        of_session = self.connection.next_deadline() if self.connection.is_connected else None
+        for deadline in (self.dispatcher.next_deadline(), of_session):
             if deadline is not None:
                 self.set_alarm(deadline)
 
@@ -450,7 +404,7 @@ class Link:
         connection = self.connection
         events = connection.events()
         if events:
-            self._dispatcher.deliver(events)
+            self.dispatcher.deliver(events)
         if connection.out_bytes:
             self.flush_soon()
         if connection.is_leaving and connection.is_connected:
@@ -458,6 +412,13 @@ class Link:
             deadline = connection.next_deadline()
             if deadline is not None:
                 self.set_alarm(deadline)
+
+
+class InterruptGuard(nullcontext[None]):
+    """``with link.lock, link.doubt``: for the blocking driver, where an interrupt may come between any two steps."""
+
+    def after(self, error: BaseException) -> None:
+        """A call into the connection raised this: here it was not stopped half-way."""
 
 
 class _Session(asyncio.BufferedProtocol):

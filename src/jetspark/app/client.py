@@ -8,8 +8,9 @@ from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from jetspark.aio.client import Client, connect
+from jetspark.aio.client import Client
 from jetspark.aio.clock import rng as loop_rng
+from jetspark.aio.connecting import connect
 from jetspark.aio.fast import FastPublisher
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.causes import CauseLike, child_of, current_cause

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from jetspark.core.options import ConnectKeywords
 
 if TYPE_CHECKING:
-    from jetspark.aio.transport import AsyncAuthSource
+    from jetspark.aio.transport import DriverAuth
     from jetspark.core.events import OnEvent
     from jetspark.core.options import ConnectOptions, TLSConfig
 
@@ -17,7 +17,7 @@ __all__ = ["ConnectArguments"]
 class ConnectArguments(ConnectKeywords, total=False):
     """All but the servers, for type checkers."""
 
-    auth: AsyncAuthSource
+    auth: DriverAuth
     tls: TLSConfig | None
     on_event: OnEvent | None
     options: ConnectOptions | None

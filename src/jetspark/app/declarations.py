@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from jetspark.aio.client import connect
+from jetspark.aio.connecting import connect
 from jetspark.app.client import AppClient
 from jetspark.app.commands.wire import command_subject
 from jetspark.app.connecting import ConnectArguments

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
-from jetspark.aio.client import connect
+from jetspark.aio.connecting import connect
 from jetspark.app.commands.worker import CommandOptions, CommandWorker
 from jetspark.app.connecting import ConnectArguments
 from jetspark.app.dead_letters.store import HandlerStore

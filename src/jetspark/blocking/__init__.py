@@ -6,7 +6,8 @@ for reading, pings and reconnects. A connection belongs to the process that made
 
 from jetspark import errors as _errors
 from jetspark.blocking.atomic import AtomicBatch
-from jetspark.blocking.client import Client, connect
+from jetspark.blocking.client import Client
+from jetspark.blocking.connecting import connect
 from jetspark.blocking.consumer import Consumer
 from jetspark.blocking.fast import FastBatch, FastPublisher
 from jetspark.blocking.jetstream import JetStream

@@ -1,70 +1,48 @@
-"""The blocking client. Decisions are made in :mod:`jetspark.core`; this adds waiting."""
+# Generated from aio/client.py by tools/unasync.py; edit that file.
+"""The asyncio client. Decisions are made in :mod:`jetspark.core`; this adds waiting."""
 
 from __future__ import annotations
 
-import atexit
 import logging
-import random
-import threading
-import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any
 
+from jetspark.blocking import clock
+from jetspark.blocking.closing import Closing
 from jetspark.blocking.context import DriverContext
 from jetspark.blocking.finishing import is_interrupt
 from jetspark.blocking.jetstream import JetStream
+from jetspark.blocking.link_calls import ask, drain_all, new_inbox, until_done, when_there_is_room
 from jetspark.blocking.message import Message
 from jetspark.blocking.publisher import WindowedPublisher
 from jetspark.blocking.subscription import Callback, Subscription, subscribe
-from jetspark.blocking.transport import WRITE_AT_BYTES, Link
-from jetspark.blocking.waiter import LONGEST_SLEEP_S, Waiter
+from jetspark.blocking.transport import WRITE_AT_BYTES, DriverAuth, Link
 from jetspark.core import ending
 from jetspark.core.arguments import function
 from jetspark.core.client_base import ClientBase
 from jetspark.core.connection import Connection
+from jetspark.core.course import Course
 from jetspark.core.dispatcher import Dispatcher
 from jetspark.core.ending import AwaitAcks, Confirm, Ending, ReadUp
 from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
-from jetspark.core.inbox import new_inbox
-from jetspark.core.lifecycle import AuthSource
+from jetspark.core.inbox import new_inbox as new_inbox_prefix
 from jetspark.core.numbers import check_timeout, timeout_of, whole
-from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig, check_connect
-from jetspark.core.reconnect import parse_servers
+from jetspark.core.options import ConnectOptions, TLSConfig
+from jetspark.core.reconnect import Server
 from jetspark.core.reply_limits import Collector
 from jetspark.core.subscription import SubscriptionState
-from jetspark.errors import BufferFull, ConnectionClosed, ConnectionLost, JetSparkError, RequestTimeout
+from jetspark.errors import BufferFull, JetSparkError, RequestTimeout
 from jetspark.jetstream.operations import Api, api_prefix
 from jetspark.publish.window import ACK_TIMEOUT_S, DEFAULT_WINDOW, MAX_OUTSTANDING, WhenFull, WindowOptions
 
-__all__ = ["Client", "connect"]
+__all__ = ["Client"]
 
 _logger = logging.getLogger("jetspark.blocking")
-
-# Longest time that all clients together may keep a program from ending.
-EXIT_S = 5.0
-
-
-def connect(
-    servers: str | Iterable[str] = "nats://127.0.0.1:4222",
-    *,
-    auth: AuthSource = None,
-    tls: TLSConfig | None = None,
-    on_event: OnEvent | None = None,
-    options: ConnectOptions | None = None,
-    **overrides: Unpack[ConnectKeywords],
-) -> Client:
-    """Connect to NATS: ``with connect(...) as nc`` or ``nc = connect(...)``.
-
-    Arguments and errors are those of :func:`jetspark.connect`. ``on_event`` and functions given as ``auth`` are
-    called on the connection's thread.
-    """
-    check_connect(auth, tls, on_event)
-    return Client(parse_servers(servers), auth, tls, on_event, ConnectOptions.of(options, overrides))
 
 
 class Client(ClientBase):
@@ -72,34 +50,33 @@ class Client(ClientBase):
 
     def __init__(
         self,
-        servers: Any,
-        auth: AuthSource,
+        servers: Iterable[Server],
+        auth: DriverAuth,
         tls: TLSConfig | None,
         on_event: OnEvent | None,
         options: ConnectOptions,
     ) -> None:
+        """For :func:`connect`, which opens it, too."""
         self._publishers: dict[WindowOptions, WindowedPublisher] = {}
-        self._ending: Waiter | None = None
-        """Done when the ``close`` or ``drain`` that came first is."""
-        self._ender = 0
-        """The thread of that one."""
-        self._has_ended = False
-        """That one has done its part; what there was to tell, it told."""
         self._machine = Connection(
             options,
             servers,
-            inbox=new_inbox(options.inbox_prefix, random.SystemRandom().getrandbits(128)),
-            jitter=random.SystemRandom().random,
+            inbox=new_inbox_prefix(options.inbox_prefix, clock.rng().getrandbits(128)),
+            jitter=clock.rng().random,
             message_class=Message,
             client=self,
         )
         self._link = Link(self._machine, auth, tls, Dispatcher(_logger, on_event))
+        self._closing = Closing(self._link)
+
+    def _open(self) -> Client:
         try:
             self._link.open()
-            _clients.add(self)
+            self._closing.watch(self)
         except BaseException:
-            self._link.close()  # also when it was interrupted: its thread would keep it alive
+            self._closing.give_up()
             raise
+        return self
 
     # ---- publish, subscribe, request ---------------------------------------------------------------------------
 
@@ -122,14 +99,13 @@ class Client(ClientBase):
 
         Raises:
             InvalidSubject, InvalidHeader, PayloadTooLarge: Before anything is sent.
-            BufferFull: The network takes no more and ``when_full="raise"``; by default this waits, except in
-                ``on_event``, which nothing may keep.
+            BufferFull: The network takes no more and ``when_full="raise"``, or in ``on_event``; else this waits.
             RequestTimeout: There was no room within ``timeout``.
             ConnectionClosed: After ``close`` or ``drain``, also while it waits.
         """
         link, machine = self._link, self._machine
         check_timeout(timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else link.deadline(timeout)
         try:
             with link.lock:
                 if machine.out_bytes >= WRITE_AT_BYTES:
@@ -137,7 +113,8 @@ class Client(ClientBase):
                 try:
                     machine.publish(subject, data, reply, headers)
                 except BufferFull:  # not a lambda: the variables it would share cost every message a tenth of its time
-                    link.when_there_is_room(partial(machine.publish, subject, data, reply, headers), deadline)
+                    attempt = partial(machine.publish, subject, data, reply, headers)
+                    when_there_is_room(link, attempt, deadline)
                 link.flush_soon()
         except TimeoutError:
             raise RequestTimeout(f"publish to {subject!r}", timeout or 0, was_sent=False) from None
@@ -167,6 +144,9 @@ class Client(ClientBase):
                 more, wait for it already.
         """
         max_messages = whole("max_messages", max_messages, low=0)
+        with self._link.lock:
+            if self._machine.out_bytes >= WRITE_AT_BYTES:
+                self._link.write_and_wait()
         subscription = subscribe(
             self._link,
             subject,
@@ -180,7 +160,12 @@ class Client(ClientBase):
         return subscription
 
     def request(
-        self, subject: str, data: bytes = b"", *, timeout: float | None = None, headers: HeadersLike | None = None
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        timeout: float | None = None,
+        headers: HeadersLike | None = None,
     ) -> Message:
         """Ask, and return the first answer.
 
@@ -191,33 +176,7 @@ class Client(ClientBase):
                 buffer included. The request may have arrived, unless ``was_sent`` is False.
         """
         timeout = timeout_of(timeout, self.options.request_timeout_s)
-        link, machine = self._link, self._machine
-        link.check_may_wait("request")
-        deadline = time.monotonic() + timeout
-        answer = Waiter()
-        try:
-            with link.lock:
-                try:
-                    machine.request(answer, subject, data, headers)
-                except BufferFull:
-                    try:
-                        link.when_there_is_room(partial(machine.request, answer, subject, data, headers), deadline)
-                    except TimeoutError:
-                        raise RequestTimeout(f"request to {subject!r}", timeout, was_sent=False) from None
-                link.flush()
-            message: Message = link.wait_for(answer, timeout, f"request to {subject!r}", deadline)
-            return message  # what was answered is forgotten already
-        except BaseException:
-            # By the waiter: who was interrupted may not have got the token. Twice: an interrupt can be in the way.
-            try:
-                self._forget(answer)
-            finally:
-                self._forget(answer)
-            raise
-
-    def _forget(self, answer: Waiter) -> None:
-        with self._link.lock:
-            self._machine.forget_handle(answer)
+        return ask(self._link, subject, data, headers, timeout)
 
     def request_many(
         self,
@@ -243,27 +202,22 @@ class Client(ClientBase):
             PermissionDenied: We may not publish there.
             RequestTimeout: There was no room in the send buffer within ``timeout``: nothing was sent.
         """
+        now = self._link.now
         timeout = timeout_of(timeout, self.options.request_timeout_s)
         if stop is not None:
             function("stop", stop, "a function that takes a message")
-        collector = Collector(
-            subject,
-            now=time.monotonic(),
-            timeout_s=timeout,
-            stall_s=stall,
-            max_messages=max_messages,
-        )
-        inbox = self._link.new_inbox()
+        collector = Collector(subject, now=now(), timeout_s=timeout, stall_s=stall, max_messages=max_messages)
+        inbox = new_inbox(self._link)
         answers = subscribe(self._link, inbox, answers_to=subject)
         # Not by ``with``: an interrupt at the first instruction of ``__exit__`` would leave the subscription behind.
         try:
             self.publish(subject, data, reply=inbox, headers=headers, timeout=timeout)
-            while (wait_s := collector.wait_s(time.monotonic())) > 0:
+            while (wait_s := collector.wait_s(now())) > 0:
                 try:
                     message = answers.next(wait_s)
                 except RequestTimeout:
                     return
-                if not collector.accept(message, now=time.monotonic(), stop=stop):
+                if not collector.accept(message, now=now(), stop=stop):
                     return
                 yield message
         finally:
@@ -332,7 +286,8 @@ class Client(ClientBase):
             ConnectionLost: The session ended first; ``unconfirmed_messages`` says how many messages are in doubt.
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``).
         """
-        self._link.until_done(self._machine.flush, timeout_of(timeout, self.options.request_timeout_s), "flush")
+        timeout = timeout_of(timeout, self.options.request_timeout_s)
+        until_done(self._link, self._machine.flush, timeout, "flush")
 
     def drain(self, timeout: float | None = None) -> None:
         """Stop receiving, let every reader finish the messages received so far, send everything, close.
@@ -365,98 +320,52 @@ class Client(ClientBase):
         self._end_by(ending.close(self._machine), timeout)
 
     def _end_by(self, steps: Ending, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        answer: Any = None
-        problem: JetSparkError | None = None
-        if not self._is_first_to_end():
-            self._end_with_the_first(deadline)
+        deadline = self._link.deadline(timeout_s)
+        if not self._closing.begin():
+            self._closing.wait(deadline)
             return
+        course = Course(steps)
         try:
             while True:
                 with self._link.lock:
-                    step = steps.send(answer) if problem is None else steps.throw(problem)
-                answer = problem = None
+                    step = course.next_step()
+                if step is None:
+                    break
                 try:
-                    answer = self._perform(step, deadline)
+                    course.answer = self._perform(step, deadline)
                 except JetSparkError as error:
-                    problem = error
-        except StopIteration:
-            pass
+                    course.problem = error
         finally:
-            self._end_surely()
-            problem = None  # its traceback has this frame
-            steps.close()
+            self._closing.end()
+            course.close()
 
     def _perform(self, step: ending.Step, deadline: float) -> Any:
+        may_wait, left_s = self._link.may_wait(), max(0.0, deadline - self._link.now())
         match step:
             case ReadUp(subscriptions):
                 return self._read_up(subscriptions, deadline)
-            case Confirm() if not self._link.may_wait():
+            case Confirm() if not may_wait:
                 raise RequestTimeout("close", 0)
             case Confirm():
-                self._link.until_done(self._machine.flush, max(0.0, deadline - time.monotonic()), "close")
-            case AwaitAcks() if self._link.may_wait():
+                until_done(self._link, self._machine.flush, left_s, "close")
+            case AwaitAcks() if may_wait:
                 self._await_acks(deadline)
         return None
 
-    def _is_first_to_end(self) -> bool:
-        me = threading.get_ident()
-        with self._link.lock:
-            if self._has_ended or (self._ending is not None and self._ender != me):
-                return False
-            self._ending = self._ending or Waiter()  # when it is ours, it was interrupted
-            self._ender = me
-            return True
-
-    def _end_with_the_first(self, deadline: float) -> None:
-        """Another thread ends the connection, or has: wait for it, but not for longer than this one may take."""
-        assert self._ending is not None
-        while not self._link.is_over and self._link.may_wait() and (left_s := deadline - time.monotonic()) > 0:
-            if self._ending.look(min(left_s, LONGEST_SLEEP_S)):
-                break
-        if self._link.is_over:
-            self._link.close()  # the first one may have been interrupted
-            return
-        is_late, failure = not self._ending.done(), ending.lost(self._machine)
-        self._end()
-        if is_late and failure.unconfirmed_messages:
-            raise failure
-
     def _read_up(self, subscriptions: list[SubscriptionState], deadline: float) -> bool:
         """Have the server send no more, and the readers finish; False when they have not until the deadline."""
-        try:
-            for each in subscriptions:
-                self._link.drain(each, max(0.0, deadline - time.monotonic()))
-        except RequestTimeout:
+        if not drain_all(self._link, subscriptions, max(0.0, deadline - self._link.now())):
             return False
-        except ConnectionClosed:
-            pass  # by another thread: nothing more will come
+        # One after the other, and here: a callback that drains must be recognised as its own reader.
         readers = [each.reader for each in subscriptions if each.reader is not None]
-        outcomes = [reader.read_up(deadline) for reader in readers]  # each, also when one of them has failed
+        outcomes = [reader.read_up(deadline) for reader in readers]  # each, also when one has not finished
         return all(outcomes)
 
     def _await_acks(self, deadline: float) -> None:
         for publisher in list(self._publishers.values()):
             if publisher.outstanding:
-                try:
-                    publisher.complete(max(0.0, deadline - time.monotonic()))
-                except RequestTimeout:
-                    pass  # closing resolves what is left, and says why
-
-    def _end(self) -> None:
-        try:
-            self._link.close()
-        finally:
-            self._has_ended = True
-            if self._ending is not None:
-                self._ending.set_result(None)
-
-    def _end_surely(self) -> None:
-        """An interrupt can be in the way of one of them; when the first is done, the second has nothing to do."""
-        try:
-            self._end()
-        finally:
-            self._end()
+                with suppress(RequestTimeout):  # closing resolves what is left, and says why
+                    publisher.complete(max(0.0, deadline - self._link.now()))
 
     def __enter__(self) -> Client:
         return self
@@ -472,28 +381,5 @@ class Client(ClientBase):
             # The body's own error is the one to see; this must not hide it.
             _logger.warning("%s", failure)
         except BaseException:
-            self._end_surely()  # interrupted, perhaps before it had begun: nobody will close it again
+            self._closing.end()  # interrupted, perhaps before it had begun: nobody will close it again
             raise
-
-
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-
-
-def _close_at_exit() -> None:
-    """Send what clients that nobody closed have accepted. Their threads are daemons, which still run at this time."""
-    deadline = time.monotonic() + EXIT_S
-    for client in list(_clients):
-        left_s = min(client.options.drain_timeout_s, max(0.0, deadline - time.monotonic()))
-        try:
-            client.close(left_s)
-        except ConnectionLost as error:
-            _logger.warning(
-                "the program ends without closing its connection to %s: %d published messages are in doubt",
-                client.server,
-                error.unconfirmed_messages,
-            )
-        except JetSparkError as error:
-            _logger.warning("the program ends without closing its connection to %s: %s", client.server, error)
-
-
-atexit.register(_close_at_exit)

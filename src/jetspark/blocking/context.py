@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from jetspark.blocking import clock
+from jetspark.blocking.link_calls import new_inbox
 from jetspark.blocking.message import Message
 from jetspark.blocking.publisher import WindowedPublisher
 from jetspark.blocking.subscription import Subscription, subscribe
@@ -107,7 +108,7 @@ class DriverContext:
 
         ``timeout`` is for room in the send buffer.
         """
-        inbox = self.link.new_inbox()
+        inbox = new_inbox(self.link)
         with self.subscribe(inbox, answers_to=request.subject, ends_with_session=True) as answers:
             self.client.publish(request.subject, request.data, reply=inbox, timeout=timeout)
             yield answers

@@ -1,20 +1,17 @@
-"""Fast ingest from threads. ``fast`` and ``fast_publisher`` of :mod:`jetspark.publish` decide; this adds
-waiting.
-
-The link's lock guards the machine; what runs it is in :mod:`jetspark.blocking.runner`.
-"""
+# Generated from aio/fast.py by tools/unasync.py; edit that file.
+"""Fast ingest from threads. ``fast`` and ``fast_publisher`` of :mod:`jetspark.publish` decide; this adds waiting."""
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Self
 
+from jetspark.blocking.adding import add_all
 from jetspark.blocking.context import DriverContext
-from jetspark.blocking.runner import ROOM_POLL_S, PacedRunner
+from jetspark.blocking.feeding import BatchFeed
+from jetspark.blocking.runner import PacedRunner
 from jetspark.blocking.transport import WRITE_AT_BYTES
 from jetspark.core.arguments import flag
 from jetspark.core.headers import HeadersLike
@@ -33,6 +30,10 @@ from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, each_of
 __all__ = ["FastBatch", "FastPublisher"]
 
 
+# What a named tuple's own constructor does, in half the time: there is a receipt for every message.
+_new = tuple.__new__
+
+
 class _FastBlock(Block):
     """What a batch and a publisher have in common: a block, around a machine that a runner runs."""
 
@@ -40,7 +41,7 @@ class _FastBlock(Block):
 
     def __init__(self, context: DriverContext) -> None:
         self._context, self._link = context, context.link
-        self._connection = self._link.connection
+        self._connection, self._now = self._link.connection, self._link.now
 
     def __enter__(self) -> Self:
         # Asks only where it is not known yet: an old server would store the first message, and not know what it is.
@@ -51,8 +52,16 @@ class _FastBlock(Block):
 class FastBatch(_FastBlock, FastBatchBase):
     """One batch of any length, paced by the server. Make one with ``js.fast_batch()``.
 
-    The guarantees are those of :class:`jetspark.aio.fast.FastBatch`, ``gaps``, ``errors`` and ``doubts`` included; any
-    thread may add.
+    ``gap="fail"``: what is stored are the first messages, without a hole, in order; a message that is lost or refused
+    ends the batch, and :class:`~jetspark.BatchCutShort` says after how many. ``gap="ok"``: the batch goes on; after the
+    commit each message is in ``gaps`` (lost), in ``errors`` (refused), in ``doubts`` (nobody knows) or stored, and in
+    one of these only. ``doubts`` is empty unless the connection was lost meanwhile.
+    :class:`~jetspark.BatchInDoubt` says that the server stopped answering or forgot the batch, and how far it is known
+    to be stored.
+
+    Leaving the block normally commits. Leaving it by an exception ends the batch, and the messages added stay stored:
+    for all or nothing there is ``js.atomic_batch()``. Several threads may add; each message is placed when it is
+    accepted. Data are copied out of the caller's hands at once.
     """
 
     _line = "with js.fast_batch() as fast:"
@@ -61,8 +70,7 @@ class FastBatch(_FastBlock, FastBatchBase):
         super().__init__(context)
         self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step, self._tell_news)
         self._batch = self._runner.run(FastMachine(self._connection, self._runner, options))
-        self._opener: threading.Thread | None = None
-        """Whose message opens the batch. Others wait for what becomes of it."""
+        self._feed = BatchFeed(self._link, self._runner, self._batch, self._check_inside)
 
     def add(
         self,
@@ -83,15 +91,26 @@ class FastBatch(_FastBlock, FastBatchBase):
             UsageError: Outside of its block; nothing is sent.
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent; the batch goes on.
         """
-        batch = self._batch
+        batch, link = self._batch, self._link
         item: Item = (subject, data)
         if headers is not None or msg_id is not None or expect is not None or ttl is not None:
             item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
-        with self._link.lock:
-            if batch.sequence >= batch.limit and self._open_or_wait(item):
+        with link.lock:
+            if batch.sequence >= batch.limit and self._feed.open_or_wait(item):
                 return FastReceipt(1, batch.acknowledged)
-            self._runner.send(partial(batch.add, item))
-            return FastReceipt(batch.sequence, batch.acknowledged)
+            try:
+                batch.add(item, self._now())
+            except BufferFull:
+                self._runner.send(partial(batch.add, item))
+            except BaseException as error:
+                self._runner.on_interrupt(error)
+                raise
+            sequence = batch.sequence
+            if self._connection.out_bytes >= WRITE_AT_BYTES or sequence == batch.wanted:
+                self._runner.write_and_wait()
+            elif not link.flush_is_scheduled:
+                link.flush_soon()
+            return _new(FastReceipt, (sequence, batch.acknowledged))
 
     def add_many(self, items: Iterable[Item], *, commit: bool = False) -> FastReceipt:
         """Send many messages: (subject, data) or (subject, data, headers) each. The fastest way.
@@ -103,24 +122,11 @@ class FastBatch(_FastBlock, FastBatchBase):
         flag("commit", commit)
         iterator = each_of(items)
         if commit:
-            self._add_and_commit(iterator)
-        else:
-            self._add_all(iterator)
+            return self._add_and_commit(iterator)
+        add_all(self._feed, iterator)
         return FastReceipt(self.sequence, self.acknowledged)
 
-    def _add_all(self, iterator: Iterator[Item]) -> None:
-        # The lock is not held while the caller's iterator works: it may want to use the connection, too. So what it
-        # gives is taken first, and placed in the batch when the lock is held again.
-        while True:
-            chunk: list[Item] = []
-            try:
-                take(iterator, chunk, min(max(self._batch.room, 1), CHUNK_MESSAGES), CHUNK_BYTES)
-            finally:
-                self._add_chunk(chunk)  # it has what the iterator gave before it failed
-            if not chunk:
-                return
-
-    def _add_and_commit(self, iterator: Iterator[Item]) -> None:
+    def _add_and_commit(self, iterator: Iterator[Item]) -> FastReceipt:
         held: list[Item] = []  # the last one so far, which may have to be sent as the commit
         while True:
             count = min(max(self._batch.room, 1), CHUNK_MESSAGES)
@@ -129,36 +135,28 @@ class FastBatch(_FastBlock, FastBatchBase):
             try:
                 take(iterator, chunk, count, CHUNK_BYTES)
             except BaseException:
-                self._add_chunk(chunk)  # it has what the iterator gave before it failed
+                self._feed.add_chunk(chunk)  # it has what the iterator gave before it failed
                 raise
             is_last = len(chunk) == before
             if chunk:
                 held = [chunk.pop()]
-            self._add_chunk(chunk)
+            self._feed.add_chunk(chunk)
             if is_last:
                 break
+        if not held and self.sequence:
+            self.commit()
+        return self._commit_held(held)
+
+    def _commit_held(self, held: list[Item]) -> FastReceipt:
         if held:
             self._commit(held[0])
-        elif self.sequence:
-            self.commit()
-
-    def _add_chunk(self, chunk: list[Item]) -> None:
-        batch = self._batch
-        with self._link.lock:
-            while chunk:
-                room = batch.room
-                if room == 0:
-                    if self._open_or_wait(chunk[0]):
-                        chunk = chunk[1:]
-                    continue
-                part, chunk = chunk[:room], chunk[room:]
-                self._runner.send(partial(batch.add_many, part))
+        return FastReceipt(self.sequence, self.acknowledged)
 
     def ping(self) -> None:
         """Ask the server where the batch stands. It is done by itself where needed; this is for the impatient."""
         with self._link.lock:
             self._batch.check()
-            self._batch.ping(time.monotonic())
+            self._batch.ping(self._now())
             self._link.flush_soon()
 
     def commit(
@@ -184,11 +182,11 @@ class FastBatch(_FastBlock, FastBatchBase):
         with self._link.lock:
             batch.check()
             if item is not None:
-                if not (batch.is_new and self._begin(item, is_only=True)):
-                    self._until_open()
+                if not (batch.is_new and self._feed.begin(item, is_only=True)):
+                    self._feed.until_open()
                     self._runner.send(partial(batch.commit, item))
             elif batch.sequence:
-                self._until_open()
+                self._feed.until_open()
                 self._runner.send(batch.end)
             else:
                 raise UsageError("nothing was added: there is nothing to commit")
@@ -200,54 +198,15 @@ class FastBatch(_FastBlock, FastBatchBase):
         assert batch.ack is not None
         return batch.ack
 
-    def _open_or_wait(self, item: Item) -> bool:
-        """There is no room. True when the batch had not begun, and began with this message."""
-        batch = self._batch
-        while batch.room == 0:
-            batch.check()
-            if not batch.is_new or self._opener is not None:
-                self._runner.wait()
-            elif self._begin(item):
-                return True
-        return False
-
-    def _begin(self, item: Item, *, is_only: bool = False) -> bool:
-        """Open the batch with this message; False when another one has meanwhile."""
-        self._check_inside()
-        batch = self._batch
-        while self._opener is not None:
-            self._runner.wait()
-        has_begun = False
-        self._opener = threading.current_thread()
-        try:
-            while batch.is_new:  # again, when there is no leader for the moment: then nothing was stored
-                if batch.reopen_at is not None:
-                    self._runner.changed.wait(max(0.0, batch.reopen_at - time.monotonic()))
-                self._runner.attach()
-                self._runner.send(partial(batch.start, item, is_only=is_only))
-                has_begun = True
-                while batch.is_opening:
-                    self._runner.wait()
-        finally:
-            self._opener = None
-            self._runner.changed.notify_all()
-        if has_begun and batch.failure is not None:
-            batch.check()
-        return has_begun
-
-    def _until_open(self) -> None:
-        while self._batch.is_opening:
-            self._runner.wait()
-        self._batch.check()
-
     def _on_step(self) -> None:
         if self._batch.is_ended:
             self._runner.detach()
 
     def _tell_news(self) -> None:
-        with self._link.lock:
-            news, self._batch.news = self._batch.news, []
-        self._tell(news)
+        if self._batch.news:
+            with self._link.lock:
+                news, self._batch.news = self._batch.news, []
+            self._tell(news)
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         batch = self._batch
@@ -267,7 +226,7 @@ class FastBatch(_FastBlock, FastBatchBase):
 
     def _abandon(self) -> None:
         with self._link.lock:
-            self._batch.abandon(time.monotonic())
+            self._batch.abandon(self._now())
             self._runner.drop_inbox()
             self._runner.settle()
 
@@ -275,18 +234,24 @@ class FastBatch(_FastBlock, FastBatchBase):
 class FastPublisher(_FastBlock, FastPublisherBase):
     """Stores an endless stream of messages, in order, over as many fast batches as it takes.
 
-    Make one with ``js.fast_publisher()``. The guarantees are those of :class:`jetspark.aio.fast.FastPublisher`; any
-    thread may publish.
+    Make one with ``js.fast_publisher()``. What ``publish`` accepted is kept until it is known to be stored, and sent
+    again after a lost message, a change of leader, a reconnect or a restart of the server. With ``message_ids=True``
+    it is stored exactly once (within the stream's duplicate window). Without, the last messages before a restart or a
+    long outage may be stored twice; ``possibly_doubled`` counts them, and a warning is logged.
+
+    Leaving the block normally or by an ``Exception`` waits until everything is stored. Leaving it by an interrupt or
+    the like does not: nothing is sent any more, and ``unpublished()`` has what is not known to be stored.
     """
 
     _line = "with js.fast_publisher() as publisher:"
 
     def __init__(self, context: DriverContext, options: FastPublisherOptions) -> None:
         super().__init__(context)
-        self._runner: PacedRunner[FastPublisherMachine] = PacedRunner(self._link, self._on_step, self._tell_news)
+        self._runner: PacedRunner[FastPublisherMachine] = PacedRunner(self._link, self._pump, self._tell_news)
         self._publisher = self._runner.run(
-            FastPublisherMachine(self._connection, self._runner, options, now=time.monotonic())
+            FastPublisherMachine(self._connection, self._runner, options, now=self._now())
         )
+        self._waits_for_room = False
 
     def _enter(self) -> Self:
         super()._enter()
@@ -313,13 +278,20 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has those that were.
         """
         checked = publish_headers(headers, msg_id, expect, ttl)
+        item: Item = (subject, data) if checked is None else (subject, data, checked)
         with self._link.lock:
             self._until_there_is_room()
-            self._publisher.accept([(subject, data) if checked is None else (subject, data, checked)], time.monotonic())
-            position = self._publisher.accepted
+            return self._accept([item])
+
+    def _accept(self, items: list[Item], *, are_checked: bool = False) -> int:
+        """There is room for them."""
+        try:
+            self._publisher.accept(items, self._now(), are_checked=are_checked)
+        finally:
             self._pump()
-            if self._connection.out_bytes >= WRITE_AT_BYTES:
-                self._runner.write_and_wait()
+        position = self._publisher.accepted
+        if self._connection.out_bytes >= WRITE_AT_BYTES:
+            self._runner.write_and_wait()
         return position
 
     def publish_many(self, items: Iterable[Item]) -> int:
@@ -339,15 +311,17 @@ class FastPublisher(_FastBlock, FastPublisherBase):
                 count = min(self._publisher.room, CHUNK_MESSAGES)
             chunk: list[Item] = []
             try:
+                # With threads, without the lock: the caller's iterator may want to use the connection, too.
                 take(iterator, chunk, count, min(CHUNK_BYTES, self._publisher.room_bytes))
             finally:
                 with self._link.lock:
-                    self._publisher.accept(chunk, time.monotonic())
+                    self._publisher.accept(chunk, self._now())
                     self._pump()
-                    if self._connection.out_bytes >= WRITE_AT_BYTES:
-                        self._runner.write_and_wait()
             if not chunk:
                 return self.accepted
+            with self._link.lock:
+                if self._connection.out_bytes >= WRITE_AT_BYTES:
+                    self._runner.write_and_wait()
 
     def _publish_checked(self, items: list[Item]) -> int:
         """:meth:`publish_many` for messages that are known to be fit to be sent, which costs less."""
@@ -357,12 +331,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
                 self._until_there_is_room()
                 chunk = some_of(items, at, min(machine.room, CHUNK_MESSAGES), min(CHUNK_BYTES, machine.room_bytes))
                 at += len(chunk)
-                try:
-                    machine.accept(chunk, time.monotonic(), are_checked=True)
-                finally:
-                    self._pump()
-                if self._connection.out_bytes >= WRITE_AT_BYTES:
-                    self._runner.write_and_wait()
+                self._accept(chunk, are_checked=True)
         return self.accepted
 
     def _until_there_is_room(self) -> None:
@@ -403,7 +372,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         check_timeout(timeout)
         machine = self._publisher
         with self._link.lock:
-            machine.want(position, time.monotonic(), linger_s)
+            machine.want(position, self._now(), linger_s)
             self._until(lambda: machine.published >= position, timeout)
 
     def close(self, timeout: float | None = None) -> None:
@@ -424,63 +393,65 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         self._tell_news()
 
     def _until(self, is_done: Callable[[], bool], timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else self._now() + timeout
         self._pump()
         while not is_done():
             if self._publisher.failure is not None:
                 raise self._publisher.failure.with_traceback(None)
-            if deadline is not None and time.monotonic() >= deadline:
+            if deadline is not None and self._now() >= deadline:
                 raise RequestTimeout(f"{self._publisher.pending} messages to be stored", timeout or 0)
             self._runner.wait(deadline)
 
-    def _on_step(self) -> None:
-        self._pump()
-
     def _pump(self) -> None:
         try:
-            while self._publisher.pump(time.monotonic()):
+            while self._publisher.pump(self._now()):
                 pass
         except BufferFull:
-            self._runner.wake_at(time.monotonic() + ROOM_POLL_S)  # nothing tells us when there is room again
+            if not self._waits_for_room:
+                self._waits_for_room = True
+                self._link.call_when_there_is_room(self._on_room)
         except JetSparkError as error:  # the connection was closed meanwhile
             self._publisher.fail(error)
         except BaseException as error:
             self._runner.on_interrupt(error)
             raise
-        if self._connection.out_bytes:
+        if self._connection.out_bytes >= WRITE_AT_BYTES:
+            self._link.flush()
+        elif self._connection.out_bytes and not self._link.flush_is_scheduled:
             self._link.flush_soon()
+        if self._runner.due_at is None:
+            self._runner.watch_clock()
+
+    def _on_room(self) -> None:
+        self._waits_for_room = False
+        with self._link.lock:
+            self._runner.settle()
 
     def _tell_news(self) -> None:
         if self._publisher.news or self._publisher.doubled_news:
             self._tell()
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is None:
-            try:
+        try:
+            if kind is None:
                 if not self._publisher.is_left:  # else the caller was told what became of it
                     self.close()
-            except BaseException:  # an interrupt may come while it is left, too
-                self._leave_surely()
-                raise
-            return
-        try:
-            if issubclass(kind, Exception):
+            elif issubclass(kind, Exception):
                 self.close()  # what was accepted was accepted, whatever happened since
         except JetSparkError as failure:
+            if kind is None:
+                raise
             self._logger.warning("%s; %d messages are not stored", failure, self._publisher.pending)
         finally:
-            self._leave_surely()
-
-    def _leave_surely(self) -> None:
-        with self._link.lock:
             try:
                 self._leave()
             finally:  # An interrupt can be in the way of one of them; after the first, the second has nothing to do.
                 self._leave()
 
     def _leave(self) -> None:
-        """Send nothing more, and wake those who wait; with the lock."""
-        self._publisher.abandon(time.monotonic())
-        self._runner.drop_inbox()
-        self._runner.settle()
-        self._runner.detach()
+        """Send nothing more, and wake those who wait."""
+        with self._link.lock:
+            self._publisher.abandon(self._now())
+            self._runner.drop_inbox()
+            self._runner.settle()
+            self._runner.detach()

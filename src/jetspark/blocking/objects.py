@@ -92,7 +92,7 @@ class ObjectStore:
     ) -> ObjectInfo:
         """Store an object under a name, in place of an earlier one; returns when all of it is stored.
 
-        When this raises or is interrupted, the name has what it had before, and the chunks that were stored are removed
+        When this raises, the name has what it had before, and the chunks that were stored are removed
         again. If the connection is gone for good they cannot be: :meth:`purge_orphans` finds them. Interrupted in its
         very last step, the object is either stored as a whole or not at all.
 

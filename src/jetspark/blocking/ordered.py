@@ -10,6 +10,7 @@ from typing import Generic, TypeVar, cast
 
 from jetspark.blocking import clock
 from jetspark.blocking.context import DriverContext
+from jetspark.blocking.link_calls import new_name
 from jetspark.blocking.source import Source
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.core.arguments import flag
@@ -174,7 +175,7 @@ class Reading:
 
     def _open(self, patience: Patience) -> ConsumerInfo:
         context = self._context
-        operation = self._reader.open(context.api, self._stream_name, context.link.new_name())
+        operation = self._reader.open(context.api, self._stream_name, new_name(context.link))
         return context.run(operation, patience.left_s(clock.now(), context.timeout_s))
 
     def _begin(self, info: ConsumerInfo) -> None:

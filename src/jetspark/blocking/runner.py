@@ -1,16 +1,17 @@
-"""Running machines from threads: everything between a :class:`~jetspark.core.machine.Machine` and those who wait.
+# Generated from aio/runner.py by tools/unasync.py; edit that file.
+"""Running machines from threads: everything between a :class:`~jetspark.core.machine.Machine` and the event loop.
 
 One runner runs one machine. It is the reader of the machine's inbox, it is attached to the link while the machine has
 something to hear of or to wait for, and its owner's callers wait in it. After each call into the machine it does the
 same: tell the owner, wake the callers, write what the machine sent by itself, and look when the next deadline is.
 
-The link's lock guards the machine. Time is watched by the connection's own thread, and by callers while they wait: a
-batch must be kept alive while its producer thinks. The program's callbacks are called without the lock.
+With threads, the link's lock guards the machine, and whoever calls into a runner holds it; what the link calls takes
+it. Time is watched by the connection's own thread, and by callers while they wait: a batch must be kept alive while its
+producer thinks. The program's callbacks are called without the lock.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
@@ -26,9 +27,6 @@ __all__ = ["MachineRunner", "PacedRunner"]
 M = TypeVar("M", bound=Machine)
 P = TypeVar("P", bound=PacedMachine)
 
-# A full connection buffer is looked at again after this long by those who cannot wait for it.
-ROOM_POLL_S = 0.01
-
 
 class MachineRunner(Generic[M]):
     """Wakes one machine by answers, events and time, and wakes those who wait for it."""
@@ -38,8 +36,8 @@ class MachineRunner(Generic[M]):
     def __init__(self, link: Link, on_step: Callable[[], None], tell: Callable[[], None]) -> None:
         """Two calls of the owner's.
 
-        ``on_step`` is called after each call into the machine, with the lock, before its callers go on. ``tell`` is
-        called when the lock is free again, to call the program back.
+        ``on_step`` is called after each call into the machine, before its callers go on. ``tell`` is called after what
+        the link told us, and where there is a lock it is free then: to call the program back.
         """
         self._link, self._connection = link, link.connection
         self._on_step, self._tell = on_step, tell
@@ -55,16 +53,16 @@ class MachineRunner(Generic[M]):
 
     def attach(self) -> None:
         """Hear of connection events and of time from now on."""
-        self._link.attach(self)
+        self._link.dispatcher.attach(self)
 
     def detach(self) -> None:
-        self._link.detach(self)
+        self._link.dispatcher.detach(self)
         self.due_at = None  # a deadline that nobody watches
 
     def step(self, call: Callable[[float], None]) -> None:
-        """Call into the machine, with the time and the lock."""
+        """Call into the machine, with the time."""
         try:
-            call(time.monotonic())
+            call(self._link.now())
         except Exception as error:  # a mistake of ours: nobody must wait for what never comes
             self.machine.fail(error)
             raise
@@ -76,46 +74,45 @@ class MachineRunner(Generic[M]):
 
     def on_interrupt(self, error: BaseException) -> None:
         """A call into the machine did not return. If it was interrupted half-way, the session is given up: what the
-        machine and the connection know of each other may differ. With the lock."""
+        machine and the connection know of each other may differ."""
         self._link.doubt.after(error)
 
     def settle(self) -> None:
-        """After every call into the machine, with the lock."""
+        """After every call into the machine."""
         self._on_step()
         self.changed.notify_all()
         if self.due_at is None:  # else an alarm is set, and early enough: an answer moves the deadline away
             self.watch_clock()
 
     def watch_clock(self) -> None:
-        """Have the link call us at the machine's deadline, with the lock. An alarm that is early enough stays: it is
-        set anew then."""
+        """Have the link call us at the machine's deadline. An alarm that is early enough stays: it is set anew then."""
         deadline = self.machine.next_deadline()
         if deadline is not None:
             self.wake_at(deadline)
 
     def wake_at(self, moment: float) -> None:
-        """Have the link call us then, or earlier; with the lock."""
+        """Have the link call us then, or earlier."""
         if self.due_at is None or moment < self.due_at:
             self.due_at = moment
             self._link.set_alarm(moment)
 
     def look(self) -> None:
-        """Do what is due on this thread. The connection's own may be busy with the program's ``on_event``."""
-        now = time.monotonic()
+        """Do what is due. Where threads wait, the connection's own may be busy with the program's ``on_event``."""
+        now = self._link.now()
         if self.due_at is not None and now >= self.due_at:
             self.on_time(now)
 
-    def wait(self, deadline: float | None = None) -> None:
-        """Until something has changed, or the deadline; with the lock, which is given up meanwhile."""
-        self._link.check_may_wait("fast ingest")
+    def wait(self, deadline: float | None = None, changed: Changed | None = None) -> None:
+        """Until something has changed, or the deadline; ``changed`` is for those who need not look at every step."""
+        self._link.check_may_wait("an acknowledgement")
         self._link.flush()
         self.watch_clock()
-        times = [each for each in (self.next_deadline(), deadline) if each is not None]
-        if not self.changed.wait(max(0.0, min(times) - time.monotonic()) if times else None):
+        longest_s = self._link.sleep_s(self.next_deadline(), deadline)
+        if not (self.changed if changed is None else changed).wait(longest_s):
             self.due_at = None
             self.step(self.machine.on_time)
 
-    # ---- the link tells us, without the lock but for the deadline ----------------------------------------------
+    # ---- the link tells us -------------------------------------------------------------------------------------
 
     def on_event(self, event: ConnectionEvent) -> None:
         with self._link.lock:
@@ -164,28 +161,35 @@ class PacedRunner(MachineRunner[P]):
         self.watch_clock()  # a hole that is noticed brings the deadline nearer
         if self.machine.failure is not None:
             self._link.room.notify_all()  # those who wait for the connection, and not for the machine
-        if self._connection.out_bytes:
+        out_bytes = self._connection.out_bytes
+        if out_bytes >= WRITE_AT_BYTES:
+            self._link.hand_over()
+        elif out_bytes:
             self._link.flush_soon()
 
     def next_deadline(self) -> float | None:
-        # Asked anew each time: threads send without a step, and what they send has to be watched.
+        # Asked anew each time: callers send without a step, and what they send has to be watched.
         deadline, due_at = self.machine.next_deadline(), self.due_at
         if deadline is None or due_at is None:
             return due_at if deadline is None else deadline
         return min(deadline, due_at)
 
     def send(self, send: Callable[[float], None]) -> None:
-        """Hand messages to the connection when it takes them, with the lock: this never raises ``BufferFull``.
+        """Hand messages to the connection when it takes them: this never raises ``BufferFull``.
 
         ``send`` is told the time at which it does; what ages counts from there.
         """
         deadline: float | None = None
+        is_flushed = False
         while True:
             try:
-                send(time.monotonic())
+                send(self._link.now())
                 break
             except BufferFull:
-                self._link.flush()
+                is_flushed = not is_flushed
+                if is_flushed:  # tried again before waiting: where that made room, nobody would tell us
+                    self._link.flush()
+                    continue
                 if deadline is None:
                     deadline = self._link.deadline(self.machine.room_timeout_s)
                 self.wait_for_room(deadline)
@@ -196,29 +200,32 @@ class PacedRunner(MachineRunner[P]):
         self.write()
 
     def write(self) -> None:
-        """Have the network take what was sent: now if it is much, else shortly. With the lock."""
+        """Have the network take what was sent: now if it is much, else soon."""
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             self.write_and_wait()
-        else:
+        elif not self._link.flush_is_scheduled:
             self._link.flush_soon()
 
     def write_and_wait(self) -> None:
-        """Write now; wait while the network takes no more, unless the machine gives up meanwhile. With the lock."""
+        """Write now; wait while the network takes no more, unless the machine gives up meanwhile."""
+        if self.machine.failure is not None:
+            return
         try:
             self._link.write_and_wait(self._link.deadline(self.machine.room_timeout_s), self._has_failed)
         except TimeoutError:
             self.step(self.machine.on_no_room)
 
     def wait_for_room(self, deadline: float) -> None:
-        """Until the connection may take more, or it is time to look again; at the deadline the machine gives up."""
-        self._link.room.wait(ROOM_POLL_S)
-        if time.monotonic() >= deadline:
+        """Until the connection may take more, or the machine has given up; at the deadline it does."""
+        try:
+            self._link.wait_for_room(deadline)
+        except TimeoutError:
             self.step(self.machine.on_no_room)
 
     def _has_failed(self) -> bool:
         return self.machine.failure is not None
 
     def drop_inbox(self) -> None:
-        """An interrupt within ``subscribe`` leaves a subscription that the machine does not know; with the lock."""
+        """An interrupt within ``subscribe`` leaves a subscription that the machine does not know."""
         for state in [each for each in self._connection.subscriptions if each.reader is self]:
             self._connection.unsubscribe(state)

@@ -1,16 +1,18 @@
-"""Where pulled messages arrive, for threads. What to ask for and when is decided in :mod:`jetspark.jetstream.pull`."""
+# Generated from aio/source.py by tools/unasync.py; edit that file.
+"""Where pulled messages arrive, from threads. What to ask for and when is decided in :mod:`jetspark.jetstream.pull`."""
 
 from __future__ import annotations
 
 import logging
-import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 
+from jetspark.blocking.arrivals import Arrivals
 from jetspark.blocking.context import DriverContext
+from jetspark.blocking.link_calls import drain, new_inbox, unsubscribe, when_there_is_room
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.blocking.transport import Link
-from jetspark.blocking.waiter import Waiter
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError
 from jetspark.jetstream.acks import NAK
@@ -21,12 +23,9 @@ __all__ = ["Source"]
 
 _logger = logging.getLogger("jetspark.blocking")
 
-# The system's calls do not take any number for "for ever".
-LONGEST_WAIT_S = 3600.0
-
 
 class Source:
-    """One puller with its subscription. The connection's lock guards both."""
+    """One puller with its subscription. With threads, the link's lock guards both."""
 
     def __init__(
         self,
@@ -35,12 +34,17 @@ class Source:
         make_puller: Callable[[str, str], Puller[JetStreamMessage]] = Puller,
     ) -> None:
         link = self._link = context.link
-        self._connection = link.connection
+        self._connection, self._now = link.connection, link.now
+        self._arrivals = Arrivals(link)
+        self._has_acks = info.config.ack_policy != "none"
+        self._timeout_s = context.timeout_s
+        self._is_closed = False
         subject = f"{context.api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
         with link.lock:
             _sweep(link)
-            inbox = link.new_inbox()
+            inbox = new_inbox(link)
             self.puller = make_puller(inbox, subject)
+            self.puller.idle_s = link.idle_s
             reader = _SourceReader(link, self)
             # Bounded by what is asked for; a bound that drops would lose messages until their ack_wait is over.
             self.state = reader.state = link.connection.subscribe(
@@ -51,10 +55,6 @@ class Source:
                 answers_to=subject,
                 follows_sessions=True,
             )
-        self._has_acks = info.config.ack_policy != "none"
-        self._timeout_s = context.timeout_s
-        self._waiters: list[Waiter] = []
-        self._is_closed = False
 
     @property
     def session(self) -> int | None:
@@ -63,70 +63,49 @@ class Source:
 
     def perform(self, reader: Fetch[JetStreamMessage] | Flow[JetStreamMessage]) -> Wait | int | None:
         """A step of a reader's, with the asking and waiting it wants; returns what step it was."""
-        link = self._link
-        with link.lock:
+        has_asked = False
+        with self._link.lock:
             if self.state.pending or self.state.is_finished:
                 # Read by another thread, which has not come to passing it on. Were we to wait for the network now, its
                 # waking us would go unnoticed.
                 self.on_arrival()
-            has_asked = False
             try:
-                while isinstance(step := reader.step(time.monotonic(), self.session), Ask):
+                while isinstance(step := reader.step(self._now(), self.session), Ask):
                     has_asked = True
-                    self._publish(step, reader.deadline)
+                    self._send(step, reader.deadline)
+                # One that was closed while it asked has woken those who wait already.
                 if not isinstance(step, Wait) or (self._is_closed and isinstance(reader, Flow)):
                     return step
-                waiter, is_reading = self._prepare_to_wait()
+                waiting = self._arrivals.begin()
             finally:
-                # Only now: the answer is for this thread, if it is the one that reads from here on.
+                # At once, with the acks gathered so far: a reader that never pauses would hold the question back.
                 if has_asked:
-                    link.flush()
-        if not self._wait(waiter, step.until, is_reading=is_reading):
-            with link.lock:
-                self.puller.on_time(time.monotonic())
+                    self._link.flush()
+        if not self._arrivals.wait(waiting, step.until):
+            with self._link.lock:
+                self.puller.on_time(self._now())
         return step
 
-    def _publish(self, ask: Ask, deadline: float | None) -> None:
+    def _send(self, ask: Ask, deadline: float | None) -> None:
         """Ask, unless there is no room for the question until the deadline."""
-        connection = self._connection
+        publish = self._connection.publish
         try:
             try:
-                connection.publish(self.puller.subject, ask.body, ask.reply)
+                publish(self.puller.subject, ask.body, ask.reply)
             except BufferFull:
-                self._link.when_there_is_room(
-                    lambda: connection.publish(self.puller.subject, ask.body, ask.reply), deadline
-                )
+                attempt = partial(publish, self.puller.subject, ask.body, ask.reply)
+                when_there_is_room(self._link, attempt, deadline)
         except TimeoutError:
             self.puller.take_back(ask)
         except BaseException:
             self.puller.take_back(ask)
             raise
 
-    def _prepare_to_wait(self) -> tuple[Waiter, bool]:
-        """With the lock: someone to wake, and whether this thread is the one that reads meanwhile."""
-        waiter = Waiter()
-        self._waiters.append(waiter)
-        return waiter, self._link.take_over()
-
-    def _wait(self, waiter: Waiter, until: float | None, *, is_reading: bool) -> bool:
-        """Whether something ended it before its time."""
-        latest = time.monotonic() + LONGEST_WAIT_S
-        deadline = latest if until is None else min(until, latest)
-        try:
-            self._link.read_for(waiter, deadline, is_reading=is_reading)
-            waiter.wait(deadline - time.monotonic())
-            return True
-        except TimeoutError:
-            return False
-        finally:
-            with self._link.lock:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
-
     def on_arrival(self) -> None:
+        """Have the puller take what has arrived."""
         with self._link.lock, self._link.doubt:
-            if self.puller.on_replies(self.state, time.monotonic()):
-                self._wake()
+            if self.puller.on_replies(self.state, self._now()):
+                self._arrivals.wake()
 
     def close(self) -> None:
         """Unsubscribe, and say nak to what nobody took."""
@@ -134,34 +113,38 @@ class Source:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._wake()
-        puller, state = self.puller, self.state
+            self._arrivals.wake()
         try:
-            # What the server has sent off to us when it hears UNSUB is lost until ack_wait is over; so let it finish.
-            give_up_at = time.monotonic() + LEAVING_S
-            while puller.owed and self._connection.is_connected and time.monotonic() < give_up_at:
-                before = state.received
-                with self._link.lock:
-                    puller.wake_at = 1
-                    waiter, is_reading = self._prepare_to_wait()
-                self._wait(waiter, time.monotonic() + QUIET_S, is_reading=is_reading)
-                if state.received == before:
-                    break
-            self._link.drain(state, self._timeout_s)
+            self._let_finish()
+            drain(self._link, self.state, self._timeout_s)
             self._give_back()
         except ConnectionClosed:
             pass  # by its owner, who knows, or for good, which was told; what nobody took comes after its ack_wait
         except JetSparkError as error:
-            _logger.warning("leaving %s: %s", puller.subject, error)
+            _logger.warning("leaving %s: %s", self.puller.subject, error)
         except BaseException:
             self._leave_at_once()
             raise
+
+    def _let_finish(self) -> None:
+        """Until the server has sent what it was asked for: what is on its way when it hears UNSUB would be lost until
+        ack_wait is over."""
+        puller, state = self.puller, self.state
+        give_up_at = self._now() + LEAVING_S
+        while puller.owed and self._connection.is_connected and self._now() < give_up_at:
+            before = state.received
+            with self._link.lock:
+                puller.wake_at = 1
+                waiting = self._arrivals.begin()
+            self._arrivals.wait(waiting, self._now() + QUIET_S)
+            if state.received == before:
+                break
 
     def _leave_at_once(self) -> None:
         """Interrupted while leaving: wait for nothing. What is still on its way comes again after its ack_wait."""
         if self._connection.is_closed:
             return
-        self._link.unsubscribe(self.state)
+        unsubscribe(self._link, self.state)
         with self._link.lock:
             replies = self.puller.release() if self._has_acks else []
             try:
@@ -169,13 +152,13 @@ class Source:
                     self._connection.publish_raw(reply, NAK)
             except BufferFull:
                 pass  # then these come again after their ack_wait, too
-            self._link.wake()
+            self._link.flush_soon()
 
     def leave(self) -> None:
         """Unsubscribe, with nothing to give back: what is on its way is not wanted."""
         self._is_closed = True
         if not self._connection.is_closed:
-            self._link.unsubscribe(self.state)
+            unsubscribe(self._link, self.state)
 
     def _give_back(self) -> None:
         connection = self._connection
@@ -189,13 +172,8 @@ class Source:
                 try:
                     connection.publish_raw(reply, NAK)
                 except BufferFull:
-                    self._link.when_there_is_room(lambda reply=reply: connection.publish_raw(reply, NAK))  # type: ignore[misc]
+                    when_there_is_room(self._link, partial(connection.publish_raw, reply, NAK))
             self._link.flush()
-
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter.set_result(None)
 
 
 class _SourceReader:
@@ -217,7 +195,7 @@ class _SourceReader:
         if source is not None:
             source.on_arrival()
         elif self.state is not None and not self.state.is_finished:
-            self._link.unsubscribe(self.state)
+            unsubscribe(self._link, self.state)
 
     @property
     def pending_messages(self) -> int:

@@ -1,14 +1,16 @@
-"""Reading a subscription from a thread."""
+# Generated from aio/subscription.py by tools/unasync.py; edit that file.
+"""Reading a subscription from threads."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, Unpack, cast
+from collections.abc import Iterator
+from functools import partial
+from typing import Unpack, cast
 
+from jetspark.blocking.calling import Callback, Calling, call
 from jetspark.blocking.finishing import is_interrupt
+from jetspark.blocking.link_calls import drain, unsubscribe
 from jetspark.blocking.message import Message
 from jetspark.blocking.transport import Link
 from jetspark.blocking.waiter import Changed
@@ -20,8 +22,6 @@ from jetspark.errors import ConnectionClosed, RequestTimeout
 
 __all__ = ["Callback", "Subscription", "SubscriptionReader", "subscribe"]
 
-Callback = Callable[[Message], Any]
-
 
 def subscribe(
     link: Link, subject: str, queue: str = "", callback: Callback | None = None, **kind: Unpack[SubscriptionKind]
@@ -29,11 +29,12 @@ def subscribe(
     """Start receiving. ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
     if callback is not None:
         function("callback", callback, "a function that takes a message")
+    link.check_caller()
     reader = SubscriptionReader(link)
     try:
         with link.lock, link.doubt:
             reader.state = link.connection.subscribe(subject, queue, reader=reader, **kind)
-            link.wake()
+            link.flush_soon()
             return Subscription(link, reader, callback)
     except BaseException:
         _abandon(link, reader)
@@ -45,7 +46,7 @@ def _abandon(link: Link, reader: SubscriptionReader) -> None:
     with link.lock, link.doubt:
         for state in [each for each in link.connection.subscriptions if each.reader is reader]:
             link.connection.unsubscribe(state)
-            link.wake()
+            link.flush_soon()
 
 
 class SubscriptionReader:
@@ -54,12 +55,12 @@ class SubscriptionReader:
     state: SubscriptionState
 
     def __init__(self, link: Link) -> None:
-        self._lock = link.lock
+        self._link = link
         self.changed = Changed(link.lock)
-        self.thread: threading.Thread | None = None
+        self.calling: Calling | None = None
 
     def wake(self) -> None:
-        with self._lock:
+        with self._link.lock:
             self.changed.notify_all()
 
     @property
@@ -67,49 +68,51 @@ class SubscriptionReader:
         return len(self.state.pending)
 
     def read_up(self, deadline: float) -> bool:
-        if self.thread is threading.current_thread():
-            return True  # a callback that drains: it goes on with what is here when it comes back
-        if self.thread is not None:
-            self.thread.join(max(0.0, deadline - time.monotonic()))
-            return not self.thread.is_alive()
-        with self._lock:
-            return self.changed.wait_for(lambda: not self.state.pending, deadline - time.monotonic())
+        if self.calling is not None:
+            return self.calling.join(deadline)
+        with self._link.lock:
+            return self.changed.wait_for(lambda: not self.state.pending, deadline - self._link.now())
 
 
 class Subscription(SubscriptionBase):
-    """Messages on a subject: iterate, or take one with :meth:`next`. Several threads may share the work.
+    """Messages on a subject: iterate with ``for``, or take one with :meth:`next`. Several threads may share them.
 
-    The guarantees are those of :class:`jetspark.Subscription`.
+    At most once: a message is delivered if we are connected and subscribed when it is published. What a reader is
+    too slow for is dropped beyond the subscription's bounds, counted in ``dropped`` and reported as
+    :class:`~jetspark.SlowConsumer`. Iteration ends after ``unsubscribe``, ``drain`` or ``close``; it raises
+    :class:`~jetspark.PermissionDenied` when the server did not allow the subscription.
     """
 
     def __init__(self, link: Link, reader: SubscriptionReader, callback: Callback | None) -> None:
-        self._link, self._lock, self._reader = link, link.lock, reader
+        self._link, self._reader = link, reader
         self._state, self._changed = reader.state, reader.changed
         if callback is not None:
-            reader.thread = threading.Thread(
-                target=self._call_back, args=(callback,), name=f"jetspark-callback-{self.subject}", daemon=True
-            )
-            reader.thread.start()
+            calling_back = partial(self._call_back, callback)
+            reader.calling = Calling(link, calling_back, f"jetspark-callback-{self.subject}")
 
     def __iter__(self) -> Iterator[Message]:
-        state = self._state
-        pending = cast("deque[Message]", state.pending)
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[Message]:
+        take = cast("deque[Message]", self._state.pending).popleft
         try:
             while True:
                 try:
-                    message = pending.popleft()  # one step for other threads: no lock
+                    message = take()  # one step for other threads: no lock
                 except IndexError:
                     if not self._wait_for_more():
                         return
                 else:
                     yield message
+                    del message  # while it waits, nothing that was read is kept alive
         finally:
             self._reader.wake()  # a drain may wait for us
 
     def _wait_for_more(self) -> bool:
         state = self._state
-        with self._lock:
-            self._changed.wait_for(lambda: state.pending or state.is_finished)
+        with self._link.lock:
+            while not state.pending and not state.is_finished:
+                self._changed.wait()
             if not state.pending and state.error is not None:
                 raise state.error
             return bool(state.pending)
@@ -121,34 +124,41 @@ class Subscription(SubscriptionBase):
             RequestTimeout: None came within ``timeout`` seconds (None waits for ever).
             ConnectionClosed: The subscription is over and everything was read.
         """
+        state, changed = self._state, self._changed
         check_timeout(timeout)
-        state = self._state
-        with self._lock:
-            if not self._changed.wait_for(lambda: state.pending or state.is_finished, timeout):
+        with self._link.lock:
+            if not state.pending and not changed.wait_for(self._is_readable, timeout):
                 raise RequestTimeout(f"next message on {state.subject!r}", timeout or 0)
-            if state.pending:
-                message = cast(Message, state.take())
-                if state.is_finished and not state.pending:
-                    self._changed.notify_all()  # a drain may wait for this
-                return message
-            raise state.error or ConnectionClosed(f"the subscription to {state.subject!r} is over")
+            if not state.pending:
+                raise state.error or ConnectionClosed(f"the subscription to {state.subject!r} is over")
+            message = cast(Message, state.take())
+            if state.is_finished and not state.pending:
+                changed.notify_all()  # a drain may wait for this
+            return message
+
+    def _is_readable(self) -> bool:
+        return bool(self._state.pending) or self._state.is_finished
 
     def unsubscribe(self, max_messages: int = 0) -> None:
         """End now, or when ``max_messages`` have been received in all. Messages received so far can still be read."""
-        self._link.unsubscribe(self._state, max_messages)
+        unsubscribe(self._link, self._state, max_messages)
 
     def drain(self, timeout: float | None = None) -> None:
-        """End without losing anything: the server stops sending, then the readers finish what is here.
+        """End without losing anything: the server stops sending, then the reader finishes what is here.
 
         Should the session end first, no more comes either: messages on their way are lost with it.
 
         Raises:
-            RequestTimeout: The readers did not finish in time.
+            RequestTimeout: The reader did not finish in time.
         """
         timeout = timeout_of(timeout, self._link.connection.options.drain_timeout_s)
-        deadline = time.monotonic() + timeout
-        self._link.drain(self._state, timeout)
-        if not self._reader.read_up(deadline):
+        deadline = self._link.deadline(timeout)
+        try:
+            drain(self._link, self._state, timeout)
+            is_read = self._reader.read_up(deadline)
+        except RequestTimeout:
+            is_read = False
+        if not is_read:
             raise RequestTimeout(f"drain of {self.subject!r}, {self.pending_messages} messages unread", timeout)
 
     def __enter__(self) -> Subscription:
@@ -166,8 +176,8 @@ class Subscription(SubscriptionBase):
         try:
             for message in self:
                 try:
-                    callback(message)
+                    call(callback, message)
                 except Exception as error:
-                    self._link.report(error)
+                    self._link.dispatcher.report(error)
         except Exception as error:
-            self._link.report(error)
+            self._link.dispatcher.report(error)

@@ -37,15 +37,15 @@ from typing import Any
 
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Changed, Waiter
 from jetspark.core.connection import Connection, Event
+from jetspark.core.course import Course
 from jetspark.core.dispatcher import Dispatcher
-from jetspark.core.lifecycle import AskSecret, AuthSource, Converse, Delay, Dial, Hangup, Step, UpgradeToTLS, establish
-from jetspark.core.machine import Attached
+from jetspark.core.lifecycle import AskSecret, Converse, Delay, Dial, Hangup, Step, UpgradeToTLS, establish
+from jetspark.core.lifecycle import AuthSource as DriverAuth
 from jetspark.core.options import TLSConfig
-from jetspark.core.subscription import SubscriptionState
 from jetspark.core.tls import describe_error, tls_context
-from jetspark.errors import BufferFull, ConnectionLost, JetSparkError, RequestTimeout, UsageError
+from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
-__all__ = ["WRITE_AT_BYTES", "Link"]
+__all__ = ["WRITE_AT_BYTES", "DriverAuth", "Link"]
 
 # As many bytes make a publisher write by itself instead of leaving it to the connection's thread.
 WRITE_AT_BYTES = 64 << 10
@@ -118,12 +118,20 @@ class Link:
     """
 
     now = staticmethod(time.monotonic)
+    new_waiter = Waiter
+    flush_is_scheduled = False
+    """Never for sure: :meth:`flush_soon` is called each time, and decides."""
+    idle_s = 0.0
+    """Of loops whose time is not ours."""
 
-    def __init__(self, connection: Connection, auth: AuthSource, tls: TLSConfig | None, dispatcher: Dispatcher) -> None:
+    def __init__(self, connection: Connection, auth: DriverAuth, tls: TLSConfig | None, dispatcher: Dispatcher) -> None:
         self.connection, self._auth, self._tls = connection, auth, tls
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
+        """Who is told of events, errors and time."""
         self.lock = threading.RLock()
         self.room = Changed(self.lock)
+        """Notified when the network may take more, a session has begun, or there is none ever again."""
+        self._room_calls: list[Callable[[], None]] = []
         self._socket: socket.socket | None = None
         self._unsent = memoryview(b"")
         # `recv` takes memory for all it might get, which at this size is new memory from the system each time: 150 µs
@@ -192,8 +200,15 @@ class Link:
         if self._guest in (0, threading.get_ident()):
             self._bell.close()
 
+    def check_caller(self) -> None:
+        """Any thread may use the link, in the process that made it; a loop of the asyncio driver's may not."""
+
     def check_may_wait(self, what: str) -> None:
-        """Refuse to wait on the thread that reads for what only reading can bring."""
+        """Refuse to wait on the thread that reads for what only reading can bring.
+
+        Raises:
+            UsageError: This is that thread.
+        """
         if not self.may_wait():
             raise UsageError(
                 f"{what} would wait for ever: on_event runs on the thread that reads; use a thread of your own"
@@ -334,7 +349,7 @@ class Link:
         """Without the lock. What a guest waits for may be among them, and the guest is looking at the socket."""
         if not events:
             return
-        self._dispatcher.deliver(events)
+        self.dispatcher.deliver(events)
         me = threading.get_ident()
         if me in self._in_hand:
             self._in_hand[me].pop()
@@ -369,67 +384,21 @@ class Link:
             selector.modify(self._socket, interest)
         self._interest = interest
 
-    # ---- what is attached, and what it needs -------------------------------------------------------------------
-
-    def attach(self, attached: Attached) -> None:
-        """Tell it of connection events, and when the moment of its ``next_deadline`` has come."""
-        self._dispatcher.attach(attached)
-
-    def detach(self, attached: Attached) -> None:
-        self._dispatcher.detach(attached)
+    # ---- the time of what is attached --------------------------------------------------------------------------
 
     def set_alarm(self, deadline: float) -> None:
         """With the lock: look at the clock then; something attached has this deadline."""
         if deadline < self._sleeps_until:
             self.wake()
 
-    def report(self, error: Exception) -> None:
-        """Tell the program of an error that ends nothing."""
-        self._dispatcher.report(error)
+    def sleep_s(self, alarm: float | None, deadline: float | None) -> float | None:
+        """How long one may sleep who has set an alarm, and has a deadline besides: the connection's thread may be busy
+        with the program's ``on_event`` when the alarm rings."""
+        times = [each for each in (alarm, deadline) if each is not None]
+        return max(0.0, min(times) - time.monotonic()) if times else None
 
     def deadline(self, timeout_s: float) -> float:
         return time.monotonic() + timeout_s
-
-    def until_done(self, start: Callable[[Any], None], timeout_s: float, what: str) -> None:
-        """Have the connection begin something, and wait until it is done: ``start`` is given the handle for it.
-
-        Raises:
-            RequestTimeout: It was not done in time.
-        """
-        self.check_may_wait(what)
-        done = Waiter()
-        try:
-            with self.lock, self.doubt:
-                start(done)
-                self.flush()
-            self.settle()
-            self.wait_for(done, timeout_s, what)
-        finally:
-            with self.lock:
-                self.connection.forget_flush(done)
-
-    def new_inbox(self) -> str:
-        """A reply subject that is used by nobody else."""
-        with self.lock:
-            return self.connection.new_inbox()
-
-    def new_name(self) -> str:
-        """A name for something at the server that no other connection uses."""
-        with self.lock:
-            return self.connection.new_name()
-
-    def unsubscribe(self, subscription: SubscriptionState, max_messages: int = 0) -> None:
-        """End a subscription, at once or when it has received ``max_messages`` in all. Without the lock."""
-        with self.lock, self.doubt:
-            self.connection.unsubscribe(subscription, max_messages)
-            self.wake()
-        self.settle()
-
-    def drain(self, subscription: SubscriptionState, timeout_s: float) -> None:
-        """End a subscription; returns when all that the server had sent for it has arrived."""
-        connection = self.connection
-        what = f"drain of {subscription.subject!r}"
-        self.until_done(lambda handle: connection.drain(subscription, handle), timeout_s, what)
 
     def give_up_session(self) -> None:
         """A call into the connection was interrupted half-way: only a new session is sound."""
@@ -482,6 +451,8 @@ class Link:
             self.wake()  # the reader will meet the same error, and it is the one who ends sessions
         self._is_moving = False
 
+    flush_promptly = hand_over = flush
+
     def write_and_wait(self, deadline: float | None = None, is_over: Callable[[], bool] | None = None) -> None:
         """Write now; wait while the network takes no more, unless it ``is_over`` for the caller.
 
@@ -507,17 +478,10 @@ class Link:
             raise TimeoutError
         self.room.wait(left_s)
 
-    def when_there_is_room(self, attempt: Callable[[], Any], deadline: float | None = None) -> Any:
-        """With the lock: the attempt's result, once it does not raise ``BufferFull``; ``TimeoutError`` after the
-        deadline."""
-        while True:
-            self.flush()
-            try:
-                return attempt()
-            except BufferFull:
-                if self.connection.options.when_full == "raise" or not self.may_wait():
-                    raise
-            self.wait_for_room(deadline)
+    def call_when_there_is_room(self, callback: Callable[[], None]) -> None:
+        """Like :meth:`wait_for_room`, with a callback on the connection's thread, without the lock."""
+        self._room_calls.append(callback)
+        self.wake()
 
     def settle(self) -> None:
         """Pass on what happened. Without the lock."""
@@ -580,22 +544,19 @@ class Link:
         return self._is_closing
 
     def _perform_all(self, steps: Generator[Step, Any, None], *, is_first: bool) -> None:
-        answer: Any = None
-        problem: Exception | None = None
-        try:
-            while True:
-                with self.lock:
-                    step = steps.send(answer) if problem is None else steps.throw(problem)
-                answer = problem = None
-                self.settle()  # an attempt that failed is told before the next
-                if self._is_closing:
-                    raise ConnectionLost("closed while connecting")
-                try:
-                    answer = self._perform(step)
-                except Exception as error:  # establish() decides which errors end an attempt and which end it all
-                    problem = error
-        except StopIteration:
-            pass
+        course = Course(steps)
+        while True:
+            with self.lock:
+                step = course.next_step()
+            if step is None:
+                break
+            self.settle()  # an attempt that failed is told before the next
+            if self._is_closing:
+                raise ConnectionLost("closed while connecting")
+            try:
+                course.answer = self._perform(step)
+            except Exception as error:  # establish() decides which errors end an attempt and which end it all
+                course.problem = error
         with self.lock:
             self.connection.on_time(time.monotonic())
             self.flush()
@@ -689,6 +650,7 @@ class Link:
                 self._pass_on(events)
                 del events  # while there is nothing to do, nothing that was read is kept alive
                 self._tell_time()
+                self._tell_room()
             return ConnectionLost("closed")
         # Many may keep the error for long; its traceback would keep what was in hand.
         except (OSError, JetSparkError) as error:
@@ -743,18 +705,23 @@ class Link:
         now = time.monotonic()
         if now >= self._due_at:  # of the last look; what has come nearer since then has rung, and is seen by the next
             with self.lock:
-                deadlines = [(attached, attached.next_deadline()) for attached in self._dispatcher.attached]
-            for attached, deadline in deadlines:
-                if deadline is not None and now >= deadline:
-                    self._dispatcher.guard(attached.on_time, now)
+                due = self.dispatcher.due(now)
+            for attached in due:
+                self.dispatcher.guard(attached.on_time, now)
+
+    def _tell_room(self) -> None:
+        """Without the lock: call back when the network has taken all there was."""
+        if self._room_calls and not self._unsent:
+            with self.lock:
+                calls, self._room_calls = self._room_calls, []
+            for call in calls:
+                self.dispatcher.guard(call)
 
     def _patience_s(self) -> float:
         """With the lock: how long there may be nothing to do."""
         now = time.monotonic()
-        self._due_at = math.inf
-        for attached in self._dispatcher.attached:
-            if (deadline := attached.next_deadline()) is not None and deadline < self._due_at:
-                self._due_at = deadline
+        deadline = self.dispatcher.next_deadline()
+        self._due_at = math.inf if deadline is None else deadline
         patience_s = min(LONGEST_SLEEP_S, max(0.0, self._due_at - now))
         if (deadline := self.connection.next_deadline()) is not None:
             patience_s = min(patience_s, max(0.0, deadline - now))

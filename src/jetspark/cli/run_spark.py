@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import typer
 
-from jetspark.aio.client import connect
+from jetspark.aio.connecting import connect
 from jetspark.app import App
 from jetspark.app.topology.provisioning import check_for_drift
 from jetspark.cli.signals import EndSignal

@@ -24,7 +24,10 @@ class Dispatcher:
         """Our own machines; told before the program is, so that it finds them up to date."""
 
     def attach(self, attached: Attached) -> None:
-        """Tell it every connection event from now on. Attaching twice is attaching once."""
+        """Tell it every connection event from now on, and when the moment of its ``next_deadline`` has come.
+
+        Attaching twice is attaching once.
+        """
         if attached not in self.attached:
             self.attached.append(attached)
 
@@ -32,6 +35,14 @@ class Dispatcher:
         """Tell it nothing more. May be called twice: a caller that was interrupted leaves again."""
         if attached in self.attached:
             self.attached.remove(attached)
+
+    def next_deadline(self) -> float | None:
+        """The nearest of what is attached."""
+        return min((at for each in self.attached if (at := each.next_deadline()) is not None), default=None)
+
+    def due(self, now: float) -> list[Attached]:
+        """Whose time has come."""
+        return [each for each in self.attached if (at := each.next_deadline()) is not None and now >= at]
 
     def deliver(self, events: list[Event]) -> None:
         """Pass on what :meth:`Connection.events` returned, in order."""

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jetspark.aio.client import Client, connect
+from jetspark.aio.client import Client
+from jetspark.aio.connecting import connect
 from jetspark.app.topology.declared import OWNER
 from jetspark.errors import ConfigError
 from jetspark.server import NatsServer

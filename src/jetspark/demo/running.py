@@ -119,7 +119,7 @@ async def _opened(options: DemoOptions, screen: Screen, shop: Shop) -> AsyncIter
 
 
 async def _remove(options: DemoOptions, screen: Screen, shop: Shop) -> int:
-    from jetspark.aio.client import connect
+    from jetspark.aio.connecting import connect
 
     assert options.servers is not None
     async with connect(options.servers) as client:

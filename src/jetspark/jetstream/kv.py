@@ -406,8 +406,8 @@ class Bucket:
             query = message_query(sequence=whole("revision", revision, high=UINT64))
         else:
             query = message_query(last_for=subject)
+        use_direct = self._direct if direct is None else flag("direct", direct)
         try:
-            use_direct = self._direct if direct is None else direct
             message = yield from self._api.get_message(self._stream, query, direct=use_direct)
         except MessageNotFound:
             raise KeyNotFound(self.name, key) from None

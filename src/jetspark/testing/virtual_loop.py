@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import random
 import selectors
 import weakref
@@ -167,9 +168,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         wait at least this long. It makes long times cheap; 0 leaves the program as it is."""
         self._virtual_selector = _Selector(network.clock)
         super().__init__(self._virtual_selector)
-        # Seconds since 1970 have steps of a quarter of a microsecond: time that is nearer than this has come, or the
-        # loop would wait for it again and again.
-        self._clock_resolution = 1e-6
+        # A timer is due when its time has come, and not a moment before: what is too early and set again for the same
+        # time would be due at once, for ever. Asyncio wants a step of the clock, a quarter of a microsecond here.
+        self._clock_resolution = math.ulp(BEGINNING)
 
     def time(self) -> float:
         return self.network.clock.now

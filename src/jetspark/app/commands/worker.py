@@ -17,6 +17,7 @@ from jetspark.aio.client import Client
 from jetspark.aio.context import context_of
 from jetspark.aio.message import Message
 from jetspark.aio.subscription import Subscription, SubscriptionReader
+from jetspark.aio.transport import Link
 from jetspark.app.clock import utc_now
 from jetspark.app.commands import wire
 from jetspark.app.commands.boundaries import BoundaryCache
@@ -63,9 +64,9 @@ class CommandOptions:
 class _Taker(SubscriptionReader):
     """Takes requests at once, in the connection's callback: a task for them would take twice its turn in the loop."""
 
-    def __init__(self, take: Callable[[Message], None], report: Callable[[Exception], None]) -> None:
-        super().__init__()
-        self._take, self._report = take, report
+    def __init__(self, link: Link, take: Callable[[Message], None]) -> None:
+        super().__init__(link)
+        self._take, self._report = take, link.dispatcher.report
 
     def wake(self) -> None:
         pending = cast("deque[Message]", self.state.pending)
@@ -119,7 +120,7 @@ class CommandWorker:
             await self._ended.wait()
         finally:
             if self._serving is not None:
-                self._link.detach(self._serving)
+                self._link.dispatcher.detach(self._serving)
                 await self._serving.close()
             if self._watching is not None:
                 self._watching.cancel()
@@ -159,7 +160,7 @@ class CommandWorker:
         )
         store = CommandStore(js, stream, self._views)
         self._serving = Serving(self._context, self._commands, deciding, store, self._options)
-        self._link.attach(self._serving)
+        self._link.dispatcher.attach(self._serving)
         self._watching = self._loop.create_task(self._watch_stream(deciding))
         for spec in self._specs:
             endpoint = Endpoint(spec.name.replace(".", "_"), wire.command_subject(app.name, spec.name))
@@ -184,7 +185,7 @@ class CommandWorker:
             )
 
     def _subscribe(self, subject: str, take: Callable[[Message], None]) -> None:
-        reader = _Taker(take, self._link.report)
+        reader = _Taker(self._link, take)
         reader.state = self._context.connection.subscribe(subject, QUEUE_GROUP, reader=reader)
         self._link.flush_soon()
         self._subscriptions.append(Subscription(self._link, reader, None))

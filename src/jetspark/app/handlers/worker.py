@@ -307,9 +307,11 @@ class HandlerWorker:
                 continue
             if self.is_stopping:
                 break
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout_at(None if full_at == float("inf") else full_at):
                     await self._wait_for_work()
+            except TimeoutError:
+                break  # not left to the clock: a timer may fire before its time, by less than the clock's resolution
         return sorted(found, key=lambda item: item.sequence)
 
     def _note_lapsed(self) -> None:

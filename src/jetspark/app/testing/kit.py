@@ -21,7 +21,8 @@ import contextvars
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
-from jetspark.aio.client import Client, connect
+from jetspark.aio.client import Client
+from jetspark.aio.connecting import connect
 from jetspark.app.application import App
 from jetspark.app.client import AppClient
 from jetspark.app.commands.declaring import Command, CommandReply

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jetspark.blocking import JetStream
-from jetspark.blocking.publisher import AckFuture
+from jetspark.blocking.ack_future import AckFuture
 from jetspark.core.headers import HeadersLike, decode
 from jetspark.errors import (
     BatchTooLarge,

@@ -34,9 +34,13 @@ _SHORTEST_STEP_S = 0.25
 
 _DISABLED = ApiError(400, Code.SCHEDULES_DISABLED, "message schedules is disabled")
 _PATTERN = ApiError(400, Code.SCHEDULE_PATTERN_INVALID, "message schedules pattern is invalid")
+_CRON = ApiError(501, 0, "not in the model: schedules by cron; use a real server")
 _TARGET_INVALID = ApiError(400, Code.SCHEDULE_TARGET_INVALID, "message schedules target is invalid")
 _SCHEDULER_INVALID = ApiError(400, Code.SCHEDULER_INVALID, "message schedules invalid scheduler")
 
+_is_cron = re.compile(
+    r"@(?:hourly|daily|midnight|weekly|monthly|yearly|annually)|(?:[\w*/,?-]+ +){5}[\w*/,?-]+"
+).fullmatch
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
@@ -59,7 +63,7 @@ def refuse_schedule(config: StreamConfig, store: Store, message: Incoming) -> Ap
     if not config.allow_message_schedules:
         return _DISABLED
     if _first_due(schedule, 0.0) is None:
-        return _PATTERN
+        return _CRON if _is_cron(schedule) else _PATTERN
     target = message.fields.get(TARGET, "")
     try:
         validate_subject(target)

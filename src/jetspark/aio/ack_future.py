@@ -1,0 +1,60 @@
+"""The future of ``publish_async`` with asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from jetspark.aio.runner import MachineRunner
+from jetspark.aio.transport import Link
+from jetspark.jetstream.info import PubAck
+from jetspark.publish.window import PublishWindow
+
+__all__ = ["AckFuture", "AckFutures"]
+
+_logger = logging.getLogger("jetspark.aio")
+
+
+class AckFuture(asyncio.Future[PubAck]):
+    """An acknowledgement on its way: await it for the :class:`~jetspark.PubAck`.
+
+    It raises the server's error, or the reason why nobody knows: see :class:`WindowedPublisher`. A failure that nobody
+    has looked at when the future goes away is logged, at ERROR to ``jetspark.aio``. Cancelling it takes nothing back:
+    the message is on its way.
+    """
+
+    # It has no __init__ and no __del__: with both, making and dropping one took 2.0 µs in place of 0.5.
+    __slots__ = ("_window",)
+
+    _window: PublishWindow
+
+    def set_exception(self, exception: type | BaseException, /) -> None:
+        super().set_exception(exception)
+        self.__class__ = _FailedAckFuture
+
+
+class _FailedAckFuture(AckFuture):
+    # asyncio would log a failure that nobody has looked at too, but each one with a stack, and a lost session can bring
+    # thousands.
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        if self._log_traceback:
+            self._log_traceback = False
+            if count := self._window.overlooked():
+                _logger.error("%d failed publishes nobody looked at; the last: %s", count, self.exception())
+
+
+class AckFutures:
+    """The futures of one window."""
+
+    def __init__(self, link: Link, runner: MachineRunner[PublishWindow]) -> None:
+        self._loop, self._window = link.loop, runner.machine
+
+    def new(self) -> AckFuture:
+        future = AckFuture(loop=self._loop)
+        future._window = self._window
+        return future
+
+    def call_back(self) -> None:
+        """The loop calls back when a future is done."""

@@ -1,0 +1,85 @@
+"""Getting messages into a fast batch with asyncio: opening it with the first, waiting for room for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from jetspark.aio.runner import PacedRunner
+from jetspark.aio.transport import Link
+from jetspark.publish.fast import FastMachine
+from jetspark.publish.outgoing import Item
+
+__all__ = ["BatchFeed"]
+
+
+class BatchFeed:
+    """The way into one batch. With threads, whoever calls holds the link's lock, except for :meth:`add_chunk`."""
+
+    def __init__(
+        self, link: Link, runner: PacedRunner[FastMachine], batch: FastMachine, check_inside: Callable[[], None]
+    ) -> None:
+        """``check_inside`` raises where nothing may be added, because the batch's block has not begun, or is over."""
+        self.link, self.runner, self.batch = link, runner, batch
+        self._check_inside = check_inside
+        self._has_opener = False
+        """Somebody's message opens the batch. Others wait for what becomes of it."""
+
+    async def add_chunk(self, chunk: list[Item]) -> None:
+        """Add these, as fast as there is room for them."""
+        batch = self.batch
+        # In threads: with self.link.lock:
+        while chunk:
+            room = batch.room
+            if room == 0:
+                if await self.open_or_wait(chunk[0]):
+                    chunk = chunk[1:]
+                continue
+            part, chunk = chunk[:room], chunk[room:]
+            await self.runner.send(partial(batch.add_many, part))
+
+    async def open_or_wait(self, item: Item) -> bool:
+        """There is no room. True when the batch had not begun, and began with this message."""
+        batch = self.batch
+        while batch.room == 0:
+            batch.check()
+            if not batch.is_new:
+                await self.runner.wait()
+            elif await self.begin(item):
+                return True
+        return False
+
+    async def begin(self, item: Item, *, is_only: bool = False) -> bool:
+        """Open the batch with this message; False when another one has meanwhile."""
+        self._check_inside()
+        batch, runner = self.batch, self.runner
+        while self._has_opener:
+            await runner.wait()
+        has_begun = False
+        self._has_opener = True
+        try:
+            while batch.is_new:  # again, when there is no leader for the moment: then nothing was stored
+                if batch.reopen_at is not None and batch.reopen_at > self.link.now():
+                    await runner.wait(batch.reopen_at)
+                    continue
+                runner.attach()
+                await runner.send(partial(batch.start, item, is_only=is_only))
+                has_begun = True
+                while batch.is_opening:
+                    await runner.wait()
+        finally:
+            self._has_opener = False
+            runner.changed.notify_all()
+        if has_begun and batch.failure is not None:
+            batch.check()
+        return has_begun
+
+    async def until_open(self) -> None:
+        """Until it is known whether there is a batch.
+
+        Raises:
+            JetSparkError: There is none, or it is over.
+        """
+        while self.batch.is_opening:
+            await self.runner.wait()
+        self.batch.check()

@@ -1,0 +1,172 @@
+# Generated from aio/link_calls.py by tools/unasync.py; edit that file.
+"""What is done with a link in the same way everywhere: asking, waiting for room or a confirmation, unsubscribing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+from jetspark.blocking.message import Message
+from jetspark.blocking.transport import WRITE_AT_BYTES, Link
+from jetspark.blocking.waiter import Waiter
+from jetspark.core.headers import HeadersLike
+from jetspark.core.subscription import SubscriptionState
+from jetspark.errors import BufferFull, JetSparkError, RequestTimeout
+
+__all__ = ["admit", "ask", "drain", "drain_all", "new_inbox", "new_name", "unsubscribe", "until_done"]
+__all__ += ["when_there_is_room"]
+
+
+# ---- sending ---------------------------------------------------------------------------------------------------------
+
+
+def when_there_is_room(link: Link, attempt: Callable[[], Any], deadline: float | None = None) -> Any:
+    """The attempt's result, once it does not raise ``BufferFull``.
+
+    Raises:
+        TimeoutError: There was no room until the deadline.
+    """
+    while True:
+        link.flush()
+        try:
+            return attempt()
+        except BufferFull:
+            if link.connection.options.when_full == "raise" or not link.may_wait():
+                raise
+        link.wait_for_room(deadline)
+
+
+def admit(link: Link, send: Callable[[], None], timeout_s: float, *, at_once: bool = False) -> None:
+    """Call ``send``, which fills the connection's buffer, when there is room; written soon, or ``at_once``.
+
+    Raises:
+        TimeoutError: There was no room within ``timeout_s``: nothing was sent.
+    """
+    with link.lock:
+        if link.connection.out_bytes >= WRITE_AT_BYTES:
+            link.write_and_wait(link.deadline(timeout_s))
+        try:
+            send()
+        except BufferFull:
+            when_there_is_room(link, send, link.deadline(timeout_s))
+        if at_once:
+            link.flush()
+        elif not link.flush_is_scheduled:
+            link.flush_soon()
+
+
+# ---- asking ----------------------------------------------------------------------------------------------------------
+
+
+def ask(link: Link, subject: str, data: bytes, headers: HeadersLike | None, timeout_s: float) -> Message:
+    """Send a request, and wait for its first answer; see :meth:`Client.request`."""
+    link.check_may_wait("request")
+    connection, what = link.connection, f"request to {subject!r}"
+    deadline = link.deadline(timeout_s)
+    answer, token = link.new_waiter(), ""
+    try:
+        with link.lock:
+            try:
+                token = connection.request(answer, subject, data, headers)
+            except BufferFull:
+                attempt = partial(connection.request, answer, subject, data, headers)
+                try:
+                    token = when_there_is_room(link, attempt, deadline)
+                except TimeoutError:
+                    raise RequestTimeout(what, timeout_s, was_sent=False) from None
+            link.flush_promptly()
+        return cast(Message, link.wait_for(answer, timeout_s, what, deadline))  # once answered, it is forgotten
+    except BaseException:
+        try:
+            _forget(link, token, answer)
+        finally:  # An interrupt can be in the way of one of them.
+            _forget(link, token, answer)
+        raise
+
+
+def _forget(link: Link, token: str, answer: Waiter) -> None:
+    with link.lock:
+        if token:
+            link.connection.forget(token)
+        else:  # interrupted before it got the token
+            link.connection.forget_handle(answer)
+
+
+def until_done(link: Link, start: Callable[[Waiter], None], timeout_s: float, what: str) -> None:
+    """Have the connection begin something, and wait until it is done: ``start`` is given the handle for it.
+
+    Raises:
+        RequestTimeout: It was not done in time.
+    """
+    link.check_may_wait(what)
+    done = link.new_waiter()
+    try:
+        with link.lock, link.doubt:
+            start(done)
+            link.flush()
+        link.settle()
+        link.wait_for(done, timeout_s, what)
+    finally:
+        with link.lock:
+            link.connection.forget_flush(done)
+
+
+# ---- subscriptions ---------------------------------------------------------------------------------------------------
+
+
+def new_inbox(link: Link) -> str:
+    """A reply subject that is used by nobody else."""
+    with link.lock:
+        return link.connection.new_inbox()
+
+
+def new_name(link: Link) -> str:
+    """A name for something at the server that no other connection uses."""
+    with link.lock:
+        return link.connection.new_name()
+
+
+def unsubscribe(link: Link, subscription: SubscriptionState, max_messages: int = 0) -> None:
+    """End a subscription, at once or when it has received ``max_messages`` in all. Without the link's lock."""
+    link.check_caller()
+    with link.lock, link.doubt:
+        link.connection.unsubscribe(subscription, max_messages)
+        link.flush_soon()
+    link.settle()
+
+
+def drain(link: Link, subscription: SubscriptionState, timeout_s: float) -> None:
+    """End a subscription; returns when all that the server had sent for it has arrived.
+
+    Raises:
+        RequestTimeout: It has not within the time.
+    """
+    what = f"drain of {subscription.subject!r}"
+    until_done(link, partial(link.connection.drain, subscription), timeout_s, what)
+
+
+def drain_all(link: Link, subscriptions: list[SubscriptionState], timeout_s: float) -> bool:
+    """The same for many, in one round trip; whether it was done in time."""
+    if subscriptions:
+        link.check_may_wait("drain")
+    deadline, is_done = link.deadline(timeout_s), True
+    handles = [link.new_waiter() for _ in subscriptions]
+    try:
+        with link.lock, link.doubt:
+            for subscription, handle in zip(subscriptions, handles, strict=True):
+                link.connection.drain(subscription, handle)
+            link.flush()
+        link.settle()
+        for handle in handles:
+            try:
+                link.wait_for(handle, timeout_s, "drain", deadline)
+            except RequestTimeout:
+                is_done = False
+            except JetSparkError:
+                pass  # closed by another one meanwhile: nothing more will come
+    finally:
+        with link.lock:
+            for handle in handles:
+                link.connection.forget_flush(handle)
+    return is_done
