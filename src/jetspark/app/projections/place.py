@@ -72,6 +72,12 @@ class LivePlace:
         found = await self._read_position()
         name, bucket = self.spec.name, self.place.bucket
         self.written = start_of(found, beginning, projection=name, bucket=bucket, version=self.spec.version)
+        if found is None:
+            # Before anything is folded: a bucket of the same name that is made later has no position that a write of
+            # this one could expect, so the position of states that are gone with their bucket is refused there.
+            await self.storing.run(self.bucket.store_all([position_change(self.written, self.revision)]))
+            found = await self._read_position()  # this one, or that of another engine
+            self.written = start_of(found, beginning, projection=name, bucket=bucket, version=self.spec.version)
         self.start = self.written.sequence
         if self._held is not None:
             parts = await self._read_parts()
