@@ -364,14 +364,16 @@ async def _view_is(view: Any, sequence: int) -> bool:
     return bool((await view.position()).sequence == sequence)
 
 
+@pytest.mark.parametrize("partitions", [1, 2])
 async def test_a_bucket_that_is_made_again_takes_no_position_of_the_one_before(
-    server: NatsServer, js: JetStream
+    partitions: int, server: NatsServer, js: JetStream
 ) -> None:
     app = bank()
     await set_up(js, app)
     await publish(js, app, *some_events(random.Random(1), 30, is_bad=False))
     # Seldom enough that the states are there, and the bucket goes, before the position moves for the first time.
-    async with running(app, server.url, live=LiveOptions(position_every_s=1.0, lease_s=1.0)):
+    live = LiveOptions(position_every_s=1.0, lease_s=1.0, partitions=partitions)
+    async with running(app, server.url, live=live):
         await until(lambda: is_folded(js, app))
         await js.delete_kv("bank_moves")
         await set_up(js, app)

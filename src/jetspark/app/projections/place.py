@@ -80,7 +80,7 @@ class LivePlace:
             self.written = start_of(found, beginning, projection=name, bucket=bucket, version=self.spec.version)
         self.start = self.written.sequence
         if self._held is not None:
-            parts = await self._read_parts()
+            parts = await self._note_parts()
             self.start = min(part_start(parts[part].position, self.written) for part in self._held)
         self.reached_event = self.written.last_event
 
@@ -114,6 +114,21 @@ class LivePlace:
         """The position of each partition."""
         parts = await self.storing.run(read_part_positions(self.bucket, self._partitions))
         self._part_revisions = [part.revision for part in parts]
+        return parts
+
+    async def _note_parts(self) -> list[NotedPosition]:
+        """The position of each partition; ours are there before anything is folded, as that of the whole is."""
+        assert self._held is not None
+        parts = await self._read_parts()
+        beginning = self.written._replace(missed=None)
+        new = [
+            position_change(beginning, parts[part].revision, part_name(part, self._partitions))
+            for part in sorted(self._held)
+            if parts[part].position is None
+        ]
+        if new:
+            await self.storing.run(self.bucket.store_all(new))
+            parts = await self._read_parts()
         return parts
 
     def note_missed(self, first: int, last: int) -> None:
@@ -178,9 +193,9 @@ class LivePlace:
         if through > self.start:
             await self.storing.run(self.bucket.store_all(mine))  # refused where another process has it, too
         known, found = self.written, await self._read_position()
-        if (found is None and known.sequence) or (found is not None and found.repairs != known.repairs):
+        if found is None or found.repairs != known.repairs or found.created != known.created:
             raise self._changed(found, known)
-        self.written = known if found is None else found._replace(version=known.version)
+        self.written = found._replace(version=known.version)
         parts = await self._read_parts()
         whole = self._reaching(min(part_start(part.position, self.written) for part in parts))
         if self._missed is not None:
