@@ -134,7 +134,7 @@ async def test_messages_hands_out_everything_when_the_leader_is_killed(
     the acks that made room for it before; so with the leader die only acks of the last so many deliveries.
     """
     name = f"killed_{whose}_{driver.name}"
-    count, unacknowledged = 3_000, 200
+    count, unacknowledged = 1_500, 200
     seen: dict[int, list[int]] = {}
     is_flowing = asyncio.Event()
     async with driver.connect(cluster.urls) as writer, driver.connect(cluster.urls) as reader:

@@ -31,7 +31,7 @@ SHOWN = [
     "Spark = live",
     "state = events",
     "replay a range",
-    "old workers end",
+    "both releases",
     "rebuild, new fold",
     "reads meanwhile",
     "verify",

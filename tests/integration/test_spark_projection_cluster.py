@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 pytest_plugins = ["support.sparks"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-EVENTS = int(os.environ.get("JETSPARK_MANY_EVENTS", "6000"))
+EVENTS = int(os.environ.get("JETSPARK_MANY_EVENTS", "3000"))
 PORTIONS = 6
 NAMES = ["accounts", "totals", "recent"]
 STREAMS = [app.stream, *(f"KV_{each}" for each in NAMES)]
@@ -99,7 +99,7 @@ def test_a_fold_on_spark_under_changes_of_leaders_is_the_fold_of_its_history(spa
         patiently(lambda: projected.fresh(cluster.urls, js))
         replicate(js)
         history = projected.messages(EVENTS)
-        query = run(app, spark, cluster.urls, maxOffsetsPerTrigger=EVENTS // 20)
+        query = run(app, spark, cluster.urls, maxOffsetsPerTrigger=EVENTS // 10)
         try:
             for name in (None, "KV_accounts", app.stream, None, "KV_accounts", "KV_totals"):
                 before = patiently(lambda: js.stream(app.stream).info()).state.last_sequence

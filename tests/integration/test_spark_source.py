@@ -418,7 +418,7 @@ def patiently(ask: Callable[[], T]) -> T:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_replicated_streams_are_read_and_written_while_their_leaders_change(spark: SparkSession) -> None:
-    count = 30_000
+    count = 12_000
     with NatsCluster(3) as cluster, connect(cluster.urls) as client:
         js = client.jetstream(timeout=20)
         origin, _ = (

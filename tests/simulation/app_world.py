@@ -26,7 +26,7 @@ from jetspark.app.handlers.settling import (
     FindLetter,
     FindRetry,
     NextLetter,
-    ParkedKey,
+    ParkedRecord,
     PauseHandler,
     ReadAttempts,
     ReadParked,
@@ -107,7 +107,7 @@ class World:
         self.requested: set[tuple[int, int]] = set()
         self.schedules: dict[int, tuple[float, int, int]] = {}
         self.letters: dict[int, Letter] = {}
-        self.parked: dict[str, ParkedKey] = {}
+        self.parked: dict[str, ParkedRecord] = {}
         self.parked_known: dict[str, int] = {}
         """What the worker knows of a key is at least as new."""
         self.attempts: dict[int, AttemptsRecord] = {}
@@ -399,7 +399,7 @@ class World:
             case WriteParked(key, head, revision, waiting):
                 if (self.parked[key].revision if key in self.parked else 0) != revision:
                     return False
-                self.parked[key] = ParkedKey(head, next(self._revisions), waiting)
+                self.parked[key] = ParkedRecord(head, next(self._revisions), waiting)
                 if not is_operator:
                     self.parked_known[key] = self.parked[key].revision
                 return True

@@ -117,6 +117,8 @@ class AccountsOracle(Oracle):
             self.change("accounts", fields["account"], sequence, lambda state: opened)
         elif kind == "account.closed":
             self.change("accounts", fields["account"], sequence, lambda state: None)
+        elif kind == "account.dropped":
+            self.change("accounts", fields["account"], sequence, lambda state: state)
         else:
             assert kind == "account.moved", kind
             cents = fields["cents"]

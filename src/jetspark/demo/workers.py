@@ -73,17 +73,6 @@ class WorkerProcess:
                 self.check()
                 await asyncio.sleep(POLL_S)
 
-    async def ended(self, timeout: float) -> int:
-        """Wait for its end, and return the exit code.
-
-        Raises:
-            TimeoutError: It goes on.
-        """
-        async with asyncio.timeout(timeout):
-            while (code := self.process.poll()) is None:  # noqa: ASYNC110 - a process says nothing when it ends
-                await asyncio.sleep(POLL_S)
-        return code
-
     def stop(self) -> None:
         """Ask it to end, and see to it that it does; a second call does nothing."""
         if self.process.poll() is None:

@@ -41,7 +41,7 @@ from jetspark.app.handlers.settling import (
     FindLetter,
     FindRetry,
     NextLetter,
-    ParkedKey,
+    ParkedRecord,
     ReadAttempts,
     ReadParked,
     RequestRedrive,
@@ -333,14 +333,14 @@ class HandlerStore:
 
     # ---- records -----------------------------------------------------------------------------------------------
 
-    async def _read_parked(self, step: ReadParked) -> ParkedKey | None:
+    async def _read_parked(self, step: ReadParked) -> ParkedRecord | None:
         try:
             entry = await self.records.get(self.parked_key(step.key))
         except KeyNotFound:
             return None
         fields = json.loads(entry.value)
         # Records of keys that were parked before there was "waiting" have the one event as "first".
-        return ParkedKey(fields["head"], entry.revision, tuple(fields.get("waiting") or [fields["first"]]))
+        return ParkedRecord(fields["head"], entry.revision, tuple(fields.get("waiting") or [fields["first"]]))
 
     async def _write_parked(self, step: WriteParked) -> bool:
         value = json.dumps({"key": step.key, "head": step.head, "waiting": step.waiting}).encode()

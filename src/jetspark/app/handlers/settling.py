@@ -38,7 +38,7 @@ __all__ = [
     "FindLetter",
     "FindRetry",
     "NextLetter",
-    "ParkedKey",
+    "ParkedRecord",
     "PauseHandler",
     "ReadAttempts",
     "ReadParked",
@@ -63,7 +63,7 @@ SettlingSteps: TypeAlias = Generator[Any, Any, R]
 
 
 @dataclass(frozen=True, slots=True)
-class ParkedKey:
+class ParkedRecord:
     """A key that cannot go on: the event it waits for, and the record's revision."""
 
     head: int
@@ -147,7 +147,7 @@ class RequestRedrive:
 
 @dataclass(frozen=True, slots=True)
 class ReadParked:
-    """[ParkedKey or None]"""
+    """[ParkedRecord or None]"""
 
     key: str
 
