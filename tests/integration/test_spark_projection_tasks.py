@@ -34,7 +34,7 @@ pytest.importorskip("pyspark")
 
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
 from jetspark.spark.engine.projection_sink import Projected, finish, folded_rows, write_rows
-from jetspark.spark.engine.projection_source import ProjectionBatchReader
+from jetspark.spark.engine.projection_source import ProjectionBatchReader, ProjectionStreamReader
 from jetspark.spark.engine.replaying import base_rows
 from jetspark.spark.options import read_options
 
@@ -100,6 +100,33 @@ def check(js: JetStream, last: int | None = None) -> None:
 
 def position(js: JetStream, bucket: str) -> int:
     return FoldPosition.decode(js.kv(bucket).get(position_key()).value).sequence
+
+
+@pytest.mark.parametrize("asked", ["", "bank.>"])
+def test_a_stream_asks_the_server_for_what_was_chosen_and_names_the_events_in_its_offsets(
+    asked: str, server: NatsServer, bank: JetStream
+) -> None:
+    """Several filters with wildcards would have the server look for each message, a hundred times as long."""
+    publish(bank, projected.messages(200))
+    events = "bank.*.opened,bank.*.moved,bank.*.closed,bank.*.dropped"
+    given = {
+        "servers": server.url,
+        "app": "support.projected:app",
+        "stream": app.stream,
+        "projections": ",".join(NAMES),
+        "buckets": ",".join(NAMES),
+        "events": events,
+        "startingOffsets": "earliest",
+    }
+    reader = ProjectionStreamReader(
+        read_options(ProjectionOptions, FORMAT, given | ({"subjects": asked} if asked else {}))
+    )
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert sorted(end["subjects"]) == sorted(events.split(","))
+    planned = reader.partitions(start, end)
+    assert {part.value[0].subjects for part in planned} == {tuple(filter(None, [asked]))}
+    assert sum(batch.num_rows for part in planned for batch in reader.read(part)) > 200
 
 
 def test_any_order_of_batches_and_tasks_with_repeats_and_half_done_ones_stores_the_same_bytes(

@@ -56,7 +56,10 @@ def _checked(options: ProjectionOptions, planned: Sequence[InputPartition]) -> l
         return []
     front = patiently(options, partial(_look, options=options), patience_s=options.patience_s)
     # A task cannot tell whether what is gone was an event. It was asked here, before anything is read.
-    parts = [replace(part, is_earliest=True) if front.kept_from is not None else part for part in ranges]
+    is_earliest = front.kept_from is not None
+    # Offsets name the subjects of the events, by which a changed application is noticed. A task may ask the server for
+    # more, and leave out the rest itself: filters with wildcards are slow.
+    parts = [replace(part, subjects=options.subjects, is_earliest=part.is_earliest or is_earliest) for part in ranges]
     if not options.is_stored:
         return [InputPartition((part, Covered(part.start, part.end))) for part in parts]
     from jetspark.spark.engine.reaching import check_ranges
