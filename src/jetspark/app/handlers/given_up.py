@@ -15,8 +15,10 @@ import asyncio
 import dataclasses
 import datetime
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jetspark.app.clock import idle_s
 from jetspark.app.contracts.envelope import Decoded
@@ -26,8 +28,9 @@ from jetspark.app.handlers.lanes import WorkItem, WorkSource
 from jetspark.app.handlers.partitions import copied_from, without_server_headers
 from jetspark.app.handlers.reading import HandlerReading
 from jetspark.app.handlers.settling import bury_lost
+from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.core.backoff import Backoff
-from jetspark.errors import ConnectionClosed, JetSparkError, MessageNotFound, ProtocolError
+from jetspark.errors import JetSparkError, MessageNotFound, ProtocolError
 from jetspark.jetstream.info import StoredMessage
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
     from jetspark.app.handlers.worker import HandlerWorker
 
 __all__ = ["Advisory", "ConsumerSource", "GivenUp", "source_of", "with_body"]
+
+T = TypeVar("T")
 
 # Advisories at a time; each is a few requests.
 PORTION = 32
@@ -117,43 +122,36 @@ class GivenUp:
                         tasks.create_task(self._wait(message, running))
 
     async def _fetch(self, count: int, **options: Any) -> list[JetStreamMessage]:
-        failures = 0
-        while True:
-            try:
-                return await self._advisories.fetch(count, **options)
-            except ConnectionClosed:
-                raise
-            except JetSparkError as error:
-                if not error.may_pass:
-                    raise
-                failures += 1
-                self._log.warning("asking what was given up: %s", error)
-                await asyncio.sleep(PAUSE.wait_s(failures))
+        return await self._patiently("asking what was given up", partial(self._advisories.fetch, count, **options))
 
     async def _settle(self, message: JetStreamMessage) -> WorkItem | None:
         """Write the letter of one advisory, if it takes one; or return the item that runs here."""
-        failures = 0
+        running = None
         try:
             advisory = Advisory.of(message.data)
-            source = self._sources.get((advisory.stream, advisory.consumer))
         except ProtocolError as error:
             self._log.warning("%s", error)
-            source = None
-        while source is not None:
-            if (running := self._running(advisory)) is not None:
-                return running
-            try:
-                await self._bury(advisory, source)
-                break
-            except ConnectionClosed:
-                raise
-            except JetSparkError as error:
-                failures += 1
-                self._log.warning("sequence %d of %s: %s", advisory.sequence, advisory.stream, error)
-                await asyncio.sleep(PAUSE.wait_s(failures))
-                await message.in_progress()
-        await message.ack()
-        return None
+        else:
+            source = self._sources.get((advisory.stream, advisory.consumer))
+            if source is not None:
+                what = f"sequence {advisory.sequence} of {advisory.stream}"
+                running = await self._patiently(what, partial(self._attend, message, advisory, source))
+        if running is None:
+            await message.ack()
+        return running
+
+    async def _attend(self, message: JetStreamMessage, advisory: Advisory, source: ConsumerSource) -> WorkItem | None:
+        await message.in_progress()  # after a wait it may be overdue
+        running = self._running(advisory)
+        if running is None:
+            await self._bury(advisory, source)
+        return running
+
+    async def _patiently(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        def tell(error: JetSparkError) -> None:
+            self._log.warning("%s: %s", what, error)
+
+        return await patiently(ask, patience_s=FOR_EVER_S, pause=PAUSE, on_wait=tell)
 
     async def _wait(self, message: JetStreamMessage, item: WorkItem) -> None:
         """It runs here, and is settled here as if nothing had happened; unless that does not come to an end."""
