@@ -1,5 +1,5 @@
 """How well the tree keeps to itself: accesses to the private names of other objects, class names used twice, and how
-many lines of the two drivers, and methods of a class, are written by hand.
+many lines of the two drivers, methods of a class and lines of a function are written by hand.
 
 ``python tools/house.py`` prints the figures of each package. ``tests/unit/test_house.py`` holds the bounds, which only
 ever get smaller.
@@ -69,6 +69,17 @@ def largest_classes(count: int) -> list[tuple[int, str, str]]:
     return sorted(found, reverse=True)[:count]
 
 
+def longest_functions(count: int) -> list[tuple[int, str, str]]:
+    """Functions by their lines below the first: that number, the function, and its module."""
+    found = []
+    for module in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno
+                found.append((lines, node.name, module.relative_to(SOURCE).as_posix()))
+    return sorted(found, reverse=True)[:count]
+
+
 def main() -> None:
     print("accesses to foreign private names in 1000 lines")
     for package in sorted(path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()):
@@ -78,6 +89,9 @@ def main() -> None:
     print("largest classes, by methods")
     for methods, name, module in largest_classes(10):
         print(f"  {methods:3} {name:22} {module}")
+    print("longest functions, by lines")
+    for lines, name, module in longest_functions(10):
+        print(f"  {lines:3} {name:22} {module}")
     shared = shared_class_names()
     print(f"class names with more than one home: {len(shared)}")
     for name, homes in shared.items():

@@ -28,8 +28,10 @@ DRIVERS = Path("src") / "jetspark"
 GENERATED = (
     "atomic",
     "client",
+    "connecting",
     "consumer",
     "context",
+    "exports",
     "fast",
     "feeding",
     "jetstream",
@@ -40,7 +42,6 @@ GENERATED = (
     "object_sending",
     "objects",
     "ordered",
-    "part_file",
     "publisher",
     "pull",
     "push",
@@ -85,6 +86,8 @@ PHRASES = {
     r"\bSeveral tasks\b": "Several threads",
     # What is true of threads only.
     r"NATS that heals itself\.": "NATS that heals itself, for any number of threads.",
+    r"\ba function \(plain or\n( +)async\) that": r"a\n\1function that",
+    r"on the event loop; keep it quick": "on the connection's thread; keep it quick",
     r"; by default this waits\.": ", or in ``on_event``; else this waits.",
     r"\n +UsageError: From another event loop [^\n]+": "",
     r"Called \(and awaited, if it returns an awaitable\) with one message after the other;": (

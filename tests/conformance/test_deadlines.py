@@ -517,7 +517,7 @@ async def test_a_thousand_cancelled_waits_leave_nothing_behind(own: NatsServer) 
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         assert waits_of(nc, subscription) == before <= 1
-        assert len(publisher._runner.changed) == len(inside(opened.consumer)._source._arrivals._waiting) == 0
+        assert len(publisher._runner.changed) == len(inside(opened.consumer)._source._arrivals._changed) == 0
 
 
 def waits_of(client: Any, subscription: Any = None) -> int:

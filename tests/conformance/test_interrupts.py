@@ -63,7 +63,7 @@ MAY_STAY_WITH = {
     "jetspark.core.subscription.SubscriptionState",
     "jetspark.blocking.subscription.Subscription",
     "jetspark.blocking.waiter.Changed",
-    "jetspark.blocking.source._SourceReader",
+    "jetspark.blocking.source.SourceReader",
     "jetspark.blocking.subscription.SubscriptionReader",
     "jetspark.blocking.calling.Calling",  # has the thread, of which rows say by themselves whether it may stay
 }
@@ -197,7 +197,7 @@ def _left(world: World) -> Counter[str]:
     left["attached"] = len(link.dispatcher.attached)
     left["threads"] = sum(not thread.name.startswith(("test", "asyncio_")) for thread in threading.enumerate())
     if world.is_blocking:
-        left["guests"] = bool(link._guest)
+        left["guests"] = bool(link._lease.holder)
     else:
         left["tasks"] = len(asyncio.all_tasks())
         loop = asyncio.get_running_loop()

@@ -19,13 +19,14 @@ import jetspark.aio.publisher
 import jetspark.blocking.publisher
 from jetspark.errors import JetStreamUnavailable, WindowFull, WrongLastSequence
 from jetspark.jetstream.info import PubAck
+from jetspark.publish.window import WindowOptions
 from jetspark.server import NatsServer, Permissions, User
 
 
 def publisher_of(driver: Driver, nc: jetspark.Client, **options: Any) -> Any:
     if driver.name == "blocking":
-        return Awaited(jetspark.blocking.publisher.WindowedPublisher(inside(nc), **options))
-    return jetspark.aio.publisher.WindowedPublisher(nc, **options)
+        return Awaited(jetspark.blocking.publisher.WindowedPublisher(inside(nc), WindowOptions(**options)))
+    return jetspark.aio.publisher.WindowedPublisher(nc, WindowOptions(**options))
 
 
 async def publish_all(publisher: Any, messages: list[tuple[Any, ...]]) -> list[Any]:

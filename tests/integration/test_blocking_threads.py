@@ -137,7 +137,7 @@ def test_closing_ends_the_wait_of_the_thread_that_reads() -> None:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        while not nc._link._guest:
+        while not nc._link._lease.holder:
             time.sleep(0.001)
         nc.publish("anything")  # with another thread reading, the rest still works
         nc.flush()

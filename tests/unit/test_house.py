@@ -32,15 +32,15 @@ def test_modules_keep_out_of_each_others_private_names(house: ModuleType, packag
 
 
 def test_the_drivers_are_written_by_hand_only_where_they_differ(house: ModuleType) -> None:
-    assert house.hand_written_lines("aio", "blocking") <= 7_350
-    assert house.hand_written_lines("blocking") <= 1_550
+    assert house.hand_written_lines("aio", "blocking") <= 6_820
+    assert house.hand_written_lines("blocking") <= 1_495
 
 
 # Of classes with more methods than these look for the seam, before you raise anything here.
 LARGEST = {
     "Connection": 52,
     "FastMachine": 52,
-    "Link": 47,
+    "Link": 41,
     "Conformance": 46,
     "FastPublisherMachine": 45,
     "BatchMachine": 44,
@@ -50,6 +50,11 @@ LARGEST = {
 def test_no_class_grows_beyond_the_largest(house: ModuleType) -> None:
     largest = {name: methods for methods, name, _ in reversed(house.largest_classes(20))}
     assert {name: methods for name, methods in largest.items() if methods > LARGEST.get(name, 40)} == {}
+
+
+def test_a_function_fits_a_screen(house: ModuleType) -> None:
+    # One loop over the bytes of a chunk: a call for each message would cost more than the message.
+    assert [found for found in house.longest_functions(20) if found[0] > 60] == [(61, "_read_lines", "core/parser.py")]
 
 
 def test_a_class_name_has_one_home(house: ModuleType) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -528,9 +529,17 @@ def test_an_inbox_we_may_not_subscribe_to_is_asked_for_again_by_the_next_publish
     assert b"SUB _INBOX.me.many." in bench.machine.data_to_send()
 
 
-def test_overlooked_failures_are_told_at_each_doubling() -> None:
+def test_overlooked_failures_are_told_at_each_doubling(caplog: pytest.LogCaptureFixture) -> None:
     window = Bench().window
-    assert [count for _ in range(9) if (count := window.overlooked())] == [1, 2, 4, 8]
+    for number in range(9):
+        window.tell_overlooked(logging.getLogger("jetspark.test"), ConnectionLost(f"number {number}"))
+    told = [(record.args or ()) for record in caplog.records]
+    assert [(count, str(error)[:8]) for count, error in told] == [
+        (1, "number 0"),
+        (2, "number 1"),
+        (4, "number 3"),
+        (8, "number 7"),
+    ]
 
 
 # ---- all of it -------------------------------------------------------------------------------------------------

@@ -41,8 +41,7 @@ class _FailedAckFuture(AckFuture):
     def __del__(self) -> None:
         if self._log_traceback:
             self._log_traceback = False
-            if count := self._window.overlooked():
-                _logger.error("%d failed publishes nobody looked at; the last: %s", count, self.exception())
+            self._window.tell_overlooked(_logger, self.exception())
 
 
 class AckFutures:

@@ -74,8 +74,7 @@ class AtomicBatch(AtomicBatchBase, Block):
                 send buffer: nothing is stored.
             UsageError: The batch is over, and the message says how it ended; or its block has not begun.
         """
-        if self._place == "before":
-            self._check_inside()
+        self._check_begun()
         machine = self._machine
         fields = publish_headers(headers, msg_id, expect, ttl)
         if machine.wants_ack:
@@ -91,8 +90,7 @@ class AtomicBatch(AtomicBatchBase, Block):
 
         What it raises is what :meth:`add` would have for the message it came to; those before it are in the batch.
         """
-        if self._place == "before":
-            self._check_inside()
+        self._check_begun()
         machine = self._machine
         waiting = iterate("messages", messages, "messages, each (subject, data)")
         while True:
@@ -129,8 +127,7 @@ class AtomicBatch(AtomicBatchBase, Block):
             BatchInDoubt: No answer came: all is stored or nothing, and :meth:`resolve` finds out.
             FeatureUnavailable: The server is too old for atomic batches; nothing was sent.
         """
-        if self._place == "before":
-            self._check_inside()
+        self._check_begun()
         fields = publish_headers(headers, msg_id, expect, ttl)
         return await self._context.run(self._machine.commit(subject, data, fields), self._timeout_s, for_each=True)
 

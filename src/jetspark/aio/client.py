@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -15,11 +14,11 @@ from jetspark.aio.closing import Closing
 from jetspark.aio.context import DriverContext
 from jetspark.aio.finishing import is_interrupt
 from jetspark.aio.jetstream import JetStream
-from jetspark.aio.link_calls import ask, drain_all, new_inbox, until_done, when_there_is_room
+from jetspark.aio.link_calls import ask, drain_all, until_done, when_there_is_room
 from jetspark.aio.message import Message
 from jetspark.aio.publisher import WindowedPublisher
 from jetspark.aio.subscription import Callback, Subscription, subscribe
-from jetspark.aio.transport import WRITE_AT_BYTES, DriverAuth, Link
+from jetspark.aio.transport import DriverAuth, Link
 from jetspark.core import ending
 from jetspark.core.arguments import function
 from jetspark.core.client_base import ClientBase
@@ -30,6 +29,7 @@ from jetspark.core.ending import AwaitAcks, Confirm, Ending, ReadUp
 from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
 from jetspark.core.inbox import new_inbox as new_inbox_prefix
+from jetspark.core.link import WRITE_AT_BYTES, new_inbox
 from jetspark.core.numbers import check_timeout, timeout_of, whole
 from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import Server
@@ -258,23 +258,21 @@ class Client(ClientBase):
                 :class:`~jetspark.WindowFull`.
         """
         window = WindowOptions(max_outstanding=max_outstanding, ack_timeout=ack_timeout, when_full=when_full)
-        return JetStream(self._context(Api(api_prefix(domain, prefix), self._machine), timeout, window))
-
-    def _context(self, api: Api, timeout: float | None, window: WindowOptions) -> DriverContext:
-        return DriverContext(
+        context = DriverContext(
             client=self,
             connection=self._machine,
             link=self._link,
-            api=api,
+            api=Api(api_prefix(domain, prefix), self._machine),
             timeout_s=timeout_of(timeout, self.options.request_timeout_s),
             publisher=self._windowed_publisher(window),
         )
+        return JetStream(context)
 
     def _windowed_publisher(self, options: WindowOptions = DEFAULT_WINDOW) -> WindowedPublisher:
         """Of all ``publish_async`` with these options: one window and one inbox, however many contexts there are."""
         with self._link.lock:  # two threads must not make two, of which close() would know one
             if options not in self._publishers:
-                self._publishers[options] = WindowedPublisher(self, **asdict(options))
+                self._publishers[options] = WindowedPublisher(self, options)
             return self._publishers[options]
 
     # ---- flush, drain, close -----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from jetspark.aio.transport import Link
 from jetspark.core import ending
+from jetspark.core.logs import log_never_closed
 
 if TYPE_CHECKING:
     from jetspark.aio.client import Client
@@ -71,11 +72,7 @@ class Closing:
         connection, is_watched = self._link.connection, self._is_watched
         self._is_watched = False
         if is_watched and not connection.is_closed and (unsent := self._link.unsent()) != (0, 0):
-            _logger.warning(
-                "a client of %s was never closed: %d published messages were never sent, %d are in doubt",
-                connection.server,
-                *unsent,
-            )
+            log_never_closed(_logger, connection.server, *unsent)
 
     def __del__(self) -> None:
         self.tell_unsent()  # not by the set: a collector forgets weak references first

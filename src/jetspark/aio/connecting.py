@@ -1,17 +1,16 @@
-"""Connecting with asyncio: what ``connect`` returns is awaited, or entered."""
+"""Connecting with asyncio."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Iterable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+from collections.abc import Iterable
+from typing import Unpack
 
 from jetspark.aio.client import Client
+from jetspark.aio.starting import Starting, begin
 from jetspark.aio.transport import DriverAuth
 from jetspark.core.events import OnEvent
 from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig, check_connect
 from jetspark.core.reconnect import parse_servers
-from jetspark.errors import NotAwaited, UsageError
 
 __all__ = ["connect"]
 
@@ -24,7 +23,7 @@ def connect(
     on_event: OnEvent | None = None,
     options: ConnectOptions | None = None,
     **overrides: Unpack[ConnectKeywords],
-) -> _Connecting:
+) -> Starting:
     """Connect to NATS: ``async with jetspark.connect(...) as nc`` or ``nc = await jetspark.connect(...)``.
 
     Args:
@@ -43,42 +42,4 @@ def connect(
     chosen = ConnectOptions.of(options, overrides)
     check_connect(auth, tls, on_event)
     parsed = parse_servers(servers)
-    return _Connecting(lambda: Client(parsed, auth, tls, on_event, chosen)._open())
-
-
-_NOT_AWAITED = (
-    "the connection is not made yet; write `async with jetspark.connect(...) as nc:` or "
-    "`nc = await jetspark.connect(...)`"
-)
-
-
-class _Connecting:
-    """What ``connect`` returns: awaitable, and an asynchronous context manager."""
-
-    def __init__(self, start: Callable[[], Coroutine[Any, Any, Client]]) -> None:
-        self._start = start
-        self._client: Client | None = None
-
-    def __await__(self) -> Generator[Any, None, Client]:
-        return self._start().__await__()
-
-    async def __aenter__(self) -> Client:
-        self._client = await self._start()
-        return await self._client.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._client is not None
-        await self._client.__aexit__(kind, error, trace)
-
-    if not TYPE_CHECKING:  # a type checker finds the mistake by itself, as long as it does not see these
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise NotAwaited(f"{name}: {_NOT_AWAITED}")
-
-        def __enter__(self) -> NoReturn:
-            raise UsageError(f"with: {_NOT_AWAITED}; or use jetspark.blocking, which needs neither")
-
-        def __exit__(self, *exc_info: object) -> None:
-            """So that the statement gets as far as the line above."""
+    return begin(lambda: Client(parsed, auth, tls, on_event, chosen)._open())

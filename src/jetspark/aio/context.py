@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from jetspark.aio import clock
-from jetspark.aio.link_calls import new_inbox
 from jetspark.aio.message import Message
 from jetspark.aio.publisher import WindowedPublisher
 from jetspark.aio.subscription import Subscription, subscribe
 from jetspark.aio.transport import Link
 from jetspark.core.connection import Connection
+from jetspark.core.link import new_inbox
 from jetspark.core.numbers import timeout_of
 from jetspark.core.subscription import SubscriptionKind
 from jetspark.errors import ConnectionClosed, NoResponders, RequestTimeout

@@ -12,7 +12,6 @@ from contextlib import aclosing
 from typing import TypeAlias
 
 from jetspark.aio.finishing import see_through
-from jetspark.aio.part_file import PartFile
 from jetspark.jetstream.objects import (
     AHEAD_BYTES,
     BLOCK_BYTES,
@@ -23,6 +22,7 @@ from jetspark.jetstream.objects import (
     steps,
     write_chunks,
 )
+from jetspark.jetstream.part_file import PartFile
 
 __all__ = ["READ_BYTES", "Source", "chunks_of", "keep", "write_to"]
 
@@ -40,11 +40,7 @@ async def chunks_of(upload: Upload, source: Source) -> AsyncGenerator[bytes, Non
                 yield chunk
         for chunk in upload.finish():
             yield chunk
-    elif isinstance(source, os.PathLike):
-        async with aclosing(_chunks_ahead(_path_steps(upload, source))) as chunks:
-            async for chunk in chunks:
-                yield chunk
-    elif hasattr(source, "read") or _is_large(upload, source):
+    elif isinstance(source, os.PathLike) or hasattr(source, "read") or _is_large(upload, source):
         async with aclosing(_chunks_ahead(steps(upload, source))) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -73,12 +69,6 @@ async def _chunks_ahead(reading: Iterator[list[bytes]]) -> AsyncGenerator[bytes,
 
 def _is_large(upload: Upload, source: Source) -> bool:
     return isinstance(source, bytes | bytearray | memoryview) and memoryview(source).nbytes > upload.block_bytes
-
-
-def _path_steps(upload: Upload, path: os.PathLike[str]) -> Iterator[list[bytes]]:
-    """The file is opened and closed where it is read: in a thread that nobody may be waiting for any more."""
-    with open(path, "rb") as file:
-        yield from steps(upload, file)
 
 
 async def write_to(file: BinaryWriter, chunks: AsyncGenerator[bytes, None]) -> None:

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 from functools import partial
-from typing import Literal, overload
+from typing import Literal, Unpack, overload
 
 from jetspark.aio.atomic import AtomicBatch
 from jetspark.aio.context import DriverContext
@@ -15,10 +15,10 @@ from jetspark.aio.stream import Stream, last_messages, last_messages_patience
 from jetspark.core.numbers import UINT64, seconds, whole
 from jetspark.errors import KeyNotFound, WrongLastSequence
 from jetspark.jetstream.info import StreamInfo
-from jetspark.jetstream.kv import Bucket, KVEntry, KVStatus, Writes, check_key, entry_of_delivery, watch_options
+from jetspark.jetstream.kv import Bucket, KVEntry, KVStatus, WatchKeywords, check_key, entry_of_delivery, watch_options
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.publish.atomic import Outcome
-from jetspark.publish.block import Block
+from jetspark.publish.transaction import TransactionBase
 
 __all__ = ["KeyValue", "Transaction"]
 
@@ -179,34 +179,17 @@ class KeyValue:
         self,
         *filters: str,
         initial_marker: Literal[False] = False,
-        include_history: bool = False,
-        updates_only: bool = False,
-        meta_only: bool = False,
         ignore_deletes: bool = False,
-        from_revision: int | None = None,
+        **kind: Unpack[WatchKeywords],
     ) -> AsyncIterator[KVEntry]: ...
 
     @overload
     def watch(
-        self,
-        *filters: str,
-        initial_marker: Literal[True],
-        include_history: bool = False,
-        updates_only: bool = False,
-        meta_only: bool = False,
-        ignore_deletes: bool = False,
-        from_revision: int | None = None,
+        self, *filters: str, initial_marker: Literal[True], ignore_deletes: bool = False, **kind: Unpack[WatchKeywords]
     ) -> AsyncIterator[KVEntry | None]: ...
 
     def watch(
-        self,
-        *filters: str,
-        initial_marker: bool = False,
-        include_history: bool = False,
-        updates_only: bool = False,
-        meta_only: bool = False,
-        ignore_deletes: bool = False,
-        from_revision: int | None = None,
+        self, *filters: str, initial_marker: bool = False, ignore_deletes: bool = False, **kind: Unpack[WatchKeywords]
     ) -> AsyncIterator[KVEntry | None]:
         """The present value of every key that matches (all, without ``filters``), then every change, for ever.
 
@@ -227,14 +210,7 @@ class KeyValue:
                 forget them, and watch again.
             RequestTimeout: No answer within the context's ``timeout`` when the watch was to begin.
         """
-        options = watch_options(
-            self._bucket.origin,
-            filters,
-            include_history=include_history,
-            updates_only=updates_only,
-            meta_only=meta_only,
-            from_revision=from_revision,
-        )
+        options = watch_options(self._bucket.origin, filters, **kind)
         return self._watch.changes(options, initial_marker=initial_marker, ignore_deletes=ignore_deletes)
 
     async def purge_deletes(self, older_than: float = 1800.0) -> int:
@@ -269,7 +245,7 @@ class KeyValue:
         return f"<KeyValue {self.bucket}>"
 
 
-class Transaction(Block):
+class Transaction(TransactionBase):
     """Writes that happen together, when the block is left; see :meth:`KeyValue.transaction`.
 
     Outside of its block it refuses every write with ``UsageError``; ``revisions`` and ``resolve`` are there after it.
@@ -279,17 +255,9 @@ class Transaction(Block):
     _line = "async with kv.transaction() as tx:"
 
     def __init__(self, context: DriverContext, bucket: Bucket) -> None:
+        super().__init__(bucket)
         self._context = context
-        self._bucket = bucket
-        self._writes = Writes(bucket)
-        self._batch = AtomicBatch(context)
-        self.revisions: dict[str, int] = {}
-        """Of the keys written, once committed; deleted ones included."""
-
-    @property
-    def outcome(self) -> Outcome:
-        """``"open"``, ``"stored"``, ``"not stored"``, or ``"unknown"`` when the commit was not answered."""
-        return self._batch.outcome
+        self._batch: AtomicBatch = AtomicBatch(context)
 
     async def expect(self, keys: str, *, revision: int) -> None:
         """Make the transaction depend on a key it does not write, or on all that match a pattern (``order.>``).
@@ -298,13 +266,11 @@ class Transaction(Block):
         number of these may be given. The messages of the batch carry them; if there are more than writes without a
         revision, the last write is repeated, and watchers see it more than once.
         """
-        self._check_inside()
-        self._writes.expect(keys, revision)
+        self._open.expect(keys, revision)
 
     async def put(self, key: str, value: bytes) -> None:
         """Write a value, whatever is there."""
-        self._check_inside()
-        self._writes.put(key, value, None)
+        self._open.put(key, value, None)
 
     async def create(self, key: str, value: bytes, *, ttl: float | None = None) -> None:
         """Write a value where there is none; with ``ttl`` it goes away after that many seconds.
@@ -313,24 +279,21 @@ class Transaction(Block):
             KeyExists: There is one already.
             ConfigError: A ``ttl`` that the bucket does not allow; see :meth:`KeyValue.create`.
         """
-        self._check_inside()
+        writes = self._open
         await self._context.run(self._bucket.check_ttl(ttl))
-        self._writes.put(key, value, await self._context.run(self._bucket.vacant_revision(key)), ttl)
+        writes.put(key, value, await self._context.run(self._bucket.vacant_revision(key)), ttl)
 
     async def update(self, key: str, value: bytes, *, revision: int) -> None:
         """Write a value if ``revision`` is still the last one."""
-        self._check_inside()
-        self._writes.update(key, value, revision)
+        self._open.update(key, value, revision)
 
     async def delete(self, key: str, *, revision: int | None = None) -> None:
         """Mark a key as deleted; with ``revision`` only if that is the last one."""
-        self._check_inside()
-        self._writes.mark(key, "delete", revision)
+        self._open.mark(key, "delete", revision)
 
     async def purge(self, key: str, *, revision: int | None = None) -> None:
         """Delete a key and its history; with ``revision`` only if that is the last one."""
-        self._check_inside()
-        self._writes.mark(key, "purge", revision)
+        self._open.mark(key, "purge", revision)
 
     async def resolve(self) -> Outcome:
         """After :class:`~jetspark.BatchInDoubt`: find out whether all was written; see :meth:`AtomicBatch.resolve`.
@@ -363,7 +326,3 @@ class Transaction(Block):
             # One request for each key, of which there may be a thousand.
             raise await self._context.run(self._writes.conflict(), for_each=True) from refused
         self._note_revisions()
-
-    def _note_revisions(self) -> None:
-        if self._batch.outcome == "stored":
-            self.revisions = self._writes.revisions(self._batch.ack)

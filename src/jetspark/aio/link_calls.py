@@ -1,4 +1,4 @@
-"""What is done with a link in the same way everywhere: asking, waiting for room or a confirmation, unsubscribing."""
+"""What is done with a link in the same way everywhere: asking, waiting for room or a confirmation."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any, cast
 
 from jetspark.aio.message import Message
-from jetspark.aio.transport import WRITE_AT_BYTES, Link
+from jetspark.aio.transport import Link
 from jetspark.aio.waiter import Waiter
 from jetspark.core.headers import HeadersLike
+from jetspark.core.link import WRITE_AT_BYTES, forget
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout
 
-__all__ = ["admit", "ask", "drain", "drain_all", "new_inbox", "new_name", "unsubscribe", "until_done"]
-__all__ += ["when_there_is_room"]
+__all__ = ["admit", "ask", "drain", "drain_all", "until_done", "when_there_is_room"]
 
 
 # ---- sending ---------------------------------------------------------------------------------------------------------
@@ -78,18 +78,10 @@ async def ask(link: Link, subject: str, data: bytes, headers: HeadersLike | None
         return cast(Message, await link.wait_for(answer, timeout_s, what, deadline))  # once answered, it is forgotten
     except BaseException:
         try:
-            _forget(link, token, answer)
+            forget(link, token, answer)
         finally:  # An interrupt can be in the way of one of them.
-            _forget(link, token, answer)
+            forget(link, token, answer)
         raise
-
-
-def _forget(link: Link, token: str, answer: Waiter) -> None:
-    with link.lock:
-        if token:
-            link.connection.forget(token)
-        else:  # interrupted before it got the token
-            link.connection.forget_handle(answer)
 
 
 async def until_done(link: Link, start: Callable[[Waiter], None], timeout_s: float, what: str) -> None:
@@ -112,27 +104,6 @@ async def until_done(link: Link, start: Callable[[Waiter], None], timeout_s: flo
 
 
 # ---- subscriptions ---------------------------------------------------------------------------------------------------
-
-
-def new_inbox(link: Link) -> str:
-    """A reply subject that is used by nobody else."""
-    # In threads: with link.lock:
-    return link.connection.new_inbox()
-
-
-def new_name(link: Link) -> str:
-    """A name for something at the server that no other connection uses."""
-    # In threads: with link.lock:
-    return link.connection.new_name()
-
-
-def unsubscribe(link: Link, subscription: SubscriptionState, max_messages: int = 0) -> None:
-    """End a subscription, at once or when it has received ``max_messages`` in all. Without the link's lock."""
-    link.check_caller()
-    with link.lock, link.doubt:
-        link.connection.unsubscribe(subscription, max_messages)
-        link.flush_soon()
-    link.settle()
 
 
 async def drain(link: Link, subscription: SubscriptionState, timeout_s: float) -> None:

@@ -19,7 +19,6 @@ from jetspark.aio.finishing import is_interrupt, see_through
 from jetspark.aio.object_reading import ObjectReader
 from jetspark.aio.object_sending import FastSending, Sending
 from jetspark.aio.ordered import Watch
-from jetspark.aio.part_file import PartFile
 from jetspark.aio.stream import Stream
 from jetspark.core.arguments import unfit
 from jetspark.core.headers import HeadersLike
@@ -47,6 +46,7 @@ from jetspark.jetstream.objects import (
     watch_options,
 )
 from jetspark.jetstream.ordered import Patience
+from jetspark.jetstream.part_file import PartFile
 from jetspark.publish.fast_publisher import FastPublisherOptions
 
 __all__ = ["ObjectStore"]
@@ -250,7 +250,7 @@ class ObjectStore:
             return info
         for attempt in range(READ_ATTEMPTS):
             reader, info = await self._resolve(name)
-            part = PartFile(target)
+            part = PartFile(target, uuid.uuid4().hex)
             try:
                 await reader.write_to(info, part)
                 await keep(part)
@@ -353,13 +353,8 @@ class ObjectStore:
         options = fast_options(config, upload, self._context.client.max_payload_bytes, progress.timeout_s)
         if options is None:
             return Sending(self._context, subject, progress)
-        return FastSending(
-            self._context,
-            subject,
-            progress,
-            FastPublisherOptions(**options),
-            self._objects.check_chunks(upload),
-        )
+        check = self._objects.check_chunks(upload)
+        return FastSending(self._context, subject, progress, FastPublisherOptions(**options), check)
 
     async def _abandon(self, upload: Upload, sending: Sending | FastSending, progress: Progress) -> None:
         timeout_s = self._context.timeout_s

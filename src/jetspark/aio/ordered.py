@@ -9,10 +9,10 @@ from typing import Generic, TypeVar, cast
 
 from jetspark.aio import clock
 from jetspark.aio.context import DriverContext
-from jetspark.aio.link_calls import new_name
 from jetspark.aio.source import Source
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.core.arguments import flag
+from jetspark.core.link import new_name
 from jetspark.errors import ConnectionClosed, JetSparkError
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.ordered import (

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from jetspark.aio import clock
 from jetspark.aio.consumer import Consumer
@@ -12,12 +11,12 @@ from jetspark.aio.context import DriverContext
 from jetspark.aio.ordered import OrderedConsumer
 from jetspark.core.arguments import flag
 from jetspark.errors import RequestTimeout
-from jetspark.jetstream.config import ConsumerConfig, DeliverPolicy, Placement, StreamConfig
+from jetspark.jetstream.config import ConsumerConfig, Placement, StreamConfig
 from jetspark.jetstream.direct_get import MAX_LAST_REQUESTS, BatchGet, LastGet
 from jetspark.jetstream.features import BATCH_GET, LAST_GET
 from jetspark.jetstream.info import ConsumerInfo, StoredMessage, StreamInfo
 from jetspark.jetstream.operations import Operation, message_query
-from jetspark.jetstream.ordered import OrderedOptions, Patience
+from jetspark.jetstream.ordered import OrderedKeywords, OrderedOptions, Patience
 
 __all__ = ["Stream"]
 
@@ -173,14 +172,7 @@ class Stream:
     async def delete_consumer(self, name: str) -> None:
         await self._context.run(self._context.api.delete_consumer(self.name, name))
 
-    def ordered_consumer(
-        self,
-        *filter_subjects: str,
-        start_sequence: int | None = None,
-        start_time: datetime.datetime | None = None,
-        deliver_policy: DeliverPolicy | None = None,
-        headers_only: bool = False,
-    ) -> OrderedConsumer:
+    def ordered_consumer(self, *filter_subjects: str, **options: Unpack[OrderedKeywords]) -> OrderedConsumer:
         """Read this stream in order, without acknowledgements, for as long as you like.
 
         Args:
@@ -189,14 +181,7 @@ class Stream:
                 ``new``, ``last``, ``last_per_subject``.
             headers_only: Without the data.
         """
-        options = OrderedOptions(
-            filter_subjects=filter_subjects,
-            start_sequence=start_sequence,
-            start_time=start_time,
-            deliver_policy=deliver_policy,
-            headers_only=headers_only,
-        )
-        return OrderedConsumer(self._context, self.name, options)
+        return OrderedConsumer(self._context, self.name, OrderedOptions.of(filter_subjects, options))
 
     def consumers(self) -> AsyncIterator[ConsumerInfo]:
         """Every consumer of this stream."""

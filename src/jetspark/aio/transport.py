@@ -28,18 +28,16 @@ from jetspark.core.lifecycle import (
     UpgradeToTLS,
     establish,
 )
+from jetspark.core.link import InterruptGuard, time_left_s
 from jetspark.core.options import TLSConfig
 from jetspark.core.tls import describe_error, tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
-__all__ = ["WRITE_AT_BYTES", "DriverAuth", "Link", "expire"]
+__all__ = ["DriverAuth", "Link", "expire"]
 
 # One callable of two results: of two callables, type checkers infer neither for a lambda.
 DriverAuth: TypeAlias = Auth | Callable[[], Auth | Awaitable[Auth]] | None
 
-# Large enough that a write call costs little per message, small enough that others get their turn soon: at this
-# many bytes a publisher hands over what has gathered and yields to the loop once.
-WRITE_AT_BYTES = 64 << 10
 READ_BYTES = 256 << 10
 
 _logger = logging.getLogger("jetspark.aio")
@@ -58,16 +56,13 @@ class Link:
     def __init__(self, connection: Connection, auth: DriverAuth, tls: TLSConfig | None, dispatcher: Dispatcher) -> None:
         self.connection, self._auth, self._tls = connection, auth, tls
         self.dispatcher = dispatcher
-        """Who is told of events, errors and time."""
         self.loop = asyncio.get_running_loop()
         self.lock = nullcontext()
         """Guards nothing, for one thread uses the link. Modules with a generated twin hold it where the twin has to."""
-        self.doubt = InterruptGuard()
+        self.doubt = InterruptGuard(lambda: None)
         self.room = Changed(self.lock)
-        """Notified when the network may take more, a session has begun, or there is none ever again."""
         self.now, self.new_waiter = self.loop.time, self.loop.create_future
         self.idle_s: float = getattr(self.loop, "idle_s", 0.0)
-        """How long a pull waits when there is nothing, at least: for loops in whose time waiting is what costs."""
         self._session: _Session | None = None
         self.arrived = memoryview(bytearray(READ_BYTES))
         """What a transport has just read."""
@@ -191,10 +186,7 @@ class Link:
         Raises:
             TimeoutError: Nothing has changed until the deadline.
         """
-        left_s = None if deadline is None else deadline - self.now()
-        if left_s is not None and left_s <= 0:
-            raise TimeoutError
-        await self.room.wait(left_s)
+        await self.room.wait(time_left_s(deadline, self.now()))
 
     def call_when_there_is_room(self, callback: Callable[[], None]) -> None:
         """Like :meth:`wait_for_room`, with a callback instead of waiting."""
@@ -243,7 +235,9 @@ class Link:
             self._is_establishing = False
         self.flush()
         self.room.notify_all()
-        self._start_clock()
+        if self.connection.is_connected:
+            self.connection.on_time(self.now())  # it pings from now on
+            self._arm_timer()
         self.settle()
 
     async def _perform_all(self, steps: Generator[Step, Any, None]) -> None:
@@ -366,14 +360,6 @@ class Link:
         finally:
             self._reconnecting = None
 
-    def _start_clock(self) -> None:
-        """A session is up: the connection pings from now on."""
-        connection = self.connection
-        if connection.is_connected:
-            connection.on_time(self.now())
-            if (deadline := connection.next_deadline()) is not None:
-                self.set_alarm(deadline)
-
     def _on_timer(self) -> None:
         """Somebody's moment has come, or has moved away meanwhile: each is asked."""
         self._timer, self._timer_at = None, math.inf
@@ -409,16 +395,7 @@ class Link:
             self.flush_soon()
         if connection.is_leaving and connection.is_connected:
             # Its deadline comes nearer by what it receives: only then, and only while it goes to another server.
-            deadline = connection.next_deadline()
-            if deadline is not None:
-                self.set_alarm(deadline)
-
-
-class InterruptGuard(nullcontext[None]):
-    """``with link.lock, link.doubt``: for the blocking driver, where an interrupt may come between any two steps."""
-
-    def after(self, error: BaseException) -> None:
-        """A call into the connection raised this: here it was not stopped half-way."""
+            self._arm_timer()
 
 
 class _Session(asyncio.BufferedProtocol):

@@ -19,6 +19,7 @@ from jetspark.bench.workload import Bar, Contender, Job, Stopwatch, Values, Work
 from jetspark.blocking import connect as connect_blocking
 from jetspark.blocking.publisher import WindowedPublisher as BlockingPublisher
 from jetspark.errors import ConnectionLost
+from jetspark.publish.window import WindowOptions
 
 __all__ = ["JS_PUBLISH_ASYNC"]
 
@@ -96,7 +97,7 @@ def nats_c(job: Job) -> Values:
 async def jetspark(job: Job) -> Values:
     with stream_for(job):
         async with connect(job.url) as client:
-            publisher = WindowedPublisher(client, max_outstanding=WINDOW)
+            publisher = WindowedPublisher(client, WindowOptions(max_outstanding=WINDOW))
             publish, subject, payload = publisher.publish, job.subject, payload_of(job.payload_bytes)
             for count in (job.warmup, job.count):
                 watch = Stopwatch()
@@ -110,7 +111,7 @@ async def jetspark(job: Job) -> Values:
 
 def jetspark_blocking(job: Job) -> Values:
     with stream_for(job), connect_blocking(job.url) as client:
-        publisher = BlockingPublisher(client, max_outstanding=WINDOW)
+        publisher = BlockingPublisher(client, WindowOptions(max_outstanding=WINDOW))
         publish, subject, payload = publisher.publish, job.subject, payload_of(job.payload_bytes)
         for count in (job.warmup, job.count):
             watch = Stopwatch()

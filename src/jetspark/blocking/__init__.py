@@ -5,19 +5,8 @@ for reading, pings and reconnects. A connection belongs to the process that made
 """
 
 from jetspark import errors as _errors
-from jetspark.blocking.atomic import AtomicBatch
-from jetspark.blocking.client import Client
-from jetspark.blocking.connecting import connect
-from jetspark.blocking.consumer import Consumer
-from jetspark.blocking.fast import FastBatch, FastPublisher
-from jetspark.blocking.jetstream import JetStream
-from jetspark.blocking.kv import KeyValue
-from jetspark.blocking.message import Message
-from jetspark.blocking.objects import ObjectStore
-from jetspark.blocking.ordered import OrderedConsumer
-from jetspark.blocking.stream import Stream
-from jetspark.blocking.stream_message import JetStreamMessage
-from jetspark.blocking.subscription import Subscription
+from jetspark.blocking import exports as _driver
+from jetspark.blocking.exports import *
 from jetspark.core import exports as _core
 from jetspark.core.exports import *
 from jetspark.errors import *
@@ -26,22 +15,7 @@ from jetspark.jetstream.exports import *
 from jetspark.publish import exports as _publish
 from jetspark.publish.exports import *
 
-__all__ = [
-    "AtomicBatch",
-    "Client",
-    "Consumer",
-    "FastBatch",
-    "FastPublisher",
-    "JetStream",
-    "JetStreamMessage",
-    "KeyValue",
-    "Message",
-    "ObjectStore",
-    "OrderedConsumer",
-    "Stream",
-    "Subscription",
-    "connect",
-]
+__all__ = [*_driver.__all__]
 __all__ += _core.__all__
 __all__ += _errors.__all__
 __all__ += _jetstream.__all__

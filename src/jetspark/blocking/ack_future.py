@@ -148,9 +148,8 @@ class AckFuture:
 
     def __del__(self) -> None:
         try:
-            if self._error is not None and not self._is_seen and (count := self._home.window.overlooked()):
-                # Its words only: a handler that keeps records would keep its traceback and all that is in its frames.
-                _logger.error("%d failed publishes nobody looked at; the last: %s", count, str(self._error))
+            if self._error is not None and not self._is_seen:
+                self._home.window.tell_overlooked(_logger, self._error)
         except AttributeError:
             pass  # an interrupt came while it was made
 

@@ -21,8 +21,8 @@ class Arrivals:
         self._waiting: list[Waiter] = []
 
     def begin(self) -> tuple[Waiter, bool]:
-        """With the lock: begin to wait. From now on :meth:`wake` is heard, and this thread may be the one that reads:
-        what it asks for afterwards is answered to itself."""
+        """With the lock: begin to wait. From now on :meth:`notify_all` is heard, and this thread may be the one that
+        reads: what it asks for afterwards is answered to itself."""
         waiter = Waiter()
         self._waiting.append(waiter)
         return waiter, self._link.take_over()
@@ -43,7 +43,7 @@ class Arrivals:
                 if waiter in self._waiting:
                     self._waiting.remove(waiter)
 
-    def wake(self) -> None:
+    def notify_all(self) -> None:
         """With the lock."""
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:

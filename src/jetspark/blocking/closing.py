@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from jetspark.blocking.transport import Link
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Waiter
 from jetspark.core import ending
-from jetspark.errors import ConnectionLost, JetSparkError
+from jetspark.core.logs import log_closed_at_exit
+from jetspark.errors import JetSparkError
 
 if TYPE_CHECKING:
     from jetspark.blocking.client import Client
@@ -99,14 +100,8 @@ def _close_at_exit() -> None:
         left_s = min(client.options.drain_timeout_s, max(0.0, deadline - time.monotonic()))
         try:
             client.close(left_s)
-        except ConnectionLost as error:
-            _logger.warning(
-                "the program ends without closing its connection to %s: %d published messages are in doubt",
-                client.server,
-                error.unconfirmed_messages,
-            )
         except JetSparkError as error:
-            _logger.warning("the program ends without closing its connection to %s: %s", client.server, error)
+            log_closed_at_exit(_logger, client.server, error)
 
 
 atexit.register(_close_at_exit)

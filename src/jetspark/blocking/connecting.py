@@ -1,3 +1,4 @@
+# Generated from aio/connecting.py by tools/unasync.py; edit that file.
 """Connecting from threads."""
 
 from __future__ import annotations
@@ -6,6 +7,7 @@ from collections.abc import Iterable
 from typing import Unpack
 
 from jetspark.blocking.client import Client
+from jetspark.blocking.starting import Starting, begin
 from jetspark.blocking.transport import DriverAuth
 from jetspark.core.events import OnEvent
 from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig, check_connect
@@ -22,11 +24,23 @@ def connect(
     on_event: OnEvent | None = None,
     options: ConnectOptions | None = None,
     **overrides: Unpack[ConnectKeywords],
-) -> Client:
-    """Connect to NATS: ``with connect(...) as nc`` or ``nc = connect(...)``.
+) -> Starting:
+    """Connect to NATS: ``with jetspark.connect(...) as nc`` or ``nc = jetspark.connect(...)``.
 
-    Arguments and errors are those of :func:`jetspark.connect`. ``on_event`` and functions given as ``auth`` are
-    called on the connection's thread.
+    Args:
+        servers: One URL or several; the first that answers is used, the others when it goes away.
+        auth: :class:`UserPassword`, :class:`Token`, :class:`NKey`, :class:`Credentials`, or a
+            function that returns one; a function is called for each connection attempt, so secrets can rotate.
+        tls: How to speak TLS; the default does so when the server or the URL (``tls://``) wants it.
+        on_event: Called with each :class:`ConnectionEvent`, on the connection's thread; keep it quick.
+        options: A :class:`ConnectOptions`; its fields are also accepted as keywords, such as ``name="billing"``.
+
+    Raises:
+        NoServersAvailable: No server answered; each is tried once.
+        AuthenticationFailed: The servers refused the credentials.
+        ConfigError: A URL, an option or the credentials make no sense.
     """
+    chosen = ConnectOptions.of(options, overrides)
     check_connect(auth, tls, on_event)
-    return Client(parse_servers(servers), auth, tls, on_event, ConnectOptions.of(options, overrides))._open()
+    parsed = parse_servers(servers)
+    return begin(lambda: Client(parsed, auth, tls, on_event, chosen)._open())

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from jetspark.blocking import clock
-from jetspark.blocking.link_calls import new_inbox
 from jetspark.blocking.message import Message
 from jetspark.blocking.publisher import WindowedPublisher
 from jetspark.blocking.subscription import Subscription, subscribe
 from jetspark.blocking.transport import Link
 from jetspark.core.connection import Connection
+from jetspark.core.link import new_inbox
 from jetspark.core.numbers import timeout_of
 from jetspark.core.subscription import SubscriptionKind
 from jetspark.errors import ConnectionClosed, NoResponders, RequestTimeout

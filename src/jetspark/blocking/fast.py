@@ -12,9 +12,10 @@ from jetspark.blocking.adding import add_all
 from jetspark.blocking.context import DriverContext
 from jetspark.blocking.feeding import BatchFeed
 from jetspark.blocking.runner import PacedRunner
-from jetspark.blocking.transport import WRITE_AT_BYTES
+from jetspark.blocking.transport import Link
 from jetspark.core.arguments import flag
 from jetspark.core.headers import HeadersLike
+from jetspark.core.link import WRITE_AT_BYTES
 from jetspark.core.numbers import check_timeout
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout, UsageError
 from jetspark.jetstream.features import FAST_INGEST
@@ -25,7 +26,16 @@ from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_base import FastBatchBase, FastPublisherBase
 from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
 from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
-from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, each_of, last_message, some_of, take
+from jetspark.publish.outgoing import (
+    CHUNK_BYTES,
+    CHUNK_MESSAGES,
+    Item,
+    all_but_last,
+    each_of,
+    last_message,
+    some_of,
+    take,
+)
 
 __all__ = ["FastBatch", "FastPublisher"]
 
@@ -64,6 +74,7 @@ class FastBatch(_FastBlock, FastBatchBase):
     accepted. Data are copied out of the caller's hands at once.
     """
 
+    _link: Link
     _line = "with js.fast_batch() as fast:"
 
     def __init__(self, context: DriverContext, options: FastBatchOptions) -> None:
@@ -127,22 +138,9 @@ class FastBatch(_FastBlock, FastBatchBase):
         return FastReceipt(self.sequence, self.acknowledged)
 
     def _add_and_commit(self, iterator: Iterator[Item]) -> FastReceipt:
-        held: list[Item] = []  # the last one so far, which may have to be sent as the commit
-        while True:
-            count = min(max(self._batch.room, 1), CHUNK_MESSAGES)
-            chunk, held = held, []
-            before = len(chunk)
-            try:
-                take(iterator, chunk, count, CHUNK_BYTES)
-            except BaseException:
-                self._feed.add_chunk(chunk)  # it has what the iterator gave before it failed
-                raise
-            is_last = len(chunk) == before
-            if chunk:
-                held = [chunk.pop()]
+        held: list[Item] = []
+        for chunk in all_but_last(iterator, held, lambda: self._batch.room):
             self._feed.add_chunk(chunk)
-            if is_last:
-                break
         if not held and self.sequence:
             self.commit()
         return self._commit_held(held)
@@ -198,16 +196,6 @@ class FastBatch(_FastBlock, FastBatchBase):
         assert batch.ack is not None
         return batch.ack
 
-    def _on_step(self) -> None:
-        if self._batch.is_ended:
-            self._runner.detach()
-
-    def _tell_news(self) -> None:
-        if self._batch.news:
-            with self._link.lock:
-                news, self._batch.news = self._batch.news, []
-            self._tell(news)
-
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         batch = self._batch
         try:
@@ -224,12 +212,6 @@ class FastBatch(_FastBlock, FastBatchBase):
         finally:
             self._leave_block()
 
-    def _abandon(self) -> None:
-        with self._link.lock:
-            self._batch.abandon(self._now())
-            self._runner.drop_inbox()
-            self._runner.settle()
-
 
 class FastPublisher(_FastBlock, FastPublisherBase):
     """Stores an endless stream of messages, in order, over as many fast batches as it takes.
@@ -243,6 +225,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
     the like does not: nothing is sent any more, and ``unpublished()`` has what is not known to be stored.
     """
 
+    _link: Link
     _line = "with js.fast_publisher() as publisher:"
 
     def __init__(self, context: DriverContext, options: FastPublisherOptions) -> None:
@@ -251,13 +234,6 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         self._publisher = self._runner.run(
             FastPublisherMachine(self._connection, self._runner, options, now=self._now())
         )
-        self._waits_for_room = False
-
-    def _enter(self) -> Self:
-        super()._enter()
-        with self._link.lock:
-            self._runner.attach()
-        return self
 
     def publish(
         self,
@@ -402,35 +378,6 @@ class FastPublisher(_FastBlock, FastPublisherBase):
                 raise RequestTimeout(f"{self._publisher.pending} messages to be stored", timeout or 0)
             self._runner.wait(deadline)
 
-    def _pump(self) -> None:
-        try:
-            while self._publisher.pump(self._now()):
-                pass
-        except BufferFull:
-            if not self._waits_for_room:
-                self._waits_for_room = True
-                self._link.call_when_there_is_room(self._on_room)
-        except JetSparkError as error:  # the connection was closed meanwhile
-            self._publisher.fail(error)
-        except BaseException as error:
-            self._runner.on_interrupt(error)
-            raise
-        if self._connection.out_bytes >= WRITE_AT_BYTES:
-            self._link.flush()
-        elif self._connection.out_bytes and not self._link.flush_is_scheduled:
-            self._link.flush_soon()
-        if self._runner.due_at is None:
-            self._runner.watch_clock()
-
-    def _on_room(self) -> None:
-        self._waits_for_room = False
-        with self._link.lock:
-            self._runner.settle()
-
-    def _tell_news(self) -> None:
-        if self._publisher.news or self._publisher.doubled_news:
-            self._tell()
-
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         try:
             if kind is None:
@@ -447,11 +394,3 @@ class FastPublisher(_FastBlock, FastPublisherBase):
                 self._leave()
             finally:  # An interrupt can be in the way of one of them; after the first, the second has nothing to do.
                 self._leave()
-
-    def _leave(self) -> None:
-        """Send nothing more, and wake those who wait."""
-        with self._link.lock:
-            self._publisher.abandon(self._now())
-            self._runner.drop_inbox()
-            self._runner.settle()
-            self._runner.detach()

@@ -7,8 +7,8 @@ from collections.abc import Generator, Iterable
 from contextlib import closing
 from typing import TypeAlias
 
-from jetspark.blocking.part_file import PartFile
 from jetspark.jetstream.objects import BLOCK_BYTES, BinaryReader, BinaryWriter, BytesLike, Upload, steps, write_chunks
+from jetspark.jetstream.part_file import PartFile
 
 __all__ = ["READ_BYTES", "Source", "chunks_of", "keep", "write_to"]
 
@@ -20,13 +20,8 @@ READ_BYTES = BLOCK_BYTES
 
 def chunks_of(upload: Upload, source: Source) -> Generator[bytes, None, None]:
     """The chunks that a source is cut into."""
-    if isinstance(source, os.PathLike):
-        with open(source, "rb") as file:
-            for some in steps(upload, file):
-                yield from some
-    else:
-        for some in steps(upload, source):
-            yield from some
+    for some in steps(upload, source):
+        yield from some
 
 
 def write_to(file: BinaryWriter, chunks: Generator[bytes, None, None]) -> None:

@@ -1,5 +1,5 @@
 # Generated from aio/link_calls.py by tools/unasync.py; edit that file.
-"""What is done with a link in the same way everywhere: asking, waiting for room or a confirmation, unsubscribing."""
+"""What is done with a link in the same way everywhere: asking, waiting for room or a confirmation."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any, cast
 
 from jetspark.blocking.message import Message
-from jetspark.blocking.transport import WRITE_AT_BYTES, Link
+from jetspark.blocking.transport import Link
 from jetspark.blocking.waiter import Waiter
 from jetspark.core.headers import HeadersLike
+from jetspark.core.link import WRITE_AT_BYTES, forget
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout
 
-__all__ = ["admit", "ask", "drain", "drain_all", "new_inbox", "new_name", "unsubscribe", "until_done"]
-__all__ += ["when_there_is_room"]
+__all__ = ["admit", "ask", "drain", "drain_all", "until_done", "when_there_is_room"]
 
 
 # ---- sending ---------------------------------------------------------------------------------------------------------
@@ -79,18 +79,10 @@ def ask(link: Link, subject: str, data: bytes, headers: HeadersLike | None, time
         return cast(Message, link.wait_for(answer, timeout_s, what, deadline))  # once answered, it is forgotten
     except BaseException:
         try:
-            _forget(link, token, answer)
+            forget(link, token, answer)
         finally:  # An interrupt can be in the way of one of them.
-            _forget(link, token, answer)
+            forget(link, token, answer)
         raise
-
-
-def _forget(link: Link, token: str, answer: Waiter) -> None:
-    with link.lock:
-        if token:
-            link.connection.forget(token)
-        else:  # interrupted before it got the token
-            link.connection.forget_handle(answer)
 
 
 def until_done(link: Link, start: Callable[[Waiter], None], timeout_s: float, what: str) -> None:
@@ -113,27 +105,6 @@ def until_done(link: Link, start: Callable[[Waiter], None], timeout_s: float, wh
 
 
 # ---- subscriptions ---------------------------------------------------------------------------------------------------
-
-
-def new_inbox(link: Link) -> str:
-    """A reply subject that is used by nobody else."""
-    with link.lock:
-        return link.connection.new_inbox()
-
-
-def new_name(link: Link) -> str:
-    """A name for something at the server that no other connection uses."""
-    with link.lock:
-        return link.connection.new_name()
-
-
-def unsubscribe(link: Link, subscription: SubscriptionState, max_messages: int = 0) -> None:
-    """End a subscription, at once or when it has received ``max_messages`` in all. Without the link's lock."""
-    link.check_caller()
-    with link.lock, link.doubt:
-        link.connection.unsubscribe(subscription, max_messages)
-        link.flush_soon()
-    link.settle()
 
 
 def drain(link: Link, subscription: SubscriptionState, timeout_s: float) -> None:

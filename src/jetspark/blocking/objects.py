@@ -20,7 +20,6 @@ from jetspark.blocking.finishing import is_interrupt, see_through
 from jetspark.blocking.object_reading import ObjectReader
 from jetspark.blocking.object_sending import FastSending, Sending
 from jetspark.blocking.ordered import Watch
-from jetspark.blocking.part_file import PartFile
 from jetspark.blocking.stream import Stream
 from jetspark.core.arguments import unfit
 from jetspark.core.headers import HeadersLike
@@ -48,6 +47,7 @@ from jetspark.jetstream.objects import (
     watch_options,
 )
 from jetspark.jetstream.ordered import Patience
+from jetspark.jetstream.part_file import PartFile
 from jetspark.publish.fast_publisher import FastPublisherOptions
 
 __all__ = ["ObjectStore"]
@@ -249,7 +249,7 @@ class ObjectStore:
             return info
         for attempt in range(READ_ATTEMPTS):
             reader, info = self._resolve(name)
-            part = PartFile(target)
+            part = PartFile(target, uuid.uuid4().hex)
             try:
                 reader.write_to(info, part)
                 keep(part)
@@ -351,13 +351,8 @@ class ObjectStore:
         options = fast_options(config, upload, self._context.client.max_payload_bytes, progress.timeout_s)
         if options is None:
             return Sending(self._context, subject, progress)
-        return FastSending(
-            self._context,
-            subject,
-            progress,
-            FastPublisherOptions(**options),
-            self._objects.check_chunks(upload),
-        )
+        check = self._objects.check_chunks(upload)
+        return FastSending(self._context, subject, progress, FastPublisherOptions(**options), check)
 
     def _abandon(self, upload: Upload, sending: Sending | FastSending, progress: Progress) -> None:
         timeout_s = self._context.timeout_s

@@ -10,10 +10,10 @@ from typing import Generic, TypeVar, cast
 
 from jetspark.blocking import clock
 from jetspark.blocking.context import DriverContext
-from jetspark.blocking.link_calls import new_name
 from jetspark.blocking.source import Source
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.core.arguments import flag
+from jetspark.core.link import new_name
 from jetspark.errors import ConnectionClosed, JetSparkError
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.ordered import (

@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
 from jetspark.blocking.ack_future import AckFuture, AckFutures
 from jetspark.blocking.link_calls import when_there_is_room
 from jetspark.blocking.runner import MachineRunner
-from jetspark.blocking.transport import WRITE_AT_BYTES
 from jetspark.blocking.waiter import Changed
 from jetspark.core.headers import HeadersLike
+from jetspark.core.link import WRITE_AT_BYTES
 from jetspark.core.numbers import check_timeout
 from jetspark.errors import BufferFull, RequestTimeout
-from jetspark.publish.window import ACK_TIMEOUT_S, MAX_OUTSTANDING, PublishWindow, WhenFull
+from jetspark.publish.window import DEFAULT_WINDOW, PublishWindow, WindowBase, WindowOptions
 
 if TYPE_CHECKING:
     from jetspark.blocking.client import Client
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["AckFuture", "WindowedPublisher"]
 
 
-class WindowedPublisher:
+class WindowedPublisher(WindowBase):
     """Publishes to JetStream without waiting for each acknowledgement.
 
     Order is kept. At most ``max_outstanding`` messages wait for their acknowledgement at a time; then ``publish``
@@ -39,33 +40,20 @@ class WindowedPublisher:
     After the last three it is unknown whether the message was stored: publish it again with the same ``msg_id``.
     """
 
+    _room: Changed
+    _all_done: Changed
+
     def __init__(
         self,
         client: Client,
-        *,
-        max_outstanding: int = MAX_OUTSTANDING,
-        ack_timeout: float = ACK_TIMEOUT_S,
-        when_full: WhenFull = "wait",
+        options: WindowOptions = DEFAULT_WINDOW,
     ) -> None:
         link = client._link
         self._link, self._connection, self._now = link, link.connection, link.now
         self._runner: MachineRunner[PublishWindow] = MachineRunner(link, self._on_step, self._call_back)
-        self._window = self._runner.run(
-            PublishWindow(
-                link.connection,
-                self._runner,
-                max_outstanding=max_outstanding,
-                ack_timeout=ack_timeout,
-                when_full=when_full,
-            )
-        )
+        self._window = self._runner.run(PublishWindow(link.connection, self._runner, **asdict(options)))
         self._futures = AckFutures(link, self._runner)
         self._room, self._all_done = Changed(link.lock), Changed(link.lock)
-
-    @property
-    def outstanding(self) -> int:
-        """Messages accepted whose acknowledgement has not come."""
-        return self._window.outstanding
 
     def publish(
         self, subject: str, data: bytes = b"", headers: HeadersLike | None = None, timeout: float | None = None
@@ -118,9 +106,6 @@ class WindowedPublisher:
                 raise TimeoutError
             self._runner.wait(deadline, self._room)
 
-    def _attempt(self, future: AckFuture, subject: str, data: bytes, headers: HeadersLike | None) -> bool:
-        return self._window.publish(future, subject, data, headers, self._now())
-
     def complete(self, timeout: float | None = None) -> None:
         """Return when nothing is outstanding. What became of each message is in its future, and only there.
 
@@ -134,15 +119,6 @@ class WindowedPublisher:
                 if deadline is not None and self._now() >= deadline:
                     raise RequestTimeout(f"{self._window.outstanding} acknowledgements", timeout or 0)
                 self._runner.wait(deadline, self._all_done)
-
-    def _on_step(self) -> None:
-        # Only those for whom it has changed: with a window of thousands, acknowledgements come far more often.
-        if not self._window.is_full:
-            self._room.notify_all()
-        if not self._window.outstanding:
-            self._all_done.notify_all()
-        if self._connection.is_closed:
-            self._runner.detach()
 
     def _call_back(self) -> None:
         self._futures.call_back()

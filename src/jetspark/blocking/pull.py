@@ -53,7 +53,7 @@ class PullConsumer:
             JetStreamUnavailable: Nobody answered for the consumer all the time.
             ConfigError: The consumer does not allow so much in one request, or ``max_bytes`` is too small for any.
         """
-        preferences = Priority(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
+        preferences = Priority.of(group, min_pending, min_ack_pending, priority)
         link = self._context.link
         link.check_may_wait("fetch")
         with link.lock:
@@ -67,7 +67,7 @@ class PullConsumer:
                 timeout_s=timeout,
                 max_bytes=max_bytes,
                 no_wait=no_wait,
-                priority=preferences if group is not None else None,
+                priority=preferences,
             )
         is_complete = False
         try:
@@ -115,8 +115,8 @@ class PullConsumer:
             ConnectionClosed: While iterating: the connection was closed.
         """
         limits = PullLimits(max_messages=max_messages, max_bytes=max_bytes, expires_s=expires, heartbeat_s=heartbeat)
-        preferences = Priority(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
-        return Messages(self._context, self.cached_info, limits, preferences if group is not None else None)
+        preferences = Priority.of(group, min_pending, min_ack_pending, priority)
+        return Messages(self._context, self.cached_info, limits, preferences)
 
     def close(self) -> None:
         """Give back what fetches left behind. The consumer itself stays, and this object may be used again.

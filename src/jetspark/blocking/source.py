@@ -4,28 +4,38 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable
 from functools import partial
 
 from jetspark.blocking.arrivals import Arrivals
 from jetspark.blocking.context import DriverContext
-from jetspark.blocking.link_calls import drain, new_inbox, unsubscribe, when_there_is_room
+from jetspark.blocking.link_calls import drain, when_there_is_room
 from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.blocking.transport import Link
-from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError
 from jetspark.jetstream.acks import NAK
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.pull import LEAVING_S, QUIET_S, Ask, Fetch, Flow, Puller, Wait
+from jetspark.jetstream.pull_source import SourceBase, SourceReaderBase
 
 __all__ = ["Source"]
 
 _logger = logging.getLogger("jetspark.blocking")
 
 
-class Source:
-    """One puller with its subscription. With threads, the link's lock guards both."""
+class SourceReader(SourceReaderBase[JetStreamMessage]):
+    """The reader of a source's subscription."""
+
+    def read_up(self, deadline: float) -> bool:
+        """A drain does not wait for readers here: what they leave unread is delivered again."""
+        return True
+
+
+class Source(SourceBase[JetStreamMessage]):
+    """One puller with its subscription, and those who wait for its messages."""
+
+    _link: Link
+    _arrivals: Arrivals
 
     def __init__(
         self,
@@ -33,33 +43,16 @@ class Source:
         info: ConsumerInfo,
         make_puller: Callable[[str, str], Puller[JetStreamMessage]] = Puller,
     ) -> None:
-        link = self._link = context.link
-        self._connection, self._now = link.connection, link.now
-        self._arrivals = Arrivals(link)
-        self._has_acks = info.config.ack_policy != "none"
         self._timeout_s = context.timeout_s
-        self._is_closed = False
-        subject = f"{context.api.prefix}.CONSUMER.MSG.NEXT.{info.stream_name}.{info.name}"
-        with link.lock:
-            _sweep(link)
-            inbox = new_inbox(link)
-            self.puller = make_puller(inbox, subject)
-            self.puller.idle_s = link.idle_s
-            reader = _SourceReader(link, self)
-            # Bounded by what is asked for; a bound that drops would lose messages until their ack_wait is over.
-            self.state = reader.state = link.connection.subscribe(
-                f"{inbox}.*",
-                is_unbounded=True,
-                reader=reader,
-                message_class=JetStreamMessage,
-                answers_to=subject,
-                follows_sessions=True,
-            )
-
-    @property
-    def session(self) -> int | None:
-        connection = self._connection
-        return connection.sessions if connection.is_connected else None
+        super().__init__(
+            context.link,
+            info,
+            context.api.prefix,
+            make_puller,
+            arrivals=Arrivals(context.link),
+            reader_class=SourceReader,
+            message_class=JetStreamMessage,
+        )
 
     def perform(self, reader: Fetch[JetStreamMessage] | Flow[JetStreamMessage]) -> Wait | int | None:
         """A step of a reader's, with the asking and waiting it wants; returns what step it was."""
@@ -101,19 +94,13 @@ class Source:
             self.puller.take_back(ask)
             raise
 
-    def on_arrival(self) -> None:
-        """Have the puller take what has arrived."""
-        with self._link.lock, self._link.doubt:
-            if self.puller.on_replies(self.state, self._now()):
-                self._arrivals.wake()
-
     def close(self) -> None:
         """Unsubscribe, and say nak to what nobody took."""
         with self._link.lock:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._arrivals.wake()
+            self._arrivals.notify_all()
         try:
             self._let_finish()
             drain(self._link, self.state, self._timeout_s)
@@ -140,26 +127,6 @@ class Source:
             if state.received == before:
                 break
 
-    def _leave_at_once(self) -> None:
-        """Interrupted while leaving: wait for nothing. What is still on its way comes again after its ack_wait."""
-        if self._connection.is_closed:
-            return
-        unsubscribe(self._link, self.state)
-        with self._link.lock:
-            replies = self.puller.release() if self._has_acks else []
-            try:
-                for reply in replies:
-                    self._connection.publish_raw(reply, NAK)
-            except BufferFull:
-                pass  # then these come again after their ack_wait, too
-            self._link.flush_soon()
-
-    def leave(self) -> None:
-        """Unsubscribe, with nothing to give back: what is on its way is not wanted."""
-        self._is_closed = True
-        if not self._connection.is_closed:
-            unsubscribe(self._link, self.state)
-
     def _give_back(self) -> None:
         connection = self._connection
         with self._link.lock:
@@ -174,41 +141,3 @@ class Source:
                 except BufferFull:
                     when_there_is_room(self._link, partial(connection.publish_raw, reply, NAK))
             self._link.flush()
-
-
-class _SourceReader:
-    """The reader of a source's subscription. The connection keeps it, and it must not keep the source: a source that
-    nobody uses any more has to go, and its subscription with it."""
-
-    state: SubscriptionState | None = None
-
-    def __init__(self, link: Link, source: Source) -> None:
-        self._link = link
-        self._source = weakref.ref(source)
-
-    @property
-    def is_abandoned(self) -> bool:
-        return self._source() is None
-
-    def wake(self) -> None:
-        source = self._source()
-        if source is not None:
-            source.on_arrival()
-        elif self.state is not None and not self.state.is_finished:
-            unsubscribe(self._link, self.state)
-
-    @property
-    def pending_messages(self) -> int:
-        source = self._source()
-        return len(source.puller.buffer) if source is not None else 0
-
-    def read_up(self, deadline: float) -> bool:
-        """A drain does not wait for readers here: what they leave unread is delivered again."""
-        return True
-
-
-def _sweep(link: Link) -> None:
-    """End the subscriptions of sources that are gone; a garbage collector tells nobody at a time that would suit."""
-    for state in link.connection.subscriptions:
-        if isinstance(state.reader, _SourceReader) and state.reader.is_abandoned:
-            link.connection.unsubscribe(state)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, TypeVar
 
 from jetspark.blocking import clock
@@ -13,7 +14,7 @@ from jetspark.blocking.fast import FastBatch
 from jetspark.blocking.jetstream import JetStream
 from jetspark.blocking.source import Source
 from jetspark.core.headers import decode
-from jetspark.errors import ConnectionClosed, ConnectionLost, JetSparkError
+from jetspark.errors import ConnectionClosed, JetSparkError
 from jetspark.jetstream.operations import Api, Deadline, Pause, Request
 from jetspark.jetstream.ordered import CLEAN_UP_TIMEOUT_S
 from jetspark.jetstream.publishing import publish_headers
@@ -32,6 +33,7 @@ from jetspark.publish.steps import (
     RandomPause,
     ReadClock,
     Step,
+    meaning,
 )
 
 __all__ = ["ProcedureRunner"]
@@ -46,6 +48,7 @@ class ProcedureRunner:
         """Give a context, or a function that returns one that is open, which is called where a procedure connects."""
         self._context = None if js is None else context_of(js)
         self._renew = renew
+        self._meaning = partial(meaning, renews=renew is not None)
         self._rng = clock.rng()
         self._ways: dict[type[Any], Callable[[Any], Any]] = {
             Request: self._ask,
@@ -91,16 +94,6 @@ class ProcedureRunner:
             return self._ways[type(step)](step)
         except ConnectionClosed as error:
             raise self._meaning(error) from error
-
-    def _meaning(self, error: JetSparkError) -> JetSparkError:
-        """Where the next connection will be another one, the end of this one is a loss that passes."""
-        if self._renew is None:
-            return error
-        if isinstance(error, ConnectionClosed):
-            return ConnectionLost(f"the connection was closed: {error}")
-        if isinstance(error.__cause__, ConnectionClosed):  # of a batch in doubt
-            error.__cause__ = ConnectionLost(f"the connection was closed: {error.__cause__}")
-        return error
 
     @property
     def _connected(self) -> DriverContext:

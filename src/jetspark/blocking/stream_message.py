@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import partial
 
 from jetspark.blocking.link_calls import when_there_is_room
-from jetspark.blocking.transport import WRITE_AT_BYTES
+from jetspark.core.link import WRITE_AT_BYTES
 from jetspark.errors import BufferFull
 from jetspark.jetstream.acks import ACK, ACK_FRAME, IN_PROGRESS, AckableMessage, nak_payload, term_payload
 

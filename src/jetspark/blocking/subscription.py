@@ -10,14 +10,15 @@ from typing import Unpack, cast
 
 from jetspark.blocking.calling import Callback, Calling, call
 from jetspark.blocking.finishing import is_interrupt
-from jetspark.blocking.link_calls import drain, unsubscribe
+from jetspark.blocking.link_calls import drain
 from jetspark.blocking.message import Message
 from jetspark.blocking.transport import Link
 from jetspark.blocking.waiter import Changed
 from jetspark.core.arguments import function
-from jetspark.core.client_base import SubscriptionBase
+from jetspark.core.client_base import SubscriptionBase, SubscriptionReaderBase
+from jetspark.core.link import drop_reader, unsubscribe
 from jetspark.core.numbers import check_timeout, timeout_of
-from jetspark.core.subscription import SubscriptionKind, SubscriptionState
+from jetspark.core.subscription import SubscriptionKind
 from jetspark.errors import ConnectionClosed, RequestTimeout
 
 __all__ = ["Callback", "Subscription", "SubscriptionReader", "subscribe"]
@@ -37,35 +38,18 @@ def subscribe(
             link.flush_soon()
             return Subscription(link, reader, callback)
     except BaseException:
-        _abandon(link, reader)
+        drop_reader(link, reader)
         raise
 
 
-def _abandon(link: Link, reader: SubscriptionReader) -> None:
-    """Nobody will read it: the call was interrupted, or refused. It may have been made or not."""
-    with link.lock, link.doubt:
-        for state in [each for each in link.connection.subscriptions if each.reader is reader]:
-            link.connection.unsubscribe(state)
-            link.flush_soon()
-
-
-class SubscriptionReader:
+class SubscriptionReader(SubscriptionReaderBase):
     """What the connection knows of a subscription: who waits for its messages, and who calls back with them."""
 
-    state: SubscriptionState
+    changed: Changed
+    calling: Calling | None = None
 
     def __init__(self, link: Link) -> None:
-        self._link = link
-        self.changed = Changed(link.lock)
-        self.calling: Calling | None = None
-
-    def wake(self) -> None:
-        with self._link.lock:
-            self.changed.notify_all()
-
-    @property
-    def pending_messages(self) -> int:
-        return len(self.state.pending)
+        super().__init__(link, Changed(link.lock))
 
     def read_up(self, deadline: float) -> bool:
         if self.calling is not None:

@@ -11,12 +11,12 @@ thread costs more than all the rest of a request. One thread at a time reads; th
 Interrupts. The main thread may meet a KeyboardInterrupt between any two steps, the connection's thread never does. So
 the main thread leaves nothing behind that only it could put right:
 
-* A guest has the reading for ``LEASE_S`` and renews it; a guest that does not hand it back loses it.
+* A guest has a :class:`ReadingLease` of the reading and renews it; a guest that does not hand it back loses it.
 * What may be interrupted half-way is marked: ``_is_moving`` (bytes between the connection and the socket),
-  ``_interest`` (None while the selector is changed), ``_in_hand`` (events taken and not passed on), ``is_suspect`` (a
-  call into the connection). A mark that is found with the lock in hand is that of an interrupted thread. Then the
-  connection's thread makes the selector anew, or ends the session and begins another: every part of the client is made
-  for that, and ``Disconnected`` tells what is in doubt.
+  ``is_suspect`` (a call into the connection), and in its parts (:class:`SocketWatch`, :class:`Passing`). A mark that is
+  found with the lock in hand is that of an interrupted thread. Then the connection's thread makes the selector anew, or
+  ends the session and begins another: every part of the client is made for that, and ``Disconnected`` tells what is in
+  doubt.
 * Nobody sleeps for longer than ``LONGEST_SLEEP_S`` without looking.
 """
 
@@ -28,39 +28,32 @@ import os
 import selectors
 import socket
 import ssl
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
+from jetspark.blocking.bell import Bell
+from jetspark.blocking.credentials import SecretAsking
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Changed, Waiter
+from jetspark.blocking.watching import SocketWatch
 from jetspark.core.connection import Connection, Event
 from jetspark.core.course import Course
 from jetspark.core.dispatcher import Dispatcher
+from jetspark.core.gathering import LINGER_S, Gathering
+from jetspark.core.lease import LEASE_S, ReadingLease
 from jetspark.core.lifecycle import AskSecret, Converse, Delay, Dial, Hangup, Step, UpgradeToTLS, establish
 from jetspark.core.lifecycle import AuthSource as DriverAuth
+from jetspark.core.link import InterruptGuard, time_left_s
 from jetspark.core.options import TLSConfig
+from jetspark.core.passing import Passing
 from jetspark.core.tls import describe_error, tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
-__all__ = ["WRITE_AT_BYTES", "DriverAuth", "Link"]
+__all__ = ["DriverAuth", "Link"]
 
-# As many bytes make a publisher write by itself instead of leaving it to the connection's thread.
-WRITE_AT_BYTES = 64 << 10
 READ_BYTES = 256 << 10
-
-# A message that comes alone is written by its publisher at once. Those that follow sooner than GATHER_S gather, and
-# leave with the next write or when the connection's thread has seen them wait for LINGER_S. Waking that thread for
-# each of them instead makes the two fight for the interpreter, and halved the rate.
-GATHER_S = 100e-6
-LINGER_S = 1e-3
-# Where this much has gathered meanwhile, the next write is put off for twice as long, up to LINGER_S.
-MUCH_BYTES = 2 << 10
-
-# For how long a thread that reads in place of the connection's own may be silent.
-LEASE_S = 1.0
 
 # How long closing waits for the connection's thread, which may be dialling or in a callback.
 ENDING_S = 1.0
@@ -69,45 +62,6 @@ _logger = logging.getLogger("jetspark.blocking")
 
 # What a non-blocking socket raises when it would have to wait.
 _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-
-
-class _Call(threading.Thread):
-    """A function of the user's that may take its time."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        super().__init__(name="jetspark-credentials", daemon=True)
-        self._function = function
-        self.result: Any = None
-        self.error: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            self.result = self._function()
-        except Exception as error:
-            self.error = error
-
-
-# What a call raises before it has begun: it was asked for something that cannot be done.
-_REFUSED = (JetSparkError, TypeError, ValueError, AttributeError, LookupError)
-
-
-class InterruptGuard:
-    """``with link.lock, link.doubt``: when the block is interrupted half-way, the session is given up."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.after(error)
-
-    def after(self, error: BaseException) -> None:
-        """The same where a ``with`` for each message costs too much: to be called in ``except BaseException``."""
-        if not isinstance(error, _REFUSED):
-            self._link.give_up_session()
 
 
 class Link:
@@ -127,10 +81,8 @@ class Link:
     def __init__(self, connection: Connection, auth: DriverAuth, tls: TLSConfig | None, dispatcher: Dispatcher) -> None:
         self.connection, self._auth, self._tls = connection, auth, tls
         self.dispatcher = dispatcher
-        """Who is told of events, errors and time."""
         self.lock = threading.RLock()
         self.room = Changed(self.lock)
-        """Notified when the network may take more, a session has begun, or there is none ever again."""
         self._room_calls: list[Callable[[], None]] = []
         self._socket: socket.socket | None = None
         self._unsent = memoryview(b"")
@@ -138,31 +90,21 @@ class Link:
         # for 200 KB, where copying them out of memory that is there already takes 30.
         self._arrived = memoryview(bytearray(READ_BYTES))
         self._is_closing = False
-        self._alarm, self._alarm_button = socket.socketpair()
-        self._alarm.setblocking(False)
-        self._alarm_button.setblocking(False)
-        self._is_alarmed = False
-        self._gather_s, self._gather_until = GATHER_S, 0.0
-        self._selector: selectors.BaseSelector | None = None
-        self._interest: int | None = None
-        """What the selector looks for at the socket; None while that is not known."""
-        self._guest = 0
-        """The thread that reads in place of our own, by its identifier; 0 for none."""
-        self._guest_until = 0.0
+        self._alarm, self._is_alarmed = Bell(), False
+        self._gathering = Gathering()
+        self._watch = SocketWatch(self._alarm.ear)
+        self._lease, self._bell = ReadingLease(), Bell()
+        """Of the thread that reads in place of our own, and how it is told to look up."""
         self._guests_error: Exception | None = None
-        self._in_hand: dict[int, list[list[Event]]] = {}
-        """Events a thread has taken and is passing on."""
+        self._passing = Passing(connection, dispatcher)
         self._is_establishing = True
         self._is_moving = False
         self.is_suspect = False
         """A call into the connection was interrupted half-way: the session is given up."""
-        self.doubt = InterruptGuard(self)
-        self._bell, self._bell_button = socket.socketpair()
-        self._bell.setblocking(False)
-        self._bell_button.setblocking(False)
+        self.doubt = InterruptGuard(self.give_up_session)
         self._thread = threading.Thread(target=self._run, name="jetspark-connection", daemon=True)
         self._opened, self._over = Waiter(), Waiter()
-        self._asking: _Call | None = None
+        self._credentials = SecretAsking()
         self._has_ended = False
         self._due_at = math.inf
         """The nearest deadline of what is attached, when the connection's thread last looked."""
@@ -184,7 +126,7 @@ class Link:
         """Drop the transport and end every wait. What is buffered is lost: flush first."""
         self._is_closing = True
         self._let_go()
-        self._ring()
+        self._alarm.ring()
         is_ours = self._thread is threading.current_thread()
         # In a forked process it has ended without a word: the thread is not there.
         if not is_ours and not self._is_establishing and not self._has_ended:
@@ -197,7 +139,7 @@ class Link:
             self.settle()
             if not is_ours and self._thread.is_alive():
                 self._over.look(ENDING_S)
-        if self._guest in (0, threading.get_ident()):
+        if self._lease.holder in (0, threading.get_ident()):
             self._bell.close()
 
     def check_caller(self) -> None:
@@ -219,18 +161,7 @@ class Link:
         me = threading.get_ident()
         # The system gives the number of a thread that has ended to another one.
         is_reader = me == self._thread.ident and self._thread.is_alive()
-        return not is_reader and not (me == self._guest and self._is_passing_on(me))
-
-    def _is_passing_on(self, me: int) -> bool:
-        """Whether this is called by what we have called; what we have noted may be left from an interrupted call."""
-        if me not in self._in_hand:
-            return False
-        frame = sys._getframe()
-        while (caller := frame.f_back) is not None:
-            frame = caller
-            if frame.f_code is Link._pass_on.__code__ and frame.f_locals["self"] is self:
-                return True
-        return False
+        return not is_reader and not (me == self._lease.holder and self._passing.is_under_way(me))
 
     def wait_for(self, waiter: Waiter, timeout_s: float, what: str, deadline: float | None = None) -> Any:
         """The result of an operation; brings it in by itself when no other thread is at it.
@@ -272,40 +203,36 @@ class Link:
         """Whether the caller reads from here on; then it has to call :meth:`read_for`, which hands back."""
         me = threading.get_ident()
         with self.lock:
-            now = time.monotonic()
-            if me in self._in_hand:
+            if self._passing.has_any(me):
                 self._take_back(me)
-            if self._selector is None or (self._guest not in (0, me) and now < self._guest_until):
+            if not self._watch.is_on or not self._lease.take(me, time.monotonic()):
                 return False
-            self._guest_until = now + LEASE_S
-            self._guest = me
             self._watch_socket(is_ours=False)
             return True
 
     def _hand_back(self) -> None:
         """Let the connection's thread read again, if this one does. To be called twice: see the module's theory."""
         me = threading.get_ident()
-        if self._guest != me:
+        if self._lease.holder != me:
             return
         with self.lock:
-            if me in self._in_hand:
+            if self._passing.has_any(me):
                 self._take_back(me)
             self._watch_socket(is_ours=True)
             if self._is_moving or self.is_suspect:
-                self._ring()
-            if self._bell_button.fileno() < 0:
+                self._alarm.ring()
+            if self._bell.is_cut_off:
                 self._bell.close()  # the connection ended while we were looking at it
-            self._guest = 0  # the last step: what was interrupted before it is done again
+            self._lease.end()  # the last step: what was interrupted before it is done again
 
     def _take_back(self, me: int) -> None:
         """With the lock: have events that this thread took, and could not pass on, passed on by the connection's."""
-        if me not in self._in_hand or self._is_passing_on(me):
+        if not self._passing.has_any(me) or self._passing.is_under_way(me):
             return
-        for events in reversed(self._in_hand[me]):
-            self.connection.put_back(events)
+        self._passing.put_back(me)
         self.is_suspect = True
-        self._in_hand.pop(me, None)
-        self._ring()
+        self._passing.forget(me)
+        self._alarm.ring()
 
     def _read_until(self, waiter: Waiter, deadline: float) -> None:
         watched = self._socket
@@ -313,17 +240,17 @@ class Link:
             return
         with selectors.PollSelector() as selector:
             selector.register(watched, selectors.EVENT_READ)
-            selector.register(self._bell, selectors.EVENT_READ)
+            selector.register(self._bell.ear, selectors.EVENT_READ)
             while not waiter.done() and (left_s := deadline - time.monotonic()) > 0:
                 ready = selector.select(min(left_s, LEASE_S / 2))
                 with self.lock:
                     if self._socket is not watched:
                         return
-                    self._guest_until = time.monotonic() + LEASE_S
+                    self._lease.renew(time.monotonic())
                     try:
                         for key, _ in ready:
-                            if key.fileobj is self._bell:
-                                self._bell.recv(4096)
+                            if key.fileobj is self._bell.ear:
+                                self._bell.hear()
                             else:
                                 self._read()
                         self.flush()
@@ -333,56 +260,25 @@ class Link:
                         if not isinstance(error, OSError | JetSparkError):
                             _logger.exception("reading what the server sent failed; the session ends")
                         self._guests_error = error  # sessions are ended by the connection's thread
-                        self._ring()
+                        self._alarm.ring()
                         return
-                    events = self._take_events()
+                    events = self._passing.take(threading.get_ident())
                 self._pass_on(events)
-
-    def _take_events(self) -> list[Event]:
-        """With the lock: what happened, for this thread to pass on."""
-        events = self.connection.events()
-        if events:
-            self._in_hand.setdefault(threading.get_ident(), []).append(events)
-        return events
 
     def _pass_on(self, events: list[Event]) -> None:
         """Without the lock. What a guest waits for may be among them, and the guest is looking at the socket."""
-        if not events:
-            return
-        self.dispatcher.deliver(events)
-        me = threading.get_ident()
-        if me in self._in_hand:
-            self._in_hand[me].pop()
-            if not self._in_hand[me]:
-                del self._in_hand[me]
-        if self._guest not in (0, me):
-            try:
-                self._bell_button.send(b"!")
-            except OSError:
-                pass  # full means that it will look anyway; closed means that nobody waits
+        if events:
+            me = threading.get_ident()
+            self._passing.pass_on(me, events)
+            if self._lease.holder not in (0, me):
+                self._bell.ring()
 
     def _watch_socket(self, *, is_ours: bool) -> None:
-        """With the lock: have ``select`` look at the socket for what the connection's thread is to do with it now.
-
-        Another thread may call this while that one is in ``select``, which then looks at what it is told here.
-        """
-        selector, before = self._selector, self._interest
-        if selector is None or self._socket is None:
-            return
-        interest = (selectors.EVENT_READ if is_ours else 0) | (selectors.EVENT_WRITE if self._unsent else 0)
-        if interest == before:
-            return
-        self._interest = None
-        if before is None:  # somebody was interrupted here
-            self._ring()
-            return
-        if not interest:
-            selector.unregister(self._socket)
-        elif not before:
-            selector.register(self._socket, interest)
-        else:
-            selector.modify(self._socket, interest)
-        self._interest = interest
+        """With the lock: have ``select`` look at the socket for what the connection's thread is to do with it now."""
+        if self._socket is not None:
+            interest = (selectors.EVENT_READ if is_ours else 0) | (selectors.EVENT_WRITE if self._unsent else 0)
+            if not self._watch.look_for(self._socket, interest):
+                self._alarm.ring()
 
     # ---- the time of what is attached --------------------------------------------------------------------------
 
@@ -403,29 +299,21 @@ class Link:
     def give_up_session(self) -> None:
         """A call into the connection was interrupted half-way: only a new session is sound."""
         self.is_suspect = True
-        self._ring()
+        self._alarm.ring()
 
     # ---- writing: any thread, with the lock held ---------------------------------------------------------------
 
     def wake(self) -> None:
         """Have the connection's thread look: there is something to send, or to end."""
         if not self._is_alarmed:
-            self._ring()
+            self._alarm.ring()
             self._is_alarmed = True
-
-    def _ring(self) -> None:
-        try:
-            self._alarm_button.send(b"!")
-        except OSError:
-            pass  # full means that it will look anyway; closed means that it is gone
 
     def flush_soon(self) -> None:
         """Write now, or shortly together with what follows."""
         now = time.monotonic()
-        if now >= self._gather_until:
-            has_much = self.connection.out_bytes >= MUCH_BYTES
-            self._gather_s = min(2 * self._gather_s, LINGER_S) if has_much else GATHER_S
-            self._gather_until = now + self._gather_s
+        if now >= self._gathering.until:
+            self._gathering.begin(now, self.connection.out_bytes)
             self.flush()
         elif not self._is_alarmed:
             self.wake()
@@ -435,7 +323,7 @@ class Link:
         if self._socket is None:
             return
         if self._is_moving or self.is_suspect:
-            self._ring()  # a thread was interrupted in here or elsewhere: what is here waits for the next session
+            self._alarm.ring()  # a thread was interrupted in here or elsewhere: what is here waits for the next session
             return
         self._is_moving = True
         try:
@@ -473,10 +361,7 @@ class Link:
         Raises:
             TimeoutError: Nothing has changed until the deadline.
         """
-        left_s = None if deadline is None else deadline - time.monotonic()
-        if left_s is not None and left_s <= 0:
-            raise TimeoutError
-        self.room.wait(left_s)
+        self.room.wait(time_left_s(deadline, time.monotonic()))
 
     def call_when_there_is_room(self, callback: Callable[[], None]) -> None:
         """Like :meth:`wait_for_room`, with a callback on the connection's thread, without the lock."""
@@ -488,12 +373,12 @@ class Link:
         me = threading.get_ident()
         try:
             with self.lock:
-                if me in self._in_hand:
+                if self._passing.has_any(me):
                     self._take_back(me)
-                events = self._take_events()
+                events = self._passing.take(threading.get_ident())
             self._pass_on(events)
         finally:
-            if me in self._in_hand:
+            if self._passing.has_any(me):
                 with self.lock:
                     self._take_back(me)
 
@@ -530,9 +415,10 @@ class Link:
                 self.connection.close(None if self._is_closing else error)
                 self._hang_up()
                 self.room.notify_all()
-                for end in (self._alarm, self._alarm_button, self._bell_button):
-                    end.close()
-                if not self._guest:
+                self._alarm.close()
+                self._alarm.cut_off()
+                self._bell.cut_off()
+                if not self._lease.holder:
                     self._bell.close()
             self.settle()
             self._opened.set_exception(error or ConnectionLost("closed while connecting"))
@@ -573,7 +459,7 @@ class Link:
             case Hangup():
                 self._hang_up()
             case AskSecret(source):
-                return self._ask(source, timeout_s)
+                return self._credentials.ask(source, timeout_s)
             case Dial(server, tls_name):
                 self._is_moving = self.is_suspect = False  # whatever was interrupted, it was not with this session
                 self._guests_error = None
@@ -587,23 +473,6 @@ class Link:
             case Converse(is_done, what):
                 self._converse(is_done, what, timeout_s)
         return None
-
-    def _ask(self, source: Callable[[], Any], timeout_s: float) -> Any:
-        """Call the user's function on a thread of its own: one that hangs must not keep us from trying again.
-
-        While it hangs it is not called again, so that there is never more than one such thread.
-        """
-        if self._asking is None or not self._asking.is_alive():
-            self._asking = _Call(source)
-            self._asking.start()
-        asking = self._asking
-        asking.join(timeout_s)
-        if asking.is_alive():
-            raise RequestTimeout("the function that gives the credentials", timeout_s)
-        self._asking = None
-        if asking.error is not None:
-            raise asking.error
-        return asking.result
 
     def _converse(self, is_done: Callable[[], bool], what: str, timeout_s: float) -> None:
         assert self._socket is not None
@@ -636,17 +505,14 @@ class Link:
         try:
             while not self._is_closing:
                 with self.lock:
-                    if self._guest and time.monotonic() >= self._guest_until:
-                        self._guest = 0
-                    if self._interest is None:
-                        self._make_selector()
-                    self._watch_socket(is_ours=not self._guest)
-                    selector, patience_s = self._selector, self._patience_s()
-                    assert selector is not None
-                ready = selector.select(patience_s)
+                    self._lease.lapse(time.monotonic())
+                    self._watch.mend()
+                    self._watch_socket(is_ours=not self._lease.holder)
+                    patience_s = self._patience_s()
+                ready = self._watch.select(patience_s)
                 with self.lock:
                     self._attend(ready)
-                    events = self._take_events()
+                    events = self._passing.take(threading.get_ident())
                 self._pass_on(events)
                 del events  # while there is nothing to do, nothing that was read is kept alive
                 self._tell_time()
@@ -660,28 +526,16 @@ class Link:
             return error.with_traceback(None)
         finally:
             with self.lock:
-                self._end_selector()
-
-    def _make_selector(self) -> None:
-        self._end_selector()
-        selector = selectors.DefaultSelector()
-        selector.register(self._alarm, selectors.EVENT_READ)
-        self._selector, self._interest = selector, 0
-
-    def _end_selector(self) -> None:
-        selector, self._selector = self._selector, None
-        self._interest = None
-        if selector is not None:
-            selector.close()
+                self._watch.end()
 
     def _sleep(self, seconds: float) -> None:
         """Unless the connection is closed before."""
         deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
-            selector.register(self._alarm, selectors.EVENT_READ)
+            selector.register(self._alarm.ear, selectors.EVENT_READ)
             while not self._is_closing and (left_s := deadline - time.monotonic()) > 0:
                 if selector.select(min(left_s, LONGEST_SLEEP_S)):
-                    self._alarm.recv(4096)
+                    self._alarm.hear()
 
     def _attend(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
         if self._guests_error is not None:
@@ -689,9 +543,9 @@ class Link:
         if self._is_moving or self.is_suspect:
             raise ConnectionLost("a thread was interrupted while it used the connection")
         for key, mask in ready:
-            if key.fileobj is self._alarm:
-                self._alarm.recv(4096)
-            elif mask & selectors.EVENT_READ and not self._guest:
+            if key.fileobj is self._alarm.ear:
+                self._alarm.hear()
+            elif mask & selectors.EVENT_READ and not self._lease.holder:
                 self._read()
         self.connection.on_time(time.monotonic())
         if not ready and not self.connection.out_bytes:

@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import typer
 
@@ -16,10 +17,24 @@ from jetspark.cli.bars import sequence_bar
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jetspark.app.replay import HandlerReplayPlan, HandlerReplayRecord, ReplayPlan, ReplayRecord, ReplayRequest
+    from jetspark.app.replay import (
+        HandlerReplayPlan,
+        HandlerReplayRecord,
+        RebuildPreview,
+        ReplayPlan,
+        ReplayRecord,
+        ReplayRequest,
+    )
     from jetspark.spark import ReplayEngine
 
 __all__ = ["Engine", "list_replays", "moment_of", "rebuild_projection", "replay_projection", "verify_projection"]
+
+
+class _Told(Protocol):
+    """What a command did, for people and as JSON."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
 
 # A verification names this many keys; --json has a thousand.
 MAX_SHOWN = 20
@@ -74,10 +89,8 @@ def replay_projection(
         keys=tuple(key or ()),
         subject=subject,
     )
-    if resume is not None and request != ReplayRequest():
-        raise ConfigError("--resume: expected without a range, since it goes on with the one that was asked for")
-    if resume is not None and dry_run:
-        raise ConfigError("--resume: expected without --dry-run; it goes on with what was planned before")
+    if resume is not None:
+        _check_resume(has_range=request != ReplayRequest(), is_dry=dry_run)
     replay = _Replay(
         app=app,
         name=name,
@@ -164,7 +177,7 @@ class _Replay:
             )
 
     def _say(self, done: HandlerReplayPlan | HandlerReplayRecord | ReplayPlan | ReplayRecord) -> None:
-        typer.echo(json.dumps(done.to_dict(), indent=2) if self.is_json else str(done))
+        _echo(done, self.is_json)
 
 
 def rebuild_projection(
@@ -200,51 +213,45 @@ def rebuild_projection(
     The live bucket is not touched before the swap, and live workers go on. With --key single keys are folded again from
     their first event, and written where they are: also keys that are parked. If it is interrupted, --resume goes on.
     """
-    from jetspark.app.replay import drop_rebuild, preview_rebuild, rebuild, repair_keys
+    from jetspark.app.replay import drop_rebuild, rebuild
 
+    is_to_fold = bool(key or swap or verify or drop_old or resume is not None)
     if drop is not None:
-        if key or swap or verify or drop_old or dry_run or resume is not None or engine != "live" or rate is not None:
+        if is_to_fold or dry_run or engine != "live" or rate is not None:
             raise ConfigError("--drop: expected without other options; it folds nothing")
-        dropped = with_server(app, servers, lambda js, it: drop_rebuild(js, it, projection, drop))
-        typer.echo(json.dumps(dropped.to_dict(), indent=2) if as_json else str(dropped))
-        return
-    if dry_run:
-        if key or swap or verify or drop_old or resume is not None:
+        _echo(with_server(app, servers, lambda js, it: drop_rebuild(js, it, projection, drop)), as_json)
+    elif dry_run:
+        if is_to_fold:
             raise ConfigError("--dry-run: expected without --key, --swap, --verify, --drop-old and --resume")
-        with _spark(engine, app, servers, projection) as spark:
-            fresh = None if spark is None else spark.states
-            preview = with_server(
-                app, servers, lambda js, it: preview_rebuild(js, it, projection, rate=rate, fresh=fresh)
-            )
-        typer.echo(json.dumps(preview.to_dict(), indent=2) if as_json else str(preview))
-        return
-    if key:
+        _echo(_preview(app, projection, engine, rate, servers), as_json)
+    elif key:
         if swap or verify or drop_old or resume is not None or engine != "live":
             raise ConfigError("--key: expected without --verify, --swap, --drop-old, --resume and --engine spark")
-        with _bar(as_json) as tell:
-            done = with_server(
-                app, servers, lambda js, it: repair_keys(js, it, projection, key, rate=rate, on_progress=tell)
-            )
-        typer.echo(json.dumps(done.to_dict(), indent=2) if as_json else str(done))
-        return
-    with _spark(engine, app, servers, projection) as spark, _bar(as_json) as tell:
-        outcome = with_server(
-            app,
-            servers,
-            lambda js, it: rebuild(
-                js,
-                it,
-                projection,
-                check=verify,
-                swap_in=swap,
-                drop_old=drop_old,
-                rate=rate,
-                resume=resume,
-                on_progress=tell,
-                engine=spark,
-            ),
+        _echo(_repair(app, projection, key, rate, servers, as_json), as_json)
+    else:
+        with _spark(engine, app, servers, projection) as spark, _bar(as_json) as tell:
+            start = partial(rebuild, check=verify, swap_in=swap, drop_old=drop_old, rate=rate, resume=resume)
+            working = partial(start, on_progress=tell, engine=spark)
+            _echo(with_server(app, servers, lambda js, it: working(js, it, projection)), as_json)
+
+
+def _preview(app: str, projection: str, engine: str, rate: float | None, servers: str | None) -> RebuildPreview:
+    from jetspark.app.replay import preview_rebuild
+
+    with _spark(engine, app, servers, projection) as spark:
+        fresh = None if spark is None else spark.states
+        return with_server(app, servers, lambda js, it: preview_rebuild(js, it, projection, rate=rate, fresh=fresh))
+
+
+def _repair(
+    app: str, projection: str, keys: list[str], rate: float | None, servers: str | None, as_json: bool
+) -> ReplayRecord:
+    from jetspark.app.replay import repair_keys
+
+    with _bar(as_json) as tell:
+        return with_server(
+            app, servers, lambda js, it: repair_keys(js, it, projection, keys, rate=rate, on_progress=tell)
         )
-    typer.echo(json.dumps(outcome.to_dict(), indent=2) if as_json else str(outcome))
 
 
 def verify_projection(
@@ -309,6 +316,21 @@ def moment_of(name: str, text: str | None) -> datetime.datetime | None:
         return datetime.datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(f"{name} {text!r}: expected a time such as 2026-03-20T10:14:30Z") from None
+
+
+def _check_resume(*, has_range: bool, is_dry: bool) -> None:
+    """
+    Raises:
+        ConfigError: More was given than what to go on with.
+    """
+    if has_range:
+        raise ConfigError("--resume: expected without a range, since it goes on with the one that was asked for")
+    if is_dry:
+        raise ConfigError("--resume: expected without --dry-run; it goes on with what was planned before")
+
+
+def _echo(done: _Told, as_json: bool) -> None:
+    typer.echo(json.dumps(done.to_dict(), indent=2) if as_json else str(done))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -58,15 +59,7 @@ def run_workers(
     if engine == "spark":
         from jetspark.cli.run_spark import run_on_spark
 
-        given = {
-            "--workers": workers != 1,
-            "--partitions": partitions != 1,
-            "--reload": reload,
-            "--stop-timeout": stop_timeout != STOP_TIMEOUT_S,
-            "--lease": lease != LEASE_S,
-        }
-        if refused := [name for name, is_given in given.items() if is_given]:
-            raise ConfigError(f"{', '.join(refused)}: expected without --engine spark; Spark divides the work itself")
+        _check_for_spark(workers, partitions, stop_timeout, lease, reload=reload)
         run_on_spark(app, load_app(app), only=only or (), apply=apply, checkpoint=checkpoint, options=options)
         return
     if engine != "live":
@@ -81,16 +74,43 @@ def run_workers(
         return
     if apply:
         asyncio.run(load_app(app).apply(**options))
-    command = [sys.executable, "-m", "jetspark", "run", app, "--stop-timeout", str(stop_timeout)]
-    command += ["--lease", str(lease)]
-    for name in only or ():
+    command = [
+        *_command(app, only or (), partitions, servers),
+        "--stop-timeout",
+        str(stop_timeout),
+        "--lease",
+        str(lease),
+    ]
+    folder = watched_folder(app) if reload else None
+    raise typer.Exit(Supervisor(command, workers, stop_timeout, folder).run())
+
+
+def _check_for_spark(workers: int, partitions: int, stop_timeout_s: float, lease_s: float, *, reload: bool) -> None:
+    """
+    Raises:
+        ConfigError: Options for live workers were given.
+    """
+    given = {
+        "--workers": workers != 1,
+        "--partitions": partitions != 1,
+        "--reload": reload,
+        "--stop-timeout": stop_timeout_s != STOP_TIMEOUT_S,
+        "--lease": lease_s != LEASE_S,
+    }
+    if refused := [name for name, is_given in given.items() if is_given]:
+        raise ConfigError(f"{', '.join(refused)}: expected without --engine spark; Spark divides the work itself")
+
+
+def _command(app: str, only: Sequence[str], partitions: int, servers: str | None) -> list[str]:
+    """What one of several processes is started with."""
+    command = [sys.executable, "-m", "jetspark", "run", app]
+    for name in only:
         command += ["--only", name]
     if partitions > 1:
         command += ["--partitions", str(partitions)]
     if servers:
         command += ["--servers", servers]
-    folder = watched_folder(app) if reload else None
-    raise typer.Exit(Supervisor(command, workers, stop_timeout, folder).run())
+    return command
 
 
 def _live_options(partitions: int, lease_s: float) -> LiveOptions:

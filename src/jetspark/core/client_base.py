@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from jetspark.core.connection import Connection
 from jetspark.core.info import ServerInfo
+from jetspark.core.link import Crowd, DriverLink
 from jetspark.core.options import ConnectOptions
 from jetspark.core.subscription import SubscriptionState
 
-__all__ = ["ClientBase", "SubscriptionBase"]
+__all__ = ["ClientBase", "SubscriptionBase", "SubscriptionReaderBase"]
 
 
 class ClientBase:
@@ -93,3 +94,21 @@ class SubscriptionBase:
     def is_finished(self) -> bool:
         """Nothing more will arrive. Unread messages may still be there."""
         return self._state.is_finished
+
+
+class SubscriptionReaderBase:
+    """The reader of a subscription, but for the waiting."""
+
+    state: SubscriptionState
+
+    def __init__(self, link: DriverLink, changed: Crowd) -> None:
+        """``changed`` are those who wait for messages."""
+        self._link, self.changed = link, changed
+
+    def wake(self) -> None:
+        with self._link.lock:
+            self.changed.notify_all()
+
+    @property
+    def pending_messages(self) -> int:
+        return len(self.state.pending)

@@ -15,8 +15,9 @@ from jetspark.core.events import (
     ReconnectFailed,
     SlowConsumer,
 )
+from jetspark.errors import ConnectionLost, JetSparkError
 
-__all__ = ["log_event"]
+__all__ = ["log_closed_at_exit", "log_event", "log_never_closed"]
 
 
 def log_event(logger: logging.Logger, event: ConnectionEvent) -> None:
@@ -39,3 +40,22 @@ def log_event(logger: logging.Logger, event: ConnectionEvent) -> None:
             logger.error("closed: %s (%d messages never sent)", error or "as asked", unsent)
         case _:
             logger.debug("%r", event)
+
+
+def log_never_closed(logger: logging.Logger, server: object, unsent: int, in_doubt: int) -> None:
+    """A client is gone, or its loop, and nobody closed it: say what that has cost."""
+    logger.warning(
+        "a client of %s was never closed: %d published messages were never sent, %d are in doubt",
+        server,
+        unsent,
+        in_doubt,
+    )
+
+
+def log_closed_at_exit(logger: logging.Logger, server: str, error: JetSparkError) -> None:
+    """The program ended, its client was closed for it, and that failed."""
+    if isinstance(error, ConnectionLost):
+        what = "the program ends without closing its connection to %s: %d published messages are in doubt"
+        logger.warning(what, server, error.unconfirmed_messages)
+    else:
+        logger.warning("the program ends without closing its connection to %s: %s", server, error)

@@ -11,7 +11,7 @@ import datetime
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypedDict
 
 from jetspark.core.arguments import flag, octets, texts, unfit
 from jetspark.core.headers import Headers, HeadersLike
@@ -295,6 +295,15 @@ def entry_of_delivery(bucket: str, message: AckableMessage) -> KVEntry:
         operation=operation_of(message.headers) if message.raw_headers is not None else "put",
         pending=metadata.pending,
     )
+
+
+class WatchKeywords(TypedDict, total=False):
+    """Where a watch begins, and whether it shows values: keywords of ``KeyValue.watch``, for type checkers."""
+
+    include_history: bool
+    updates_only: bool
+    meta_only: bool
+    from_revision: int | None
 
 
 def watch_options(

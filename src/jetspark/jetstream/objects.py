@@ -22,6 +22,7 @@ import dataclasses
 import datetime
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -442,12 +443,20 @@ class Upload:
         return chunks
 
 
-def steps(upload: Upload, source: BytesLike | BinaryReader | Iterable[BytesLike]) -> Iterator[list[bytes]]:
+def steps(
+    upload: Upload, source: BytesLike | os.PathLike[str] | BinaryReader | Iterable[BytesLike]
+) -> Iterator[list[bytes]]:
     """The chunks of a source, some at a time. Each step reads once, and may block as that does.
+
+    A path is opened and closed where it is read: that may be a thread that nobody waits for any more.
 
     Raises:
         ConfigError: There are no bytes to be had from it.
     """
+    if isinstance(source, os.PathLike):
+        with open(source, "rb") as file:
+            yield from steps(upload, file)
+        return
     for piece in _pieces(source, upload.block_bytes):
         yield upload.feed(piece)
     yield upload.finish()

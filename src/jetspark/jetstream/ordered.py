@@ -41,12 +41,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter, lt
+from typing import TypedDict
 
 from jetspark.core.arguments import flag, instance, texts, unfit
 from jetspark.core.backoff import Backoff
 from jetspark.core.headers import Status
 from jetspark.core.numbers import UINT64, whole
-from jetspark.core.options import ConnectOptions
+from jetspark.core.options import ConnectOptions, check_keywords
 from jetspark.core.subjects import validate_filter
 from jetspark.errors import (
     ConfigError,
@@ -101,6 +102,15 @@ RETRY = Backoff(first_s=0.05, max_s=1.0)
 DOT = ord(".")
 
 
+class OrderedKeywords(TypedDict, total=False):
+    """The fields of :class:`OrderedOptions` as keywords of ``ordered_consumer``, for type checkers."""
+
+    start_sequence: int | None
+    start_time: datetime.datetime | None
+    deliver_policy: DeliverPolicy | None
+    headers_only: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderedOptions:
     """Where an ordered consumer begins and what it reads."""
@@ -125,6 +135,12 @@ class OrderedOptions:
             raise ConfigError(f"{' with '.join(given)}: expected one of them")
         if self.start_sequence is not None:
             whole("start_sequence", self.start_sequence, high=UINT64)
+
+    @classmethod
+    def of(cls, filter_subjects: Sequence[str], given: OrderedKeywords) -> OrderedOptions:
+        """From keywords; an unknown one is an error that lists the known ones."""
+        check_keywords(cls, "ordered consumer", given)
+        return cls(filter_subjects=filter_subjects, **given)
 
 
 def _have_dots_at(replies: list[bytes], *places: int) -> bool:

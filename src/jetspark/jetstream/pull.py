@@ -118,6 +118,18 @@ class Priority:
         if self.group is None and (self.min_pending, self.min_ack_pending, self.priority) != (None, None, None):
             raise ConfigError("min_pending, min_ack_pending and priority belong to a priority group: give group= too")
 
+    @classmethod
+    def of(
+        cls, group: str | None, min_pending: int | None, min_ack_pending: int | None, priority: int | None
+    ) -> Priority | None:
+        """As keywords say; None where they say nothing.
+
+        Raises:
+            ConfigError: A preference, and no group to have it in.
+        """
+        chosen = cls(group=group, min_pending=min_pending, min_ack_pending=min_ack_pending, priority=priority)
+        return None if group is None else chosen
+
     def fields(self) -> dict[str, Any]:
         values = {
             "group": self.group,

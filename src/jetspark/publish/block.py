@@ -37,6 +37,15 @@ class Block:
         if self._place == "after":
             raise UsageError(f"the block of {self._name} is over; make another one: {self._line}")
 
+    def _check_begun(self) -> None:
+        """:meth:`_check_inside` for those that say by themselves how they ended.
+
+        Raises:
+            UsageError: The block has not begun.
+        """
+        if self._place == "before":
+            self._check_inside()
+
     @property
     def _name(self) -> str:
         return type(self).__name__

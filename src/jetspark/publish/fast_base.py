@@ -1,13 +1,20 @@
-"""What both drivers' batches and publishers have in common: facts, and telling of losses; nothing that waits."""
+"""What both drivers' batches and publishers have in common: facts, telling of losses, sending and leaving.
+
+Nothing here waits. With threads, whoever calls holds the link's lock, unless a method says that it takes it.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
-from jetspark.errors import UsageError
+from jetspark.core.connection import Connection
+from jetspark.core.link import WRITE_AT_BYTES, DriverLink
+from jetspark.core.running import PacedRunnerBase
+from jetspark.errors import BufferFull, JetSparkError, UsageError
 from jetspark.jetstream.info import PubAck
+from jetspark.publish.block import Block
 from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_options import Refusal
 from jetspark.publish.fast_publisher import FastPublisherMachine
@@ -16,10 +23,13 @@ from jetspark.publish.outgoing import Item
 __all__ = ["FastBatchBase", "FastPublisherBase"]
 
 
-class FastBatchBase:
-    """The facts of a fast batch."""
+class FastBatchBase(Block):
+    """A fast batch, but for the waiting."""
 
     _batch: FastMachine
+    _runner: PacedRunnerBase[FastMachine]
+    _link: DriverLink
+    _now: Callable[[], float]
     _logger: logging.Logger
 
     @property
@@ -87,19 +97,39 @@ class FastBatchBase:
         """The stream sequence of the last message stored, by the final acknowledgement; 0 while there is none."""
         return self._batch.ack.sequence if self._batch.ack is not None else 0
 
-    def _tell(self, news: list[range | Refusal]) -> None:
-        for entry in news:
-            if isinstance(entry, range):
-                _call(self._batch.options.on_gap, entry, self._logger)
-            else:
-                _call(self._batch.options.on_error, entry, self._logger)
+    def _on_step(self) -> None:
+        if self._batch.is_ended:
+            self._runner.detach()
+
+    def _tell_news(self) -> None:
+        """Call the program back about what is lost; takes the lock."""
+        if self._batch.news:
+            with self._link.lock:
+                news, self._batch.news = self._batch.news, []
+            for entry in news:
+                if isinstance(entry, range):
+                    _call(self._batch.options.on_gap, entry, self._logger)
+                else:
+                    _call(self._batch.options.on_error, entry, self._logger)
+
+    def _abandon(self) -> None:
+        """End the batch at the server, and wait for nothing; takes the lock."""
+        with self._link.lock:
+            self._batch.abandon(self._now())
+            self._runner.drop_inbox()
+            self._runner.settle()
 
 
-class FastPublisherBase:
-    """The facts of a fast publisher."""
+class FastPublisherBase(Block):
+    """A fast publisher, but for the waiting."""
 
     _publisher: FastPublisherMachine
+    _runner: PacedRunnerBase[FastPublisherMachine]
+    _link: DriverLink
+    _connection: Connection
+    _now: Callable[[], float]
     _logger: logging.Logger
+    _waits_for_room = False
 
     def published(self) -> int:
         """Everything up to this position is stored (or was handed to ``on_refused``); it never goes back."""
@@ -138,8 +168,44 @@ class FastPublisherBase:
         """
         return self._publisher.unpublished()
 
-    def _tell(self) -> None:
+    def _enter(self) -> Self:
+        super()._enter()
+        with self._link.lock:
+            self._runner.attach()
+        return self
+
+    def _pump(self) -> None:
+        """Have the machine send what the server wants next, as far as there is room."""
+        try:
+            while self._publisher.pump(self._now()):
+                pass
+        except BufferFull:
+            if not self._waits_for_room:
+                self._waits_for_room = True
+                self._link.call_when_there_is_room(self._on_room)
+        except JetSparkError as error:  # the connection was closed meanwhile
+            self._publisher.fail(error)
+        except BaseException as error:
+            self._runner.on_interrupt(error)
+            raise
+        if self._connection.out_bytes >= WRITE_AT_BYTES:
+            self._link.flush()
+        elif self._connection.out_bytes and not self._link.flush_is_scheduled:
+            self._link.flush_soon()
+        if self._runner.due_at is None:
+            self._runner.watch_clock()
+
+    def _on_room(self) -> None:
+        """Takes the lock."""
+        self._waits_for_room = False
+        with self._link.lock:
+            self._runner.settle()
+
+    def _tell_news(self) -> None:
+        """Call the program back about what the stream refused. Without the lock."""
         machine = self._publisher
+        if not machine.news and not machine.doubled_news:
+            return
         news, machine.news = machine.news, []
         doubled, machine.doubled_news = machine.doubled_news, 0
         for entry in news:
@@ -148,6 +214,14 @@ class FastPublisherBase:
             self._logger.warning(
                 "sent %d messages again that may be stored already; message_ids=True avoids it", doubled
             )
+
+    def _leave(self) -> None:
+        """Send nothing more, and wake those who wait; takes the lock."""
+        with self._link.lock:
+            self._publisher.abandon(self._now())
+            self._runner.drop_inbox()
+            self._runner.settle()
+            self._runner.detach()
 
 
 def _call(callback: Callable[[Any], None] | None, entry: object, logger: logging.Logger) -> None:

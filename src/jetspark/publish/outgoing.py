@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -17,6 +17,7 @@ __all__ = [
     "CHUNK_BYTES",
     "CHUNK_MESSAGES",
     "Item",
+    "all_but_last",
     "are_plain",
     "data_of",
     "each_of",
@@ -97,6 +98,25 @@ def take(items: Iterator[Item], chunk: list[Item], max_messages: int, max_bytes:
         except (TypeError, LookupError):
             return  # not a message; making a frame of it raises
         if max_bytes <= 0:
+            return
+
+
+def all_but_last(items: Iterator[Item], held: list[Item], room: Callable[[], int]) -> Iterator[list[Item]]:
+    """Chunks of the items, as large as there is room for, but for the last one: that stays in ``held``.
+
+    The last one so far may have to be sent as a commit. When the iterator raises, the chunk that it began comes first.
+    """
+    while True:
+        chunk = held.copy()
+        before = len(chunk)
+        try:
+            take(items, chunk, min(max(room(), 1), CHUNK_MESSAGES), CHUNK_BYTES)
+        except BaseException:
+            yield chunk
+            raise
+        held[:] = chunk[-1:]
+        yield chunk[:-1]
+        if len(chunk) == before:
             return
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from jetspark.core.message import CoreMessage
-from jetspark.errors import JetSparkError
+from jetspark.errors import ConnectionClosed, ConnectionLost, JetSparkError
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.operations import Pause, Request
 from jetspark.jetstream.pull import Flow, Puller
@@ -36,6 +36,7 @@ __all__ = [
     "RandomPause",
     "ReadClock",
     "Step",
+    "meaning",
 ]
 
 T = TypeVar("T")
@@ -168,3 +169,12 @@ class Pieces(Protocol):
     def next(self) -> Procedure[list[Any] | None]: ...
 
     def close(self) -> Procedure[None]: ...
+
+
+def meaning(error: JetSparkError, *, renews: bool) -> JetSparkError:
+    """What an error means to a procedure: where the next connection is another one, the end of this one passes."""
+    if renews and isinstance(error, ConnectionClosed):
+        return ConnectionLost(f"the connection was closed: {error}")
+    if renews and isinstance(error.__cause__, ConnectionClosed):  # of a batch in doubt
+        error.__cause__ = ConnectionLost(f"the connection was closed: {error.__cause__}")
+    return error

@@ -26,15 +26,19 @@ when its message is acknowledged or given up, like any other.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
 from jetspark.core.headers import HeadersLike
+from jetspark.core.link import Crowd
 from jetspark.core.machine import Reader
 from jetspark.core.message import CoreMessage, is_no_responders
 from jetspark.core.numbers import seconds_above_0, whole
+from jetspark.core.running import RunnerBase
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import (
     ConfigError,
@@ -48,7 +52,8 @@ from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import MAX_ACK_DIGITS, PLAIN_ACK, plain_ack, read_pub_ack
 
-__all__ = ["ACK_TIMEOUT_S", "DEFAULT_WINDOW", "MAX_OUTSTANDING", "Handle", "PublishWindow", "WhenFull", "WindowOptions"]
+__all__ = ["ACK_TIMEOUT_S", "DEFAULT_WINDOW", "MAX_OUTSTANDING", "Handle", "PublishWindow", "WhenFull", "WindowBase"]
+__all__ += ["WindowOptions"]
 
 # On one machine the rate is flat from 1000 on, and at 250 it is a sixth lower; 4000 leave room for longer ways (10 ms
 # there and back: 400 thousand a second). More is no gain: what overruns the server's queue is refused with 429.
@@ -240,13 +245,16 @@ class PublishWindow:
     def _deadline(self, known: tuple[Handle, str, int, float]) -> float:
         return max(known[3], self._session_began) + self.ack_timeout_s
 
-    def overlooked(self) -> int:
-        """A future has failed and is gone without anybody having looked at it: returns the count if it is to be logged.
+    def tell_overlooked(self, logger: logging.Logger, error: BaseException | None) -> None:
+        """A future has failed and is gone without anybody having looked at it.
 
-        Once at the beginning, then at each doubling: loud enough to notice, quiet enough to survive a lost session.
+        Logged once at the beginning, then at each doubling: loud enough to notice, quiet enough to survive a lost
+        session. The error's words only: a handler that keeps records would keep its traceback and all that is in its
+        frames.
         """
         self._overlooked += 1
-        return self._overlooked if self._overlooked.bit_count() == 1 else 0
+        if self._overlooked.bit_count() == 1:
+            logger.error("%d failed publishes nobody looked at; the last: %s", self._overlooked, str(error))
 
     def fail(self, error: Exception) -> None:
         """Give up all that is outstanding: nobody knows what becomes of it."""
@@ -256,6 +264,34 @@ class PublishWindow:
         for reply in replies:
             _fail_one(self._waiting[reply][0], error)
             del self._waiting[reply]
+
+
+class WindowBase:
+    """What both drivers' windowed publishers have in common: facts, and who is woken when."""
+
+    _window: PublishWindow
+    _runner: RunnerBase[PublishWindow]
+    _connection: Connection
+    _now: Callable[[], float]
+    _room: Crowd
+    _all_done: Crowd
+
+    @property
+    def outstanding(self) -> int:
+        """Messages accepted whose acknowledgement has not come."""
+        return self._window.outstanding
+
+    def _attempt(self, handle: Handle, subject: str, data: bytes, headers: HeadersLike | None) -> bool:
+        return self._window.publish(handle, subject, data, headers, self._now())
+
+    def _on_step(self) -> None:
+        # Only those for whom it has changed: with a window of thousands, acknowledgements come far more often.
+        if not self._window.is_full:
+            self._room.notify_all()
+        if not self._window.outstanding:
+            self._all_done.notify_all()
+        if self._connection.is_closed:
+            self._runner.detach()
 
 
 def _resolve(handle: Handle, subject: str, message: CoreMessage, machine: Connection) -> None:

@@ -243,13 +243,8 @@ async def run_redrive(
     """
     records = await js.kv(handler_bucket(app.name))
     stream = await js.stream(dead_letter_stream(app.name))
-    if is_dry_run:
-        progress = RedriveProgress(id="-", chosen=chosen, up_to=stream.cached_info.state.last_sequence, is_dry_run=True)
-        revision = 0
-    elif resume is not None:
-        progress, revision = await _resume(records, resume)
-    else:
-        progress, revision = await _begin(records, chosen, stream.cached_info.state.last_sequence)
+    up_to = stream.cached_info.state.last_sequence
+    progress, revision = await _start(records, chosen, up_to, is_dry_run=is_dry_run, resume=resume)
     on_progress(progress)
     began = noted_at = clock.now()
     outcomes = LetterOutcomes()
@@ -284,6 +279,17 @@ async def run_redrive(
             await _wait(stream, letter_filter(app.name, progress.chosen.handler), outcomes, progress, wait_s)
     on_progress(progress)
     return progress
+
+
+async def _start(
+    records: KeyValue, chosen: LetterFilter, up_to: int, *, is_dry_run: bool, resume: str | None
+) -> tuple[RedriveProgress, int]:
+    """The record of a redrive, old or new, and its revision; one that only tells what it would do has none."""
+    if is_dry_run:
+        return RedriveProgress(id="-", chosen=chosen, up_to=up_to, is_dry_run=True), 0
+    if resume is not None:
+        return await _resume(records, resume)
+    return await _begin(records, chosen, up_to)
 
 
 async def _free_stranded(js: JetStream, app: Declarations, progress: RedriveProgress, outcomes: LetterOutcomes) -> None:

@@ -149,14 +149,7 @@ async def rebuild(
         if keeper.record.status == "swapped":
             return await _drop_replaced(js, spec, alias.place, keeper)
     history = await History.open(js, app, spec, alias.place.bucket)
-    if resume is not None:
-        keeper = await RecordKeeper.resume(records, spec, resume, "rebuild")
-        extent = await history.whole()
-        await history.between(keeper.record.extent, extent.first, extent.last)
-    else:
-        extent = await history.whole()
-        keeper = await begin_record(records, spec, "rebuild", "", ReplayRequest(), extent)
-        await keeper.note(bucket=await _make_shadow(js, app, spec, keeper.record.id))
+    keeper, extent = await _record_of(js, app, spec, records, history, resume)
     record = keeper.record
     outcome = RebuildOutcome(record=record, old=alias.place, new=ProjectionPlace(record.bucket, spec.version))
     work = _Rebuilding(js, history, spec, extent, keeper, outcome, on_progress)
@@ -170,6 +163,21 @@ async def rebuild(
             outcome.is_old_dropped = True
     on_progress(record)
     return outcome
+
+
+async def _record_of(
+    js: JetStream, app: App, spec: ProjectionSpec, records: KeyValue, history: History, resume: str | None
+) -> tuple[RecordKeeper, Extent]:
+    """The record of a rebuild, old or new, which has its bucket; and what there is to fold."""
+    if resume is not None:
+        keeper = await RecordKeeper.resume(records, spec, resume, "rebuild")
+        extent = await history.whole()
+        await history.between(keeper.record.extent, extent.first, extent.last)
+        return keeper, extent
+    extent = await history.whole()
+    keeper = await begin_record(records, spec, "rebuild", "", ReplayRequest(), extent)
+    await keeper.note(bucket=await _make_shadow(js, app, spec, keeper.record.id))
+    return keeper, extent
 
 
 async def _make_shadow(js: JetStream, app: App, spec: ProjectionSpec, id: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import uuid
 
 __all__ = ["PartFile"]
 
@@ -12,9 +11,10 @@ __all__ = ["PartFile"]
 class PartFile:
     """Written beside its target under a name of its own, and renamed in the end. Used from one thread at a time."""
 
-    def __init__(self, target: str | os.PathLike[str]) -> None:
+    def __init__(self, target: str | os.PathLike[str], token: str) -> None:
+        """``token`` is new for each: several may write the same target at once."""
         self._target = target
-        self._path = f"{os.fspath(target)}.{uuid.uuid4().hex}.part"
+        self._path = f"{os.fspath(target)}.{token}.part"
         self._file: io.BufferedWriter | None = None
 
     def write(self, data: bytes) -> int:

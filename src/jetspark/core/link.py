@@ -1,0 +1,159 @@
+"""What both drivers' links offer to the code above them that waits for nothing.
+
+A link is the driver's half of a connection: socket, clock, waiting. What differs between a loop and threads is behind
+these names; code that needs nothing else is written once, in ``core``, ``jetstream`` and ``publish``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from jetspark.core.connection import Connection
+from jetspark.core.dispatcher import Dispatcher
+from jetspark.core.subscription import SubscriptionState
+from jetspark.errors import JetSparkError
+
+__all__ = ["WRITE_AT_BYTES", "Crowd", "DriverLink", "InterruptGuard", "drop_reader", "forget", "new_inbox"]
+__all__ += ["new_name", "time_left_s", "unsubscribe"]
+
+# Large enough that a write call costs little per message, small enough that others get their turn soon: at this many
+# bytes a publisher hands over what has gathered. With asyncio it yields to the loop once, with threads it writes by
+# itself instead of leaving it to the connection's thread.
+WRITE_AT_BYTES = 64 << 10
+
+
+# What a call raises before it has begun: it was asked for something that cannot be done.
+_REFUSED = (JetSparkError, TypeError, ValueError, AttributeError, LookupError)
+
+
+class InterruptGuard:
+    """``with link.lock, link.doubt``: when the block is interrupted half-way, the session is given up.
+
+    For threads, where an interrupt may come between any two steps. With asyncio a call into the connection is never
+    stopped half-way, and its ``give_up`` does nothing.
+    """
+
+    def __init__(self, give_up: Callable[[], None]) -> None:
+        self._give_up = give_up
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.after(error)
+
+    def after(self, error: BaseException) -> None:
+        """The same where a ``with`` for each message costs too much: to be called in ``except BaseException``."""
+        if not isinstance(error, _REFUSED):
+            self._give_up()
+
+
+class Crowd(Protocol):
+    """Tasks or threads that wait until something has changed; ``Changed`` of the drivers."""
+
+    def notify_all(self) -> None: ...
+
+
+class DriverLink(Protocol):
+    """A driver's link, as far as nothing is waited for."""
+
+    connection: Connection
+    dispatcher: Dispatcher
+    """Who is told of events, errors and time."""
+    flush_is_scheduled: bool
+    """What is accepted now is written soon, without another call."""
+    idle_s: float
+    """How long a pull waits when there is nothing, at least: for loops in whose time waiting is what costs."""
+
+    @property
+    def now(self) -> Callable[[], float]: ...
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Guards the connection and its machines where there are threads; nothing where there is a loop."""
+
+    @property
+    def doubt(self) -> InterruptGuard: ...
+
+    @property
+    def room(self) -> Crowd:
+        """Notified when the network may take more, a session has begun, or there is none ever again."""
+
+    def check_caller(self) -> None:
+        """Refuse to be used from another event loop.
+
+        Raises:
+            UsageError: This is not the loop of ``connect``.
+        """
+
+    def flush(self) -> None:
+        """Write what the network takes now."""
+
+    def flush_soon(self) -> None:
+        """Write what is buffered now, or shortly, together with what follows."""
+
+    def hand_over(self) -> None:
+        """Flush much at once, for a server that may be waiting for the CPU."""
+
+    def set_alarm(self, deadline: float) -> None:
+        """Look at the clock then: something attached has this deadline."""
+
+    def call_when_there_is_room(self, callback: Callable[[], None]) -> None:
+        """Call back, once, when the network may take more."""
+
+    def settle(self) -> None:
+        """After calls into the connection, without the lock: pass on what happened."""
+
+
+def time_left_s(deadline: float | None, now: float) -> float | None:
+    """How long may be waited for room; None is for as long as it takes.
+
+    Raises:
+        TimeoutError: The deadline has come.
+    """
+    if deadline is None:
+        return None
+    if deadline <= now:
+        raise TimeoutError
+    return deadline - now
+
+
+def new_inbox(link: DriverLink) -> str:
+    """A reply subject that is used by nobody else."""
+    with link.lock:
+        return link.connection.new_inbox()
+
+
+def new_name(link: DriverLink) -> str:
+    """A name for something at the server that no other connection uses."""
+    with link.lock:
+        return link.connection.new_name()
+
+
+def forget(link: DriverLink, token: str, handle: Any) -> None:
+    """Nobody waits for the answer to a request any more; without a token it was interrupted before it got one."""
+    with link.lock:
+        if token:
+            link.connection.forget(token)
+        else:
+            link.connection.forget_handle(handle)
+
+
+def drop_reader(link: DriverLink, reader: object) -> None:
+    """Nobody will read for it: the call that made it was interrupted, or refused, and may have subscribed or not."""
+    with link.lock, link.doubt:
+        for state in [each for each in link.connection.subscriptions if each.reader is reader]:
+            link.connection.unsubscribe(state)
+            link.flush_soon()
+
+
+def unsubscribe(link: DriverLink, subscription: SubscriptionState, max_messages: int = 0) -> None:
+    """End a subscription, at once or when it has received ``max_messages`` in all. Without the link's lock."""
+    link.check_caller()
+    with link.lock, link.doubt:
+        link.connection.unsubscribe(subscription, max_messages)
+        link.flush_soon()
+    link.settle()
