@@ -318,7 +318,10 @@ async def _consumer(s: Stall, messages: int) -> jetspark.Consumer:
     for _ in range(messages):
         await s.patient.publish(s.subject, PAYLOAD)
     stream = await s.tried(lambda: s.patient.stream("STALL"))
-    return await s.tried(lambda: stream.create_consumer(ConsumerConfig(name=s.name, filter_subjects=[s.subject])))
+    # Without a threshold the server deletes it after five seconds without a request, and a busy machine takes longer to
+    # end a condition: then nobody can look at what was acknowledged.
+    config = ConsumerConfig(name=s.name, filter_subjects=[s.subject], inactive_threshold_s=600.0)
+    return await s.tried(lambda: stream.create_consumer(config))
 
 
 @row("Consumer.fetch")
