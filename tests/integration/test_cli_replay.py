@@ -104,7 +104,7 @@ def test_a_projection_is_verified_replayed_repaired_and_rebuilt(till: Any) -> No
     assert (found["equal"], found["keys"], found["parked"], found["boundary"]) == (True, 3, 1, 10)
     reason = "ValueError: nobody pays less than nothing"
     assert found["parked_keys"] == [{"key": "o-2", "sequence": 10, "reason": reason}]
-    assert "equal to its history, sha256:" in run("verify", "till:app", "totals")
+    assert "equal to its history, sum-sha256:" in run("verify", "till:app", "totals")
 
     plan = run("replay", "till:app", "totals", "--from-seq", "3", "--to-seq", "5", "--dry-run")
     assert "reads sequences 3 to 5 of stream TILL: all of it is there" in plan

@@ -212,9 +212,8 @@ def rebuild_projection(
         if key or swap or verify or drop_old or resume is not None:
             raise ConfigError("--dry-run: expected without --key, --swap, --verify, --drop-old and --resume")
         with _spark(engine, app, servers, projection) as spark:
-            fresh = None if spark is None else spark.states
             preview = with_server(
-                app, servers, lambda js, it: preview_rebuild(js, it, projection, rate=rate, fresh=fresh)
+                app, servers, lambda js, it: preview_rebuild(js, it, projection, rate=rate, engine=spark)
             )
         typer.echo(json.dumps(preview.to_dict(), indent=2) if as_json else str(preview))
         return
@@ -263,9 +262,8 @@ def verify_projection(
     from jetspark.app.replay import verify
 
     with _spark(engine, app, servers, projection) as spark:
-        fresh = None if spark is None else spark.states
         found = with_server(
-            app, servers, lambda js, it: verify(js, it, projection, to_seq=to_seq, rate=rate, fresh=fresh)
+            app, servers, lambda js, it: verify(js, it, projection, to_seq=to_seq, rate=rate, engine=spark)
         )
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))

@@ -243,6 +243,7 @@ class MemoryFold:
         """Every key has its events up to this sequence."""
         self.failures = 0
         self.events = 0
+        """Up to the sequences that were asked for, those of keys that are not wanted included."""
 
     def begin(self, key: str, base: Current = NOTHING) -> None:
         """Begin a key with a state that it had."""
@@ -278,8 +279,9 @@ class MemoryFold:
     def take(self, events: Events, last: int, further: Mapping[str, int] | None = None) -> None:
         """Apply events up to the sequence ``last``; of the keys in ``further`` up to a later one."""
         spec, states = self._spec, self._states
-        self.failures += len(events.failures)
-        self.events += len(events.rows)
+        is_all = events.last <= last
+        self.failures += sum(is_all or each.sequence <= last for each in events.failures)
+        self.events += len(events.rows) if is_all else sum(row[1] <= last for row in events.rows)
         for key, sequence, event in events.rows:
             if not self._wants(key):
                 continue
