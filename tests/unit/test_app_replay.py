@@ -19,6 +19,7 @@ from jetspark.app.projections.marks import FOREIGN, Mark, Parked
 from jetspark.app.replay.checking import NotReplayable, check_replay
 from jetspark.app.replay.compared import MAX_NAMED, ComparedKeys
 from jetspark.app.replay.contents import NOTHING, Digest, KeyContent, change_to, compare, cut_keys, reaches
+from jetspark.app.replay.outlines import RangeOutline, gaps_between
 from jetspark.app.replay.ranges import Extent, ReplayRequest, extent_of
 from jetspark.app.replay.records import ReplayRecord
 from jetspark.errors import ConfigError, DataLoss, ProtocolError
@@ -174,6 +175,19 @@ def test_a_digest_is_the_sum_of_its_lines_in_any_order_and_leaves_deleted_keys_o
             others.add(key, contents[key])
         digest.include(others)
         assert (str(digest), digest.keys) == (f"sum-sha256:{total:064x}", 2)
+
+
+def test_an_outline_names_the_first_subjects_and_gaps_and_counts_the_others() -> None:
+    gaps = gaps_between(range(1, 100, 2), 10, 60)
+    assert (gaps[0], gaps[-1], len(gaps)) == ((11, 11), (59, 59), 25)
+    assert gaps_between([9, 3, 4, 8, 5, 1], 2, 8) == [(3, 5), (8, 8)]
+    assert gaps_between([], 1, 9) == []
+    outline = RangeOutline(subjects=("a", "b"), subject_count=5, deleted=30, gaps=((3, 5), (8, 8)), gap_count=7)
+    subjects, deleted = outline.lines()
+    assert subjects == "on a, b and 3 more"
+    assert deleted.endswith("; in this range 3 to 5, 8 and 5 more")
+    assert RangeOutline(deleted=1).lines()[1].endswith("none of them in this range")
+    assert RangeOutline(deleted=1, gap_count=None).lines()[1].endswith("no fold sees them")
 
 
 def test_parts_of_a_comparison_add_up_to_the_whole() -> None:

@@ -12,6 +12,7 @@ from jetspark.aio import clock
 from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
+from jetspark.aio.stream import Stream
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, KeyRow, KeyState, Recorded, Router
 from jetspark.app.replay.contents import NOTHING, KeyContent
@@ -93,9 +94,12 @@ class StreamHistory:
         self.first_event = 0
         """The first event that the stream ever had on these filters; 0 if it is not known."""
 
+    async def stream(self) -> Stream:
+        return await self._js.stream(self._stream)
+
     async def info(self) -> StreamInfo:
         """The stream as it is now."""
-        return await (await self._js.stream(self._stream)).info()
+        return await (await self.stream()).info()
 
     async def head(self, witness: int | None = None) -> Head:
         """Where it begins and ends, and what of its front may be lost; ``witness`` is an event that was read."""
@@ -108,7 +112,7 @@ class StreamHistory:
 
     async def last_event(self) -> int:
         """The sequence of the last message on one of the filters; 0 if there is none."""
-        stream = await self._js.stream(self._stream)
+        stream = await self.stream()
         found = [0]
         for subject in self.filters:
             with suppress(MessageNotFound):
