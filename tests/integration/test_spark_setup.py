@@ -69,6 +69,22 @@ def project(spark, servers, ship, *, streams=False):
     states = jetspark.spark.fold_states(shipped.app, spark, servers).collect()
     assert {row.key: json.loads(bytes(row.value)) for row in states} == found
 
+def replay(spark, servers):
+    import asyncio, jetspark, jetspark.spark, shipped
+    from jetspark.app.replay import run_replay, verify
+    app, engine = shipped.app, jetspark.spark.ReplayEngine(shipped.app, spark, servers, projection="counts")
+    async def both():
+        async with jetspark.connect(servers) as client:
+            js = client.jetstream()
+            right = await verify(js, app, "counts")
+            assert (right.is_equal, right.keys) == (True, 3), right
+            await (await js.stream("KV_counts")).purge(subject="$KV.counts.k1")
+            wrong = await verify(js, app, "counts", engine=engine)
+            assert [each.kind for each in wrong.differences] == ["missing"], wrong
+            assert (await run_replay(js, app, "counts", engine=engine)).changed == 1
+            assert (await verify(js, app, "counts", engine=engine)).to_dict() == right.to_dict()
+    asyncio.run(both())
+
 def stream_installed(spark, servers):
     # An application that is installed where workers run.
     import asyncio, jetspark.spark, jetspark.blocking
@@ -163,6 +179,7 @@ spark = SparkSession.builder.remote("local[2]").getOrCreate()
 register(spark)
 # Not a stream: its tasks cannot import what was shipped, while those of a batch in the same session can.
 project(spark, sys.argv[1], lambda path: spark.addArtifact(path, pyfile=True))
+replay(spark, sys.argv[1])
 stream_installed(spark, sys.argv[1])
 read_and_write(spark, sys.argv[1])
 spark.stop()

@@ -13,6 +13,7 @@ import typer
 
 from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, AsJson, Servers, load_app, with_server
 from jetspark.cli.bars import sequence_bar
+from jetspark.cli.spark_place import Master, PyFiles, SparkPlace
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ Rate = Annotated[float | None, typer.Option("--rate", help="Events each second, 
 Resume = Annotated[str | None, typer.Option("--resume", metavar="ID", help="Go on with one that was interrupted.")]
 
 
-Engine = Annotated[
-    Literal["live", "spark"], typer.Option("--engine", help="Who folds: this process, or Spark on this machine.")
-]
+Engine = Annotated[Literal["live", "spark"], typer.Option("--engine", help="Who folds: this process, or Spark.")]
 
 
 def replay_projection(
@@ -51,6 +50,8 @@ def replay_projection(
         bool, typer.Option("--effects", help="Of a handler: carry out its effects, which are held back otherwise.")
     ] = False,
     engine: Engine = "live",
+    master: Master = None,
+    py_files: PyFiles = None,
     rate: Rate = None,
     resume: Resume = None,
     servers: Servers = None,
@@ -95,7 +96,7 @@ def replay_projection(
     elif effects:
         raise ConfigError("--effects: expected with a handler; a projection has none")
     else:
-        replay.to_projection(engine)
+        replay.to_projection(SparkPlace.of(engine, master, py_files))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +131,8 @@ class _Replay:
         if getattr(done, "failed", 0):
             raise typer.Exit(EXIT_DIFFERENCE)
 
-    def to_projection(self, engine: Literal["live", "spark"]) -> None:
-        with _spark(engine, self.app, self.servers, self.name) as spark:
+    def to_projection(self, place: SparkPlace | None) -> None:
+        with _spark(place, self.app, self.servers, self.name) as spark:
             self._say(self._planned(spark) if self.is_dry else self._replayed(spark))
 
     def _planned(self, spark: ReplayEngine | None) -> ReplayPlan:
@@ -190,6 +191,8 @@ def rebuild_projection(
         ),
     ] = None,
     engine: Engine = "live",
+    master: Master = None,
+    py_files: PyFiles = None,
     rate: Rate = None,
     resume: Resume = None,
     servers: Servers = None,
@@ -202,6 +205,7 @@ def rebuild_projection(
     """
     from jetspark.app.replay import drop_rebuild, preview_rebuild, rebuild, repair_keys
 
+    place = SparkPlace.of(engine, master, py_files)
     if drop is not None:
         if key or swap or verify or drop_old or dry_run or resume is not None or engine != "live" or rate is not None:
             raise ConfigError("--drop: expected without other options; it folds nothing")
@@ -211,7 +215,7 @@ def rebuild_projection(
     if dry_run:
         if key or swap or verify or drop_old or resume is not None:
             raise ConfigError("--dry-run: expected without --key, --swap, --verify, --drop-old and --resume")
-        with _spark(engine, app, servers, projection) as spark:
+        with _spark(place, app, servers, projection) as spark:
             preview = with_server(
                 app, servers, lambda js, it: preview_rebuild(js, it, projection, rate=rate, engine=spark)
             )
@@ -226,7 +230,7 @@ def rebuild_projection(
             )
         typer.echo(json.dumps(done.to_dict(), indent=2) if as_json else str(done))
         return
-    with _spark(engine, app, servers, projection) as spark, _bar(as_json) as tell:
+    with _spark(place, app, servers, projection) as spark, _bar(as_json) as tell:
         outcome = with_server(
             app,
             servers,
@@ -251,6 +255,8 @@ def verify_projection(
     projection: Projection,
     to_seq: Annotated[int | None, typer.Option("--to-seq", help="The boundary; else the end of the stream.")] = None,
     engine: Engine = "live",
+    master: Master = None,
+    py_files: PyFiles = None,
     rate: Rate = None,
     servers: Servers = None,
     as_json: AsJson = False,
@@ -261,7 +267,7 @@ def verify_projection(
     """
     from jetspark.app.replay import verify
 
-    with _spark(engine, app, servers, projection) as spark:
+    with _spark(SparkPlace.of(engine, master, py_files), app, servers, projection) as spark:
         found = with_server(
             app, servers, lambda js, it: verify(js, it, projection, to_seq=to_seq, rate=rate, engine=spark)
         )
@@ -310,15 +316,15 @@ def moment_of(name: str, text: str | None) -> datetime.datetime | None:
 
 
 @contextmanager
-def _spark(engine: str, app: str, servers: str | None, projection: str) -> Iterator[ReplayEngine | None]:
+def _spark(place: SparkPlace | None, app: str, servers: str | None, projection: str) -> Iterator[ReplayEngine | None]:
     """The other engine, if it is wanted."""
-    if engine == "live":
+    if place is None:
         yield None
         return
     from jetspark.app.replay.history import spec_of
     from jetspark.cli.replay_spark import on_spark
 
-    with on_spark(app, servers, spec_of(load_app(app), projection).name) as spark:
+    with on_spark(place, app, servers, spec_of(load_app(app), projection).name) as spark:
         yield spark
 
 
