@@ -6,6 +6,7 @@ Each runs in a process of its own: there is one session to a JVM, and it cannot 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.kv import KVConfig
 from jetspark.server import NatsServer
-from jetspark.spark.session import _major, check_java
+from jetspark.spark.session import _major, check_java, session
 
 # As everywhere in the suite: this one does not compile pyspark from its zip file in every worker.
 WORKER_PYTHON = str(Path(__file__).parents[1] / "support" / "worker_python.sh")
@@ -242,6 +243,16 @@ print("done")
 )
 def test_the_version_of_java_is_read(shown: str, major: int | None) -> None:
     assert _major(shown) == major
+
+
+def test_without_a_connect_server_the_error_comes_at_once() -> None:
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        url = f"sc://127.0.0.1:{taken.getsockname()[1]}/;user_id=a"
+        with pytest.raises(ConfigError, match=r"no Spark Connect server at 127.0.0.1:\d+: "):
+            session(master=url)
+    with pytest.raises(ConfigError, match="expected an address such as sc://host:15002"):
+        session(master="sc://host:many")
 
 
 def test_without_java_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

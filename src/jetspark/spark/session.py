@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from jetspark.errors import ConfigError
 from jetspark.spark.launcher import VARIABLE, started_by_launcher
@@ -22,6 +24,8 @@ __all__ = ["check_java", "session", "short_session"]
 
 CONNECT = "sc://"
 """What addresses of Spark Connect begin with."""
+CONNECT_PORT = 15002
+CONNECT_TIMEOUT_S = 10.0
 JAVA_VERSION = 17
 _REMEDY = f"install Java {JAVA_VERSION} or newer, for example `apt install openjdk-{JAVA_VERSION}-jre-headless`"
 
@@ -113,6 +117,7 @@ def _connect_session(app_name: str, url: str, py_files: Sequence[str], conf: Map
 
     from jetspark.spark.registration import register
 
+    _check_somebody_listens(url)
     try:
         builder = SparkSession.builder.appName(app_name).remote(url)
         for name, value in conf.items():
@@ -126,6 +131,23 @@ def _connect_session(app_name: str, url: str, py_files: Sequence[str], conf: Map
         spark.addArtifacts(*py_files, pyfile=True)
     register(spark)
     return spark
+
+
+def _check_somebody_listens(url: str) -> None:
+    """Before Spark's client asks, which goes on for ten minutes.
+
+    Raises:
+        ConfigError: Nobody does.
+    """
+    try:
+        place = urlsplit(url)
+        host, port = place.hostname or "localhost", place.port or CONNECT_PORT
+    except ValueError as error:
+        raise ConfigError(f"master={url!r}: expected an address such as sc://host:{CONNECT_PORT}: {error}") from None
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise ConfigError(f"master={url!r}: no Spark Connect server at {host}:{port}: {error}") from None
 
 
 @contextmanager
