@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from jetspark.app.replay.compared import ComparedKeys
 from jetspark.app.replay.contents import NOTHING, KeyContent, compare, reaches
 from jetspark.app.replay.verifying import SLICE_KEYS, contents_of
+from jetspark.blocking.steps import ProcedureRunner
 from jetspark.spark.connections import runner_for
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
 from jetspark.spark.engine.projections import ProjectionPlan, bring_together, check_pandas
@@ -32,7 +33,7 @@ from jetspark.spark.retrying import patiently
 from jetspark.spark.schema import PROJECTION_SCHEMA
 from jetspark.state.scan import Range
 from jetspark.state.store import load
-from jetspark.state.tables import open_bucket, split
+from jetspark.state.tables import BucketView, open_bucket, split
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,7 +83,7 @@ def compare_bucket(
 ) -> ComparedKeys:
     """Compare a bucket with a fresh fold of the only projection of a plan."""
     check_pandas("jetspark.spark.ReplayEngine")
-    view = runner_for(plan.connecting).run(open_bucket(bucket))
+    view = _opened(plan.connecting, bucket)
     state = view.info.state
     ranges = split(
         max(1, state.first_sequence), state.last_sequence + 1, min(MAX_SCANS, 1 + state.messages // REVISIONS_PER_TASK)
@@ -108,6 +109,10 @@ def compare_bucket(
     return _only(parts.repartition(1).mapInArrow(_add_up, _PART))
 
 
+def _opened(options: ProjectionOptions, bucket: str) -> BucketView:
+    return patiently(options, lambda js: ProcedureRunner(js).run(open_bucket(bucket)), patience_s=options.patience_s)
+
+
 def _enough_tasks(spark: SparkSession, keys: int) -> int | None:
     """So many that the keys of one fit its memory; None for Spark's own number."""
     usual = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
@@ -128,13 +133,14 @@ def _scan(task: ScanTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Reco
     """What keys of the bucket have, as rows that a fold could begin with."""
     from jetspark.spark.engine.rows import base_rows
 
-    runner = runner_for(read_options(ProjectionOptions, FORMAT, task.options))
+    options = read_options(ProjectionOptions, FORMAT, task.options)
     for batch in batches:
         for number in batch.column("id").to_pylist():
-            view = runner.run(open_bucket(task.bucket))
+            view = _opened(options, task.bucket)
             view.check_is(task.created)
             first, end = task.ranges[number]
-            for messages in runner.pieces(view.scan(first, end - 1)):
+            scan = view.scan(first, end - 1, patience_s=options.patience_s)
+            for messages in runner_for(options).pieces(scan):
                 # Of a key's revisions the last one: they come in order.
                 yield from base_rows(dict(contents_of(view, messages))).to_batches()
 
