@@ -19,7 +19,7 @@ import jetspark
 from jetspark.app import App
 from jetspark.app.replay import verify
 from jetspark.cli import commands
-from jetspark.errors import JetSparkError, UsageError
+from jetspark.errors import ConfigError, JetSparkError, UsageError
 from jetspark.server import NatsServer
 
 APP = """
@@ -104,7 +104,7 @@ def test_a_projection_is_verified_replayed_repaired_and_rebuilt(till: Any) -> No
     assert (found["equal"], found["keys"], found["parked"], found["boundary"]) == (True, 3, 1, 10)
     reason = "ValueError: nobody pays less than nothing"
     assert found["parked_keys"] == [{"key": "o-2", "sequence": 10, "reason": reason}]
-    assert "equal to its history, sha256:" in run("verify", "till:app", "totals")
+    assert "equal to its history, sum-sha256:" in run("verify", "till:app", "totals")
 
     plan = run("replay", "till:app", "totals", "--from-seq", "3", "--to-seq", "5", "--dry-run")
     assert "reads sequences 3 to 5 of stream TILL: all of it is there" in plan
@@ -244,6 +244,10 @@ def test_what_cannot_be_meant_is_refused(till: Any) -> None:
     assert "together with swap" in run("rebuild", "till:app", "totals", "--drop-old", code=1)
     assert "it has totals" in run("verify", "till:app", "sums", code=1)
     assert "--engine spark" in run("rebuild", "till:app", "totals", "--key", "o-1", "--engine", "spark", code=1)
+    for command in ("verify", "replay", "rebuild", "run"):
+        name = ["totals"] if command != "run" else []
+        assert "--master: expected with --engine spark" in run(command, "till:app", *name, "--remote", "sc://x", code=1)
+    assert "--py-files: expected with" in run("verify", "till:app", "totals", "--py-files", "till.py", code=1)
 
 
 @pytest.mark.slow
@@ -251,7 +255,15 @@ def test_what_cannot_be_meant_is_refused(till: Any) -> None:
 def test_spark_folds_for_verify_replay_and_rebuild(own_till: Any) -> None:
     pytest.importorskip("pyspark")
     pytest.importorskip("pandas")
-    found = json.loads(run("verify", "till:app", "totals", "--engine", "spark", "--json"))
+    from jetspark.spark.session import session, short_session
+
+    with short_session(master="local[1]") as spark:
+        assert spark.sparkContext.master == "local[1]"
+        place = ("--engine", "spark", "--master", "local[1]", "--py-files", "till.py")
+        found = json.loads(run("verify", "till:app", "totals", *place, "--json"))
+        assert spark.sparkContext.listFiles[0].endswith("/till.py")
+        with pytest.raises(ConfigError, match=r"has a session of local\[1\] already"):
+            session(master="spark://127.0.0.1:1")
     assert (found["equal"], found["keys"], found["parked"], found["boundary"]) == (True, 3, 1, 10)
     right = json.loads(run("verify", "till:app", "totals", "--json"))["digest"]
     assert found["digest"] == right

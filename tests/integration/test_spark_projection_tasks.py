@@ -35,7 +35,7 @@ pytest.importorskip("pyspark")
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
 from jetspark.spark.engine.projection_sink import Projected, finish, folded_rows, write_rows
 from jetspark.spark.engine.projection_source import ProjectionBatchReader, ProjectionStreamReader
-from jetspark.spark.engine.replaying import base_rows
+from jetspark.spark.engine.rows import base_rows
 from jetspark.spark.options import read_options
 
 pytest_plugins = ["support.sparks"]

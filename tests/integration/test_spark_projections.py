@@ -206,7 +206,7 @@ def test_a_driver_that_is_killed_in_a_micro_batch_leaves_a_query_that_another_on
 
 
 @pytest.mark.slow
-def test_a_cluster_that_loses_a_worker_in_the_middle_of_a_micro_batch_stores_the_same_bytes(
+def test_a_cluster_replays_verifies_and_loses_a_worker_in_the_middle_of_a_micro_batch_and_the_bytes_are_the_same(
     server: NatsServer, bank: JetStream, tmp_path: Path, drivers: Callable[..., Driver]
 ) -> None:
     publish(bank, projected.messages(6_000, accounts=400))
@@ -219,7 +219,9 @@ def test_a_cluster_that_loses_a_worker_in_the_middle_of_a_micro_batch_stores_the
             "spark.sql.shuffle.partitions": "4",
         }
         job = {"projects": {"servers": server.url, "checkpoint": str(tmp_path / "c"), "maxOffsetsPerTrigger": 1_500}}
-        driver = drivers(job, conf=conf)
+        place = ["--engine", "spark", "--master", spark_cluster.url, "--servers", server.url]
+        commands = [[name, "support.projected:app", "recent", "--json", *place] for name in ("replay", "verify")]
+        driver = drivers({"commands": commands}, job, conf=conf)
         driver.go()
         target = bank.stream("KV_accounts")
         while target.info().state.last_sequence < 50:  # some tasks of the first micro-batch have stored their keys
@@ -230,6 +232,9 @@ def test_a_cluster_that_loses_a_worker_in_the_middle_of_a_micro_batch_stores_the
         driver.finish()
     check(bank)
     assert len(letters(bank)) == 3
+    # Both workers were there, and nothing else had folded this one.
+    assert f'"changed": {len(stored(bank, "recent"))},' in driver.log()
+    assert '"equal": true' in driver.log()
 
 
 @pytest.mark.slow

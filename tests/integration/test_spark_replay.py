@@ -103,7 +103,7 @@ class Interrupted:
 
     def __init__(self, engine: ReplayEngine, ranges: int) -> None:
         self._engine, self._left = engine, ranges
-        self.states, self.survey, self.fold_on = engine.states, engine.survey, engine.fold_on
+        self.compare, self.survey, self.fold_on = engine.compare, engine.survey, engine.fold_on
 
     async def fold_into(self, bucket: str, part: Extent) -> RangeFold:
         if not self._left:
@@ -136,7 +136,7 @@ def test_a_rebuild_on_spark_goes_on_where_it_was_cut_is_checked_and_swapped(
     assert {name: found[name] for name in names} == {name: counts[name] for name in names}
     assert found["parked"] > 0
     assert stored(bank, by_live.new.bucket) == stored(bank, outcome.new.bucket)
-    assert ask(server, lambda js: verify(js, app, "accounts", fresh=engine.states)).is_equal
+    assert ask(server, lambda js: verify(js, app, "accounts", engine=engine)).is_equal
 
 
 def records(server: NatsServer) -> list[dict[str, Any]]:
@@ -147,6 +147,92 @@ def records(server: NatsServer) -> list[dict[str, Any]]:
         return [each.to_dict() for each in await read_records(await open_records(js, app.name))]
 
     return ask(server, read)
+
+
+def both_verify(server: NatsServer, engine: ReplayEngine) -> dict[str, Any]:
+    """What the live engine and Spark say, which is the same to the last byte."""
+    live = ask(server, lambda js: verify(js, app, "accounts"))
+    found = ask(server, lambda js: verify(js, app, "accounts", engine=engine))
+    assert found.to_dict() == live.to_dict()
+    assert str(found) == str(live)
+    return found.to_dict()
+
+
+def test_spark_verifies_key_by_key_what_the_live_engine_does(
+    spark: SparkSession, server: NatsServer, bank: JetStream, engine: ReplayEngine
+) -> None:
+    publish(bank, projected.messages(1_200))
+    backfill(app, spark, server.url, projections=["accounts"])
+    right = both_verify(server, engine)
+    assert (right["equal"], right["digest"], right["unreadable"]) == (True, right["expected_digest"], 3)
+    assert right["parked"] == len(right["parked_keys"]) > 0
+    states = {key: each for key, each in stored(bank, "accounts").items() if "parked" not in (each[2] or "")}
+    deleted = sorted(key for key, (value, _, _) in states.items() if value is None)
+    live = sorted(states.keys() - set(deleted))
+    assert deleted
+    damages: dict[str, tuple[str, str]] = {
+        live[0]: ("missing", ""),
+        live[1]: ("value", "put"),
+        live[2]: ("sequence", "put"),
+        live[3]: ("foreign", ""),
+        live[4]: ("missing", "delete"),
+        deleted[0]: ("sequence", "delete"),  # the tombstone of another event
+        "nobody": ("extra", "put"),
+    }
+    revisions = ProcedureRunner(bank).run(load("accounts", damages))
+    bank.stream("KV_accounts").purge(subject=f"$KV.accounts.{live[0]}")
+    bank.kv("accounts").put(live[3], b"{}")
+    for key, (kind, operation) in damages.items():
+        if operation:
+            value, sequence, mark = states.get(key, (b"{}", 7, "1"))
+            wrong = b"{}" if kind in ("value", "extra") else value or b""
+            revision = revisions[key].revision if key in revisions else 0
+            change = Change(key, wrong, operation, sequence - (kind == "sequence"), revision, mark=mark)  # type: ignore[arg-type]
+            assert not ProcedureRunner(bank).run(store("accounts", [change])).conflicts
+    found = both_verify(server, engine)
+    assert {each["key"]: each["kind"] for each in found["differences"]} == {
+        key: kind for key, (kind, _) in damages.items()
+    }
+    assert (found["equal"], found["difference_count"]) == (False, len(damages))
+    assert (found["digest"] == right["digest"], found["expected_digest"]) == (False, right["digest"])
+
+
+def test_values_beyond_what_spark_has_read_are_compared_at_their_own_events(
+    spark: SparkSession,
+    server: NatsServer,
+    bank: JetStream,
+    engine: ReplayEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when events come, and are folded by a live worker, after Spark has planned what it reads."""
+    from jetspark.spark.engine import comparing
+    from jetspark.spark.engine.reaching import look_at_front
+
+    publish(bank, projected.messages(600))
+    backfill(app, spark, server.url, projections=["accounts"])
+    monkeypatch.setattr(comparing, "look_at_front", lambda *given: dataclasses.replace(look_at_front(*given), next=401))
+    live = ask(server, lambda js: verify(js, app, "accounts", to_seq=300))
+    found = ask(server, lambda js: verify(js, app, "accounts", to_seq=300, engine=engine))
+    assert (found.to_dict(), found.is_equal, found.boundary) == (live.to_dict(), True, 300)
+    [key, *_] = damage(bank)
+    live = ask(server, lambda js: verify(js, app, "accounts", to_seq=300))
+    found = ask(server, lambda js: verify(js, app, "accounts", to_seq=300, engine=engine))
+    assert found.to_dict() == live.to_dict()
+    assert key in {each.key for each in found.differences}
+
+
+def test_of_many_differences_the_first_are_named_and_all_are_counted(
+    spark: SparkSession, server: NatsServer, bank: JetStream, engine: ReplayEngine
+) -> None:
+    publish(bank, projected.messages(1_500, accounts=1_200))
+    backfill(app, spark, server.url, projections=["accounts"])
+    held = len([each for each in stored(bank, "accounts").values() if each[0] is not None or "parked" in each[2]])  # type: ignore[operator]
+    bank.stream("KV_accounts").purge(subject="$KV.accounts.*")
+    found = both_verify(server, engine)
+    assert (found["difference_count"], len(found["differences"]), found["keys"]) == (held, 1_000, 0)
+    assert str(ask(server, lambda js: verify(js, app, "accounts", engine=engine))).endswith(
+        f"{held} keys differ from its history; the first 1000 are listed"
+    )
 
 
 def test_a_history_without_its_beginning_is_data_loss_before_spark_reads(
@@ -170,7 +256,7 @@ def test_states_that_replace_each_other_are_no_lost_events_on_spark(spark: Spark
             await mixed.touch(client, "a", 3)
 
     async def check_all(js: AsyncJetStream) -> None:
-        assert (await verify(js, mixed.app, "sums", fresh=engine.states)).is_equal
+        assert (await verify(js, mixed.app, "sums", engine=engine)).is_equal
         assert (await run_replay(js, mixed.app, "sums", engine=engine)).events == 5
         outcome = await rebuild(js, mixed.app, "sums", check=True, engine=engine)
         assert outcome.verification is not None

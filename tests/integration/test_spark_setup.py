@@ -6,6 +6,7 @@ Each runs in a process of its own: there is one session to a JVM, and it cannot 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.kv import KVConfig
 from jetspark.server import NatsServer
-from jetspark.spark.session import _major, check_java
+from jetspark.spark.session import _major, check_java, session
 
 # As everywhere in the suite: this one does not compile pyspark from its zip file in every worker.
 WORKER_PYTHON = str(Path(__file__).parents[1] / "support" / "worker_python.sh")
@@ -68,6 +69,22 @@ def project(spark, servers, ship, *, streams=False):
     assert found == {"k0": 34, "k1": 33, "k2": 33}, found
     states = jetspark.spark.fold_states(shipped.app, spark, servers).collect()
     assert {row.key: json.loads(bytes(row.value)) for row in states} == found
+
+def replay(spark, servers):
+    import asyncio, jetspark, jetspark.spark, shipped
+    from jetspark.app.replay import run_replay, verify
+    app, engine = shipped.app, jetspark.spark.ReplayEngine(shipped.app, spark, servers, projection="counts")
+    async def both():
+        async with jetspark.connect(servers) as client:
+            js = client.jetstream()
+            right = await verify(js, app, "counts")
+            assert (right.is_equal, right.keys) == (True, 3), right
+            await (await js.stream("KV_counts")).purge(subject="$KV.counts.k1")
+            wrong = await verify(js, app, "counts", engine=engine)
+            assert [each.kind for each in wrong.differences] == ["missing"], wrong
+            assert (await run_replay(js, app, "counts", engine=engine)).changed == 1
+            assert (await verify(js, app, "counts", engine=engine)).to_dict() == right.to_dict()
+    asyncio.run(both())
 
 def stream_installed(spark, servers):
     # An application that is installed where workers run.
@@ -163,6 +180,7 @@ spark = SparkSession.builder.remote("local[2]").getOrCreate()
 register(spark)
 # Not a stream: its tasks cannot import what was shipped, while those of a batch in the same session can.
 project(spark, sys.argv[1], lambda path: spark.addArtifact(path, pyfile=True))
+replay(spark, sys.argv[1])
 stream_installed(spark, sys.argv[1])
 read_and_write(spark, sys.argv[1])
 spark.stop()
@@ -225,6 +243,16 @@ print("done")
 )
 def test_the_version_of_java_is_read(shown: str, major: int | None) -> None:
     assert _major(shown) == major
+
+
+def test_without_a_connect_server_the_error_comes_at_once() -> None:
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        url = f"sc://127.0.0.1:{taken.getsockname()[1]}/;user_id=a"
+        with pytest.raises(ConfigError, match=r"no Spark Connect server at 127.0.0.1:\d+: "):
+            session(master=url)
+    with pytest.raises(ConfigError, match="expected an address such as sc://host:15002"):
+        session(master="sc://host:many")
 
 
 def test_without_java_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

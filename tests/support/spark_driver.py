@@ -24,7 +24,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StringType, StructType
+from typer.testing import CliRunner
 
+from jetspark.cli.commands import app as cli
 from jetspark.spark import backfill, register, run, session
 from jetspark.spark.engine import folding
 from jetspark.spark.stream import sink
@@ -119,6 +121,19 @@ def checking(hangs: str) -> Callable[[str], Column]:
     return F.udf(checked, StringType())
 
 
+class Commands:
+    """Commands of ``jetspark`` in this process, whose session they find; with the face of a query."""
+
+    def __init__(self, commands: list[list[str]]) -> None:
+        self._commands = commands
+
+    def awaitTermination(self) -> None:
+        for command in self._commands:
+            done = CliRunner().invoke(cli, command)
+            print(done.output)
+            assert done.exit_code == 0, repr(done.exception)
+
+
 class Backfills(threading.Thread):
     """Folds all that is there into all projections, some sequences at a time, again and again; with the face of a
     query."""
@@ -150,7 +165,7 @@ class Backfills(threading.Thread):
         self.join()
 
 
-def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery | Backfills:
+def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery | Backfills | Commands:
     # Each query has formats of its own, and so a session: Spark serialises what is registered for one query while it
     # changes it for another if they share it. Formats are looked up in the session that is active.
     spark, hangs = any_session.newSession(), job.get("hangs", "")
@@ -160,6 +175,8 @@ def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery | Ba
     register(spark)
     if "projects" in job:
         return run("support.projected:app", spark, **{"until_now": True, **job["projects"]})
+    if "commands" in job:
+        return Commands(job["commands"])
     if "backfills" in job:
         return Backfills(spark, job["backfills"])
     if "reads" in job:

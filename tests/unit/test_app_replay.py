@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import itertools
 import json
 import random
 import time
@@ -16,7 +17,9 @@ from jetspark.app import DELETE, App, Event
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked
 from jetspark.app.replay.checking import NotReplayable, check_replay
+from jetspark.app.replay.compared import MAX_NAMED, ComparedKeys
 from jetspark.app.replay.contents import NOTHING, Digest, KeyContent, change_to, compare, cut_keys, reaches
+from jetspark.app.replay.outlines import RangeOutline, gaps_between
 from jetspark.app.replay.ranges import Extent, ReplayRequest, extent_of
 from jetspark.app.replay.records import ReplayRecord
 from jetspark.errors import ConfigError, DataLoss, ProtocolError
@@ -161,14 +164,48 @@ def test_what_differs_is_named(expected: KeyContent, found: Current, kind: str |
     assert (difference and difference.kind) == kind
 
 
-def test_a_digest_is_that_of_its_lines_and_leaves_deleted_keys_out() -> None:
-    digest = Digest()
-    digest.add("a", KeyContent(b"{}", 7))
-    digest.add("b", KeyContent(None, 8))
-    digest.add("c", KeyContent(None, 0, Parked(9, "why")))
-    lines = b"a\x007\x00\x00{}\n" + b"c\x000\x009\x00\n"
-    assert str(digest) == f"sha256:{hashlib.sha256(lines).hexdigest()}"
-    assert digest.keys == 2
+def test_a_digest_is_the_sum_of_its_lines_in_any_order_and_leaves_deleted_keys_out() -> None:
+    contents = {"a": KeyContent(b"{}", 7), "b": KeyContent(None, 8), "c": KeyContent(None, 0, Parked(9, "why"))}
+    lines = (b"a\x007\x00\x00{}\n", b"c\x000\x009\x00\n")
+    total = sum(int.from_bytes(hashlib.sha256(line).digest()) for line in lines) % 2**256
+    for keys in itertools.permutations(contents):
+        digest, others = Digest(), Digest()
+        digest.add(keys[0], contents[keys[0]])
+        for key in keys[1:]:
+            others.add(key, contents[key])
+        digest.include(others)
+        assert (str(digest), digest.keys) == (f"sum-sha256:{total:064x}", 2)
+
+
+def test_an_outline_names_the_first_subjects_and_gaps_and_counts_the_others() -> None:
+    gaps = gaps_between(range(1, 100, 2), 10, 60)
+    assert (gaps[0], gaps[-1], len(gaps)) == ((11, 11), (59, 59), 25)
+    assert gaps_between([9, 3, 4, 8, 5, 1], 2, 8) == [(3, 5), (8, 8)]
+    assert gaps_between([], 1, 9) == []
+    outline = RangeOutline(subjects=("a", "b"), subject_count=5, deleted=30, gaps=((3, 5), (8, 8)), gap_count=7)
+    subjects, deleted = outline.lines()
+    assert subjects == "on a, b and 3 more"
+    assert deleted.endswith("; in this range 3 to 5, 8 and 5 more")
+    assert RangeOutline(deleted=1).lines()[1].endswith("none of them in this range")
+    assert RangeOutline(deleted=1, gap_count=None).lines()[1].endswith("no fold sees them")
+
+
+def test_parts_of_a_comparison_add_up_to_the_whole() -> None:
+    keys = [f"k{number:04}" for number in range(2 * MAX_NAMED + 100)]
+    parked = current(b"1", 3, "1 parked 4 why")
+    whole, parts = ComparedKeys(), [ComparedKeys(events=2, unreadable=1) for _ in range(3)]
+    for number, key in enumerate(keys):
+        expected, found = KeyContent(b"1", 3), parked if number % 2 else current(b"1", 3)
+        for each in (whole, parts[number % 3]):
+            each.take(key, expected, found, 1)
+    added = ComparedKeys()
+    for part in reversed(parts):
+        added.include(part)
+    assert (added.parked, added.difference_count) == (whole.parked, whole.difference_count) == (1_050, 1_050)
+    assert [each.key for each in added.differences] == keys[1::2][:MAX_NAMED]
+    assert (added.differences, added.parked_keys) == (whole.differences, whole.parked_keys)
+    assert (str(added.found), str(added.expected)) == (str(whole.found), str(whole.expected))
+    assert (added.events, added.unreadable) == (6, 3)
 
 
 class Counted(Event, type="counted", version=1, key="name", subject="counts.{name}"):

@@ -14,6 +14,7 @@ import typer
 
 from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, AsJson, Servers, load_app, with_server
 from jetspark.cli.bars import sequence_bar
+from jetspark.cli.spark_place import Master, PyFiles, SparkPlace
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,9 +45,7 @@ Rate = Annotated[float | None, typer.Option("--rate", help="Events each second, 
 Resume = Annotated[str | None, typer.Option("--resume", metavar="ID", help="Go on with one that was interrupted.")]
 
 
-Engine = Annotated[
-    Literal["live", "spark"], typer.Option("--engine", help="Who folds: this process, or Spark on this machine.")
-]
+Engine = Annotated[Literal["live", "spark"], typer.Option("--engine", help="Who folds: this process, or Spark.")]
 
 
 def replay_projection(
@@ -66,6 +65,8 @@ def replay_projection(
         bool, typer.Option("--effects", help="Of a handler: carry out its effects, which are held back otherwise.")
     ] = False,
     engine: Engine = "live",
+    master: Master = None,
+    py_files: PyFiles = None,
     rate: Rate = None,
     resume: Resume = None,
     servers: Servers = None,
@@ -108,7 +109,7 @@ def replay_projection(
     elif effects:
         raise ConfigError("--effects: expected with a handler; a projection has none")
     else:
-        replay.to_projection(engine)
+        replay.to_projection(SparkPlace.of(engine, master, py_files))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +144,8 @@ class _Replay:
         if getattr(done, "failed", 0):
             raise typer.Exit(EXIT_DIFFERENCE)
 
-    def to_projection(self, engine: Literal["live", "spark"]) -> None:
-        with _spark(engine, self.app, self.servers, self.name) as spark:
+    def to_projection(self, place: SparkPlace | None) -> None:
+        with _spark(place, self.app, self.servers, self.name) as spark:
             self._say(self._planned(spark) if self.is_dry else self._replayed(spark))
 
     def _planned(self, spark: ReplayEngine | None) -> ReplayPlan:
@@ -203,6 +204,8 @@ def rebuild_projection(
         ),
     ] = None,
     engine: Engine = "live",
+    master: Master = None,
+    py_files: PyFiles = None,
     rate: Rate = None,
     resume: Resume = None,
     servers: Servers = None,
@@ -216,6 +219,7 @@ def rebuild_projection(
     from jetspark.app.replay import drop_rebuild, rebuild
 
     is_to_fold = bool(key or swap or verify or drop_old or resume is not None)
+    place = SparkPlace.of(engine, master, py_files)
     if drop is not None:
         if is_to_fold or dry_run or engine != "live" or rate is not None:
             raise ConfigError("--drop: expected without other options; it folds nothing")
@@ -223,24 +227,25 @@ def rebuild_projection(
     elif dry_run:
         if is_to_fold:
             raise ConfigError("--dry-run: expected without --key, --swap, --verify, --drop-old and --resume")
-        _echo(_preview(app, projection, engine, rate, servers), as_json)
+        _echo(_preview(app, projection, place, rate, servers), as_json)
     elif key:
         if swap or verify or drop_old or resume is not None or engine != "live":
             raise ConfigError("--key: expected without --verify, --swap, --drop-old, --resume and --engine spark")
         _echo(_repair(app, projection, key, rate, servers, as_json), as_json)
     else:
-        with _spark(engine, app, servers, projection) as spark, _bar(as_json) as tell:
+        with _spark(place, app, servers, projection) as spark, _bar(as_json) as tell:
             start = partial(rebuild, check=verify, swap_in=swap, drop_old=drop_old, rate=rate, resume=resume)
             working = partial(start, on_progress=tell, engine=spark)
             _echo(with_server(app, servers, lambda js, it: working(js, it, projection)), as_json)
 
 
-def _preview(app: str, projection: str, engine: str, rate: float | None, servers: str | None) -> RebuildPreview:
+def _preview(
+    app: str, projection: str, place: SparkPlace | None, rate: float | None, servers: str | None
+) -> RebuildPreview:
     from jetspark.app.replay import preview_rebuild
 
-    with _spark(engine, app, servers, projection) as spark:
-        fresh = None if spark is None else spark.states
-        return with_server(app, servers, lambda js, it: preview_rebuild(js, it, projection, rate=rate, fresh=fresh))
+    with _spark(place, app, servers, projection) as spark:
+        return with_server(app, servers, lambda js, it: preview_rebuild(js, it, projection, rate=rate, engine=spark))
 
 
 def _repair(
@@ -259,6 +264,8 @@ def verify_projection(
     projection: Projection,
     to_seq: Annotated[int | None, typer.Option("--to-seq", help="The boundary; else the end of the stream.")] = None,
     engine: Engine = "live",
+    master: Master = None,
+    py_files: PyFiles = None,
     rate: Rate = None,
     servers: Servers = None,
     as_json: AsJson = False,
@@ -269,10 +276,9 @@ def verify_projection(
     """
     from jetspark.app.replay import verify
 
-    with _spark(engine, app, servers, projection) as spark:
-        fresh = None if spark is None else spark.states
+    with _spark(SparkPlace.of(engine, master, py_files), app, servers, projection) as spark:
         found = with_server(
-            app, servers, lambda js, it: verify(js, it, projection, to_seq=to_seq, rate=rate, fresh=fresh)
+            app, servers, lambda js, it: verify(js, it, projection, to_seq=to_seq, rate=rate, engine=spark)
         )
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))
@@ -334,15 +340,15 @@ def _echo(done: _Told, as_json: bool) -> None:
 
 
 @contextmanager
-def _spark(engine: str, app: str, servers: str | None, projection: str) -> Iterator[ReplayEngine | None]:
+def _spark(place: SparkPlace | None, app: str, servers: str | None, projection: str) -> Iterator[ReplayEngine | None]:
     """The other engine, if it is wanted."""
-    if engine == "live":
+    if place is None:
         yield None
         return
     from jetspark.app.replay.history import spec_of
     from jetspark.cli.replay_spark import on_spark
 
-    with on_spark(app, servers, spec_of(load_app(app), projection).name) as spark:
+    with on_spark(place, app, servers, spec_of(load_app(app), projection).name) as spark:
         yield spark
 
 

@@ -1,4 +1,4 @@
-"""``--engine spark`` of the commands that replay: the fold is done by Spark on this machine."""
+"""``--engine spark`` of the commands that replay: the fold is done by Spark."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from jetspark.cli.apps import connection_options
 from jetspark.cli.run_spark import spark_options
+from jetspark.cli.spark_place import SparkPlace
 
 if TYPE_CHECKING:
     from jetspark.spark import ReplayEngine
@@ -16,11 +17,11 @@ __all__ = ["on_spark"]
 
 
 @contextmanager
-def on_spark(app: str, servers: str | None, projection: str) -> Iterator[ReplayEngine]:
+def on_spark(place: SparkPlace, app: str, servers: str | None, projection: str) -> Iterator[ReplayEngine]:
     """A Spark that folds one projection, for as long as the block lasts."""
     from jetspark.spark import ReplayEngine  # says which extra is missing, if it is
     from jetspark.spark.session import short_session
 
     given = spark_options(connection_options(servers))
-    with short_session(f"jetspark-{projection}") as spark:
+    with short_session(f"jetspark-{projection}", master=place.master, py_files=place.py_files) as spark:
         yield ReplayEngine(app, spark, projection=projection, **given)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jetspark.cli.apps import AppName, Servers, connection_options, load_app
+from jetspark.cli.spark_place import Master, PyFiles, SparkPlace
 from jetspark.cli.supervising import Supervisor, end_with_parent, watched_folder
 from jetspark.errors import ConfigError
 
@@ -41,6 +42,8 @@ def run_workers(
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", help="With --engine spark: folder for Spark's own position.")
     ] = None,
+    master: Master = None,
+    py_files: PyFiles = None,
     lease: Annotated[
         float,
         typer.Option("--lease", help="Seconds that a process that died holds up the next one's projections.", min=1),
@@ -52,15 +55,15 @@ def run_workers(
     Refuses to start where the server is not as the application declares: see `jetspark plan`. With `--workers` a
     process that dies is started again; the order of keys holds across processes for handlers with partitions.
     Projections are folded by one process and the others stand by, unless `--partitions` divides their keys. With
-    `--engine spark` the projections are folded by a Spark stream on this machine, and no handler runs.
+    `--engine spark` the projections are folded by a Spark stream, and no handler runs.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     options = connection_options(servers)
-    if engine == "spark":
+    if (place := SparkPlace.of(engine, master, py_files)) is not None:
         from jetspark.cli.run_spark import run_on_spark
 
         _check_for_spark(workers, partitions, stop_timeout, lease, reload=reload)
-        run_on_spark(app, load_app(app), only=only or (), apply=apply, checkpoint=checkpoint, options=options)
+        run_on_spark(app, load_app(app), place, only=only or (), apply=apply, checkpoint=checkpoint, options=options)
         return
     if engine != "live":
         raise ConfigError(f"--engine {engine}: expected live or spark")

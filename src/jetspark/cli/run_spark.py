@@ -16,6 +16,7 @@ from jetspark.aio.connecting import connect
 from jetspark.app import App
 from jetspark.app.topology.provisioning import check_for_drift
 from jetspark.cli.signals import EndSignal
+from jetspark.cli.spark_place import SparkPlace
 from jetspark.core.auth import Credentials, Token, UserPassword
 from jetspark.core.options import TLSConfig
 from jetspark.errors import ConfigError
@@ -28,7 +29,14 @@ _SECRET = "JETSPARK_SPARK_SECRET"
 
 
 def run_on_spark(
-    name: str, app: App, *, only: Sequence[str], apply: bool, checkpoint: str | None, options: dict[str, Any]
+    name: str,
+    app: App,
+    place: SparkPlace,
+    *,
+    only: Sequence[str],
+    apply: bool,
+    checkpoint: str | None,
+    options: dict[str, Any],
 ) -> None:
     """Fold until SIGTERM or Ctrl-C; then end with code 0. What is folded twice after that changes nothing."""
     import jetspark.spark  # noqa: F401 - says which extra is missing, if it is
@@ -36,14 +44,14 @@ def run_on_spark(
     asyncio.run(_prepare(app, options, apply=apply))
     given = spark_options(options)
     with tempfile.TemporaryDirectory(prefix="jetspark-") as folder:
-        _fold(name, app, only, {"checkpoint": checkpoint or folder, **given})
+        _fold(name, app, place, only, {"checkpoint": checkpoint or folder, **given})
 
 
-def _fold(name: str, app: App, only: Sequence[str], options: dict[str, Any]) -> None:
+def _fold(name: str, app: App, place: SparkPlace, only: Sequence[str], options: dict[str, Any]) -> None:
     from jetspark.spark import run, session
     from jetspark.spark.failures import failure_of
 
-    spark = session(f"jetspark-{app.name}")
+    spark = session(f"jetspark-{app.name}", master=place.master, py_files=place.py_files)
     try:
         query = run(name, spark, projections=only, **options)
         end_signal = EndSignal()

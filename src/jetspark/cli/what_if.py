@@ -10,6 +10,7 @@ import typer
 
 from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, AsJson, Servers, connection_options, with_server
 from jetspark.cli.replay import Engine, moment_of
+from jetspark.cli.spark_place import Master, PyFiles, SparkPlace
 
 if TYPE_CHECKING:
     from jetspark.app.replay import NewCode, ReplayRequest, WhatIf
@@ -27,6 +28,8 @@ def compare_workflow(
     until: Annotated[str | None, typer.Option("--until", help="Only events stored before this time.")] = None,
     key: Annotated[list[str] | None, typer.Option("--key", help="Only this run; may be repeated.")] = None,
     engine: Engine = "live",
+    master: Master = None,
+    py_files: PyFiles = None,
     servers: Servers = None,
     as_json: AsJson = False,
 ) -> None:
@@ -47,16 +50,16 @@ def compare_workflow(
         keys=tuple(key or ()),
     )
     new = NewCode.read(code, app.partition(":")[0].rpartition(".")[0])
-    found = _compared(app, workflow, new, request, engine, servers)
+    found = _compared(app, workflow, new, request, SparkPlace.of(engine, master, py_files), servers)
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
     if not found.is_equal:
         raise typer.Exit(EXIT_DIFFERENCE)
 
 
 def _compared(
-    app: str, workflow: str, code: NewCode, request: ReplayRequest, engine: str, servers: str | None
+    app: str, workflow: str, code: NewCode, request: ReplayRequest, place: SparkPlace | None, servers: str | None
 ) -> WhatIf:
-    if engine == "live":
+    if place is None:
         from jetspark.app.replay import what_if
 
         return with_server(app, servers, lambda js, it: what_if(js, it, workflow, code, request))
@@ -67,5 +70,5 @@ def _compared(
 
     load_app(app)
     given = spark_options(connection_options(servers))
-    with short_session(f"jetspark-{workflow}") as spark:
+    with short_session(f"jetspark-{workflow}", master=place.master, py_files=place.py_files) as spark:
         return summarise_what_if(app, spark, workflow=workflow, code=code, request=request, **given)

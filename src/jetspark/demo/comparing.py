@@ -20,11 +20,11 @@ async def compare(demo: Demo) -> None:
             results.append(await _compared(demo, name))
             stage.reached(number)
         keys = sum(found.keys for found in results)
-        digests = ", ".join(found.digest.removeprefix("sha256:")[:8] for found in results)
+        digests = ", ".join(found.digest.partition(":")[2][:8] for found in results)
         is_equal = all(found.is_equal and found.digest == found.expected_digest for found in results)
         stage.say(f"{keys:,} keys: {'equal' if is_equal else 'NOT EQUAL'}")
     differing = "; ".join(f"{found.projection}: {found.difference_count} keys differ" for found in results)
-    result = f"{keys:,} keys of {len(names)} projections, the same bytes on both: sha256 {digests}"
+    result = f"{keys:,} keys of {len(names)} projections, the same bytes on both: digests {digests}"
     demo.screen.found("Spark = live", result if is_equal else differing, is_good=is_equal)
     await _check_sums(demo)
     for bucket in demo.spark_buckets.values():

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from jetspark.spark.logs import logging_file
 
-__all__ = ["started_by_launcher", "worker_python"]
+__all__ = ["VARIABLE", "started_by_launcher", "worker_python"]
 
 VARIABLE = "PYSPARK_PYTHON"
+"""Names the Python of workers."""
 
 _SCRIPT = """\
 #!/bin/sh

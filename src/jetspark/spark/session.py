@@ -1,18 +1,20 @@
-"""A Spark session for one machine that starts quietly and is set up right."""
+"""A Spark session, for one machine unless another place is named, that starts quietly and is set up right."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from jetspark.errors import ConfigError
-from jetspark.spark.launcher import started_by_launcher
+from jetspark.spark.launcher import VARIABLE, started_by_launcher
 from jetspark.spark.logs import logging_file
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["check_java", "session", "short_session"]
 
+CONNECT = "sc://"
+"""What addresses of Spark Connect begin with."""
+CONNECT_PORT = 15002
+CONNECT_TIMEOUT_S = 10.0
 JAVA_VERSION = 17
 _REMEDY = f"install Java {JAVA_VERSION} or newer, for example `apt install openjdk-{JAVA_VERSION}-jre-headless`"
 
@@ -42,8 +48,10 @@ def session(
     cores: int | str = "*",
     conf: dict[str, str] | None = None,
     is_short: bool = False,
+    master: str | None = None,
+    py_files: Sequence[str] = (),
 ) -> SparkSession:
-    """A local Spark session with the formats registered: small, quiet, correct.
+    """A Spark session with the formats registered: small, quiet, correct; on this machine unless ``master`` is given.
 
     Workers run this very Python. A task that fails is tried again, up to four times in all, as on a cluster. Arrow is
     on, the UI and the console progress bar are off, shuffles have as many partitions as there are cores, timestamps are
@@ -52,45 +60,107 @@ def session(
     Args:
         is_short: The session is for a job of seconds or minutes: it starts sooner, and Java's own part of the work
             takes longer in the long run. Its streaming queries have their checkpoints on the disk of this machine.
+        master: Where Spark runs: a cluster such as ``spark://host:7077``, whose number of shuffle partitions is Spark's
+            own and whose workers run ``PYSPARK_PYTHON``, by default the path of this Python; or a Spark Connect server,
+            ``sc://host:15002``, which has settings of its own. ``cores`` is of no meaning then.
+        py_files: Modules and zip files that workers shall be able to import.
 
     Raises:
-        ConfigError: There is no Java, or it is too old; the message says what to install.
+        ConfigError: There is no Java, or it is too old; the message says what to install. Or a session exists already,
+            and it is of another master.
     """
+    if master is not None and master.startswith(CONNECT):
+        return _connect_session(app_name, master, py_files, conf or {})
     _find_java()
     from pyspark.sql import SparkSession
 
     from jetspark.spark.registration import register
 
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    is_local = master is None or master.startswith("local")
+    if is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else workers of a cluster could not reach the driver
     partitions = str(os.cpu_count() or 2) if cores == "*" else str(cores)
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": partitions,
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{logging_file()}",
     }
+    if is_local:
+        settings["spark.sql.shuffle.partitions"] = partitions
     if is_short:
         settings["spark.driver.extraJavaOptions"] += f" {SHORT_JOB_FLAGS}"
         settings["spark.sql.streaming.checkpointFileManagerClass"] = LOCAL_CHECKPOINTS
-    builder = SparkSession.builder.appName(app_name).master(f"local[{cores},{TASK_ATTEMPTS}]")
+    builder = SparkSession.builder.appName(app_name).master(master or f"local[{cores},{TASK_ATTEMPTS}]")
     for name, value in (settings | (conf or {})).items():
         builder = builder.config(name, value)
     # Otherwise workers run whatever `python3` is first on the PATH, which does not have this package.
-    with started_by_launcher():
+    with started_by_launcher() if is_local else _started_by_this_python():
         try:
             spark = builder.getOrCreate()
         except Exception:
             check_java()  # only now: asking Java for its version takes a third of a second
             raise
+    if master is not None and spark.sparkContext.master != master:
+        raise ConfigError(f"master={master!r}: this program has a session of {spark.sparkContext.master} already")
+    for path in py_files:
+        spark.sparkContext.addPyFile(path)
     register(spark)
     return spark
 
 
+def _connect_session(app_name: str, url: str, py_files: Sequence[str], conf: Mapping[str, str]) -> SparkSession:
+    from pyspark.errors import PySparkImportError
+    from pyspark.sql import SparkSession
+
+    from jetspark.spark.registration import register
+
+    _check_somebody_listens(url)
+    try:
+        builder = SparkSession.builder.appName(app_name).remote(url)
+        for name, value in conf.items():
+            builder = builder.config(name, value)
+        spark = builder.getOrCreate()
+    except (ImportError, PySparkImportError) as error:
+        raise ConfigError(
+            f"master={url!r}: Spark Connect needs more: pip install 'pyspark[connect]' ({error})"
+        ) from None
+    if py_files:
+        spark.addArtifacts(*py_files, pyfile=True)
+    register(spark)
+    return spark
+
+
+def _check_somebody_listens(url: str) -> None:
+    """Before Spark's client asks, which goes on for ten minutes.
+
+    Raises:
+        ConfigError: Nobody does.
+    """
+    try:
+        place = urlsplit(url)
+        host, port = place.hostname or "localhost", place.port or CONNECT_PORT
+    except ValueError as error:
+        raise ConfigError(f"master={url!r}: expected an address such as sc://host:{CONNECT_PORT}: {error}") from None
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise ConfigError(f"master={url!r}: no Spark Connect server at {host}:{port}: {error}") from None
+
+
 @contextmanager
-def short_session(app_name: str = "jetspark") -> Iterator[SparkSession]:
+def _started_by_this_python() -> Iterator[None]:
+    """While a session of a cluster is made: the script of the launcher is on this machine alone."""
+    os.environ.setdefault(VARIABLE, sys.executable)
+    yield
+
+
+@contextmanager
+def short_session(
+    app_name: str = "jetspark", *, master: str | None = None, py_files: Sequence[str] = ()
+) -> Iterator[SparkSession]:
     """A session for one job of seconds or minutes; one that the program has already is used, and stays.
 
     Raises:
@@ -99,7 +169,7 @@ def short_session(app_name: str = "jetspark") -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     is_ours = SparkSession.getActiveSession() is None
-    spark = session(app_name, is_short=True)
+    spark = session(app_name, is_short=True, master=master, py_files=py_files)
     try:
         yield spark
     finally:

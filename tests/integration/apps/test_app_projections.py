@@ -7,11 +7,13 @@ import dataclasses
 import datetime
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from support.apps import publish, running, set_up, until
 from support.projections import (
+    Account,
     Balances,
     Closed,
     Moved,
@@ -25,7 +27,7 @@ from support.projections import (
     some_events,
 )
 
-from jetspark import ConfigError, DataLoss, RequestTimeout
+from jetspark import ConfigError, DataLoss, KVConfig, RequestTimeout
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event, Window
 from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
@@ -34,6 +36,7 @@ from jetspark.app.projections.live import LiveOptions
 from jetspark.app.replay import verify
 from jetspark.errors import StateParked
 from jetspark.server import NatsServer
+from jetspark.state.changes import SEQUENCE_HEADER
 
 
 async def is_folded(js: JetStream, app: App) -> bool:
@@ -213,6 +216,55 @@ async def test_a_state_of_the_past_is_folded_from_the_stream(server: NatsServer,
         await (await js.stream("BANK")).purge(up_to_sequence=3)
         with pytest.raises(DataLoss, match="sequences are gone"):
             await balances.get("a", as_of=2)
+
+
+async def test_a_state_of_the_past_is_the_same_by_history_and_by_replay(server: NatsServer, js: JetStream) -> None:
+    app = App("bank", stream="BANK", subjects=["bank.>"])
+    for name, revisions in (("kept", 4), ("plain", 1)):
+        bucket = KVConfig(bucket=f"bank_{name}", history=revisions)
+        app.projection(name, events=[Opened, Moved, Closed], bucket=bucket)(Balances)
+    await set_up(js, app)
+    one, other = Moved(source="b", target="a", cents=1), Moved(source="b", target="c", cents=1)
+    async with running(app, server.url), app.connect(server.url) as client:
+        kept, plain = client.view("kept"), client.view("plain")
+        # Those of a list are stored as one or as several revisions, and between lists as one at least.
+        for events in (
+            [other],
+            [Opened(account="a")],
+            [one, one, other, one],
+            [other, one],
+            [Closed(account="a"), other],
+            [other, other],
+            [Opened(account="a"), one],
+            [one, other, one],
+            [Moved(source="b", target="a", cents=666), one],
+        ):
+            for event in events:
+                ack = await client.publish(event)
+            for view in (kept, plain):
+                with suppress(StateParked):
+                    await view.get("a", at_least=ack.sequence)
+        history = await in_stream(js, app)
+        last = len(history)
+        expected = []
+        for count in range(last + 1):
+            value = folded(bank(), history[:count])[0]["balances"].get("a", (None, 0, ""))[0]
+            expected.append(None if value is None else plain.spec.decode_state(value))
+        assert expected[:3] == [None, None, Account()]
+        assert expected.count(None) > 4  # the tombstone, and what comes before the next event, among them
+        for view in (kept, plain):
+            assert [await view.get("a", as_of=sequence) for sequence in range(last + 1)] == expected
+        of_a = (await js.stream("KV_bank_kept")).get_messages(subject="$KV.bank_kept.a")
+        sequences = [int(each.headers[SEQUENCE_HEADER]) async for each in of_a]
+        assert len(sequences) == 4
+        # With a revision to begin with, the events before it are not needed; else they are, and are gone.
+        begin = sequences[1]
+        await (await js.stream("BANK")).purge(up_to_sequence=begin)
+        for sequence in range(begin, last + 1):
+            assert await kept.get("a", as_of=sequence) == expected[sequence]
+        for view, sequence in ((kept, 2), (plain, begin)):
+            with pytest.raises(DataLoss):
+                await view.get("a", as_of=sequence)
 
 
 async def test_a_sequence_that_the_stream_does_not_have_is_no_past(server: NatsServer, js: JetStream) -> None:

@@ -69,6 +69,35 @@ async def test_a_range_replay_of_state_that_is_up_to_date_changes_nothing_and_sa
         await run_replay(js, app, "other")
 
 
+async def test_a_plan_and_its_record_say_what_is_read_when_it_was_stored_and_what_is_gone(
+    server: NatsServer, js: JetStream
+) -> None:
+    app = bank()
+    await fold_live(server, js, app, 100)
+    stream = await js.stream(app.stream)
+    times = {sequence: (await stream.get_message(sequence)).timestamp for sequence in (20, 87)}
+    for sequence in (5, 30, 31, 88, 89, 90):
+        await stream.delete_message(sequence)
+    request = ReplayRequest(from_seq=20, to_seq=90)
+    outline = (await plan_replay(js, app, "balances", request)).outline
+    assert (outline.first_time, outline.last_time) == (times[20], times[87])
+    assert (outline.deleted, outline.gaps, outline.gap_count) == (6, ((30, 31), (88, 90)), 2)
+    assert set(outline.subjects) == {"bank.*.opened", "bank.*.moved", "bank.*.closed"}
+    plan = str(await plan_replay(js, app, "balances", request))
+    assert f"stored from {times[20]:%Y-%m-%dT%H:%M:%S}Z to {times[87]:%Y-%m-%dT%H:%M:%S}Z, on bank." in plan
+    assert (
+        "6 messages were deleted from the middle of the stream: no fold sees them; in this range 30 to 31, 88 to 90"
+        in plan
+    )
+    await run_replay(js, app, "balances", request)
+    [record] = await read_records(await open_records(js, app.name), "balances")
+    assert record.outline == outline.to_dict()
+    only = (await plan_replay(js, app, "balances", ReplayRequest(from_seq=40, to_seq=50, subject="bank.a1.*"))).outline
+    assert (only.subjects, only.gaps, only.gap_count) == (("bank.a1.*",), (), 0)
+    nothing = (await plan_replay(js, app, "balances", ReplayRequest(from_seq=88, to_seq=90))).outline
+    assert (nothing.first_time, nothing.last_time, nothing.gaps) == (None, None, ((88, 90),))
+
+
 async def test_a_replay_gives_keys_what_they_lack_from_their_own_next_event_on(
     server: NatsServer, js: JetStream
 ) -> None:

@@ -29,6 +29,7 @@ from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.engine import recorded_of
 from jetspark.app.projections.folding import KeyRow, KeyState, Router
 from jetspark.app.projections.marks import Parked, mark_of, parked_of, position_key
+from jetspark.app.projections.pasts import base_of, past_of
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.core.numbers import UINT64, timeout_of, whole
 from jetspark.errors import ConfigError, DataLoss, MessageNotFound, RequestTimeout, StateParked, UsageError
@@ -184,14 +185,15 @@ class View:
                 the key and its window, which may be a moment in it.
             at_least: A sequence, such as that of an acknowledgement: wait until the event is in the state, or the
                 projection is beyond it.
-            as_of: A sequence: the state as it was when the stream was there. Unless it is still the present one, the
-                events of the projection are read from the first one on.
+            as_of: A sequence: the state as it was when the stream was there. Unless it is still the present one, it is
+                folded on from the latest revision before it that the bucket has kept (``history`` of its bucket), and
+                else from the first event on.
             timeout: Of ``at_least``, in seconds.
 
         Raises:
             StateParked: The key cannot get to ``at_least``; an event before it could not be applied.
             RequestTimeout: It was not there within ``timeout``. Does a worker run the projection?
-            DataLoss: With ``as_of``: the stream no longer has its first events.
+            DataLoss: With ``as_of``: the stream no longer has the events since that revision, or its first ones.
             UsageError: The state is not one that this version of the code can read.
         """
         if as_of is not None:
@@ -355,10 +357,27 @@ class View:
         present = await self._load(name, direct=False)
         if position is not None and present.sequence <= sequence <= position.sequence:
             return self._entry(name, present)
-        await self._check_is_whole(0 if position is None else position.first_event, sequence)
-        state = KeyState(self._spec, name, NOTHING)
+        await self._check_is_there(sequence)
+        base = base_of(self._spec, await self._revisions(name, present, position), sequence)
+        state = KeyState(self._spec, name, base)
+        if base.sequence < sequence:
+            await self._check_is_whole(0 if position is None else position.first_event, base.sequence + 1)
+            await self._fold_on(name, state, sequence)
+        return self._entry(name, past_of(self._spec, state))
+
+    async def _revisions(self, name: str, present: Current, position: FoldPosition | None) -> list[Current]:
+        """What the bucket has of a key, as far as it is what the key's events have made of it."""
+        place, stream = await self._follower.place()
+        # A repair replaces what was wrong. Nobody can tell since when it was.
+        if (stream.cached_info.config.max_messages_per_subject or 0) == 1 or position is None or position.repairs:
+            return [present]
+        messages = stream.get_messages(subject=subject_of(place.bucket, name))
+        return [present, *[current_of(stored_of(message)) async for message in messages]]
+
+    async def _fold_on(self, name: str, state: KeyState, last: int) -> None:
+        """Apply the events of a key that a state lacks, up to a sequence."""
         router = Router([self._spec], self._app.catalogue, owns_stream=self._app.owns_stream)
-        options = OrderedOptions(filter_subjects=router.reading)
+        options = OrderedOptions(filter_subjects=router.reading, start_sequence=state.sequence + 1)
         reading = Reading(self._context, self._app.stream, options, listing=f"past of key {name!r}")
         try:
             await reading.start()
@@ -366,27 +385,25 @@ class View:
                 rows: list[KeyRow] = []
                 router.sort([recorded_of(message) for message in messages], {self._spec.name: rows})
                 for found, each, event in rows:
-                    if found == name and each <= sequence:
+                    if found == name and each <= last:
                         state.apply(self._spec, name, each, event)
-                if messages[-1].metadata.stream_sequence >= sequence:
+                if messages[-1].metadata.stream_sequence >= last:
                     break
         finally:
             await reading.close()
-        change = state.change(self._spec, name)
-        if change is None:
-            return self._entry(name, NOTHING)
-        value = change.value if change.operation == "put" else None
-        return self._entry(name, Current(value, change.sequence or 0, 0, None, change.mark))
 
-    async def _check_is_whole(self, first_event: int, last: int) -> None:
+    async def _check_is_there(self, last: int) -> None:
         info = (await self._js.stream(self._app.stream)).cached_info
         if last > info.state.last_sequence:
             raise ConfigError(
                 f"as_of={last}: expected a sequence that stream {self._app.stream} has; its last is "
                 f"{info.state.last_sequence}"
             )
+
+    async def _check_is_whole(self, first_event: int, begin: int) -> None:
+        info = (await self._js.stream(self._app.stream)).cached_info
         head = await self._context.run(front_of(self._context.api, info, first_event))
-        first = first_ever(info.config)
+        first = max(first_ever(info.config), begin)
         if head.whole_from > first:
             raise DataLoss(self._app.stream, first, head.whole_from)
 

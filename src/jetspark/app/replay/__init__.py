@@ -1,5 +1,6 @@
 """Replaying, rebuilding and verifying projections, and replaying handlers; see ``docs/replay.md``."""
 
+from jetspark.app.replay.compared import ParkedKey
 from jetspark.app.replay.contents import Difference
 from jetspark.app.replay.handlers import (
     HandlerReplayPlan,
@@ -13,7 +14,7 @@ from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.rebuilding import RebuildOutcome, drop_rebuild, rebuild
 from jetspark.app.replay.records import ReplayRecord, read_records
 from jetspark.app.replay.running import ReplayPlan, plan_replay, repair_keys, run_replay
-from jetspark.app.replay.verifying import ParkedKey, Verification, verify
+from jetspark.app.replay.verifying import Verification, verify
 from jetspark.app.replay.what_if import NewCode, WhatIf, what_if
 
 __all__ = [

@@ -1,8 +1,11 @@
 """What a key of a projection holds, as far as all engines must agree on it: comparing, digesting, repair. Pure.
 
-The digest is sha256 over one line for each key that has a value or is parked, sorted by key::
+The digest is the sum, modulo 2**256, of the sha256 of one line for each key that has a value or is parked::
 
     key \\0 sequence \\0 sequence of the event it is parked at, or nothing \\0 value \\n
+
+It is a sum because keys come in no order where many processes fold: each adds up its own, and so do those who bring
+together what they have. It tells states apart that differ by accident, and is no proof against who wants them to agree.
 
 Values are canonical, so equal bytes are equal states. A deleted key is not part of it: whether the bucket still has the
 marker of its end depends on who tidied up, and when.
@@ -35,6 +38,7 @@ NOTHING = Current(None, 0, 0)
 """What a bucket has for a key that it has nothing for."""
 
 DifferenceKind: TypeAlias = Literal["missing", "extra", "value", "sequence", "parked", "foreign", "version"]
+_DIGESTS = 1 << 256
 # Of a value in a message: it has to fit a line.
 _SHOWN = 120
 
@@ -91,22 +95,26 @@ def reaches(current: Mapping[str, Current], boundary: int) -> dict[str, int]:
 
 
 class Digest:
-    """Of keys in ascending order."""
+    """Of keys in any order."""
 
     def __init__(self) -> None:
-        self._hash = hashlib.sha256()
+        self._sum = 0
         self.keys = 0
 
     def add(self, key: str, content: KeyContent) -> None:
         if content.is_held:
             parked = "" if content.parked is None else str(content.parked.sequence)
-            self._hash.update(f"{key}\0{content.sequence}\0{parked}\0".encode())
-            self._hash.update(content.value or b"")
-            self._hash.update(b"\n")
+            line = b"%b%b\n" % (f"{key}\0{content.sequence}\0{parked}\0".encode(), content.value or b"")
+            self._sum = (self._sum + int.from_bytes(hashlib.sha256(line).digest())) % _DIGESTS
             self.keys += 1
 
+    def include(self, other: Digest) -> None:
+        """Add the digest of other keys."""
+        self._sum = (self._sum + other._sum) % _DIGESTS
+        self.keys += other.keys
+
     def __str__(self) -> str:
-        return f"sha256:{self._hash.hexdigest()}"
+        return f"sum-sha256:{self._sum:064x}"
 
 
 def compare(key: str, expected: KeyContent, found: Current, version: int | None) -> Difference | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from jetspark.app.replay.compared import ComparedKeys
 from jetspark.app.replay.ranges import Extent
 from jetspark.errors import ConfigError
 from jetspark.state.changes import Current
@@ -40,8 +41,12 @@ class RangeFold(NamedTuple):
 class FoldEngine(Protocol):
     """Folds one projection."""
 
-    async def states(self, last: int) -> Mapping[str, Current]:
-        """What the states have to be after a sequence, from the first event on; nothing is stored."""
+    async def compare(self, bucket: str, boundary: int, version: int | None) -> ComparedKeys:
+        """Compare a bucket, which has all events up to a boundary, with a fresh fold; nothing is stored.
+
+        A key that is beyond the boundary is compared at the sequence that its value says. Without ``version`` the
+        bucket may be of any.
+        """
 
     async def survey(self, part: Extent, subject: str | None) -> RangeSurvey:
         """The keys of a range; nothing is stored."""

@@ -12,6 +12,7 @@ from jetspark.aio import clock
 from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
+from jetspark.aio.stream import Stream
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, KeyRow, KeyState, Recorded, Router
 from jetspark.app.replay.contents import NOTHING, KeyContent
@@ -93,9 +94,12 @@ class StreamHistory:
         self.first_event = 0
         """The first event that the stream ever had on these filters; 0 if it is not known."""
 
+    async def stream(self) -> Stream:
+        return await self._js.stream(self._stream)
+
     async def info(self) -> StreamInfo:
         """The stream as it is now."""
-        return await (await self._js.stream(self._stream)).info()
+        return await (await self.stream()).info()
 
     async def head(self, witness: int | None = None) -> Head:
         """Where it begins and ends, and what of its front may be lost; ``witness`` is an event that was read."""
@@ -108,7 +112,7 @@ class StreamHistory:
 
     async def last_event(self) -> int:
         """The sequence of the last message on one of the filters; 0 if there is none."""
-        stream = await self._js.stream(self._stream)
+        stream = await self.stream()
         found = [0]
         for subject in self.filters:
             with suppress(MessageNotFound):
@@ -243,6 +247,7 @@ class MemoryFold:
         """Every key has its events up to this sequence."""
         self.failures = 0
         self.events = 0
+        """Up to the sequences that were asked for, those of keys that are not wanted included."""
 
     def begin(self, key: str, base: Current = NOTHING) -> None:
         """Begin a key with a state that it had."""
@@ -278,8 +283,9 @@ class MemoryFold:
     def take(self, events: Events, last: int, further: Mapping[str, int] | None = None) -> None:
         """Apply events up to the sequence ``last``; of the keys in ``further`` up to a later one."""
         spec, states = self._spec, self._states
-        self.failures += len(events.failures)
-        self.events += len(events.rows)
+        is_all = events.last <= last
+        self.failures += sum(is_all or each.sequence <= last for each in events.failures)
+        self.events += len(events.rows) if is_all else sum(row[1] <= last for row in events.rows)
         for key, sequence, event in events.rows:
             if not self._wants(key):
                 continue

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jetspark.app.projections.buckets import find_place, open_records
+from jetspark.app.replay.engines import FoldEngine, check_no_rate
 from jetspark.app.replay.history import History, ReadingRate, spec_of
 from jetspark.app.replay.places import noted_position
 from jetspark.app.replay.ranges import Extent
-from jetspark.app.replay.verifying import FreshStates, Verification, verify_bucket
+from jetspark.app.replay.verifying import Verification, verify_bucket
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
@@ -53,17 +54,18 @@ class RebuildPreview:
 
 
 async def preview_rebuild(
-    js: JetStream, app: App, projection: str, *, rate: float | None = None, fresh: FreshStates | None = None
+    js: JetStream, app: App, projection: str, *, rate: float | None = None, engine: FoldEngine | None = None
 ) -> RebuildPreview:
     """Fold the history in memory, and compare with the bucket in use, which another version may have made.
 
     Args:
         rate: Events read each second, at most.
-        fresh: Returns the states at a boundary, by another engine.
+        engine: Reads, folds and compares in place of this process; it has no ``rate``.
 
     Raises:
         DataLoss: The beginning of the stream is gone.
     """
+    check_no_rate(rate, engine)
     spec = spec_of(app, projection)
     place = (await find_place(await open_records(js, app.name), spec)).place
     history = await History.open(js, app, spec, place.bucket)
@@ -76,7 +78,7 @@ async def preview_rebuild(
         place.bucket,
         0 if position is None else min(position.sequence, extent.last),
         pace=ReadingRate(rate),
-        fresh=fresh,
+        engine=engine,
         is_any_version=True,
     )
     version = 0 if position is None else position.version

@@ -285,7 +285,7 @@ class _Rebuilding:
                 self._spec,
                 self._bucket,
                 self._position.sequence,
-                fresh=None if engine is None else engine.states,
+                engine=engine,
             )
             self._outcome.verification = found
             if not found.is_equal:

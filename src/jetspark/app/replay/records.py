@@ -52,6 +52,8 @@ class ReplayRecord:
     first: int
     last: int
     """The end that was frozen when it began."""
+    outline: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Of a replay: subjects, times and gaps of what it reads."""
     at: int = 0
     """Events up to this sequence were read."""
     events: int = 0

@@ -27,6 +27,7 @@ from jetspark.app.projections.positions import read_position
 from jetspark.app.replay.contents import NOTHING, change_to
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
 from jetspark.app.replay.history import Events, History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
+from jetspark.app.replay.outlines import RangeOutline, outline_of
 from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.records import RecordKeeper, ReplayRecord, begin_record, noting
 from jetspark.app.replay.repairing import KeyRepair
@@ -60,8 +61,8 @@ class ReplayPlan:
     extent: Extent
     events: int = 0
     unreadable: int = 0
-    deleted: int = 0
-    """Messages of the whole stream that were deleted from its middle: no fold sees them."""
+    outline: RangeOutline = field(default_factory=RangeOutline)
+    """Subjects, times and gaps of the range."""
     last_of: dict[str, int] = field(default_factory=dict)
     """The keys, each with its last event in the range."""
     behind: dict[str, Current] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class ReplayPlan:
             "last": self.extent.last,
             "events": self.events,
             "unreadable": self.unreadable,
-            "deleted": self.deleted,
+            **self.outline.to_dict(),
             "keys": len(self.last_of),
             "some_keys": self._texts(self.last_of),
             "behind": len(self.behind),
@@ -93,10 +94,9 @@ class ReplayPlan:
         lines = [
             f"replay of projection {self.projection} version {self.version}, bucket {self.bucket}",
             f"reads {self.extent}: all of it is there",
+            *self.outline.lines(),
             f"{self.events} events of {self._named(self.last_of)}",
         ]
-        if self.deleted:
-            lines.append(f"{self.deleted} messages were deleted from the middle of the stream: no fold sees them")
         if self.unreadable:
             lines.append(f"{self.unreadable} events cannot be read, and are left out")
         if self.parked:
@@ -142,8 +142,7 @@ async def plan_replay(
     history = await History.open(js, app, spec, place.bucket)
     request = request.of(spec)
     extent = await history.extent(request)
-    plan = _plan_of(spec, place.bucket, extent)
-    plan.deleted = (await history.info()).state.deleted_count
+    plan = _plan_of(spec, place.bucket, extent, await outline_of(history, extent, request.subject))
     runner = ProcedureRunner(js)
     bucket = await runner.run(open_bucket(place.bucket))
     await _survey(runner, bucket, history, spec, request, plan, ReadingRate(rate), on_events, engine)
@@ -228,8 +227,15 @@ async def repair_keys(
 # ---- small steps -----------------------------------------------------------------------------------------------------
 
 
-def _plan_of(spec: ProjectionSpec, bucket: str, extent: Extent) -> ReplayPlan:
-    return ReplayPlan(projection=spec.name, bucket=bucket, version=spec.version, extent=extent, key_text=spec.key_text)
+def _plan_of(spec: ProjectionSpec, bucket: str, extent: Extent, outline: RangeOutline) -> ReplayPlan:
+    return ReplayPlan(
+        projection=spec.name,
+        bucket=bucket,
+        version=spec.version,
+        extent=extent,
+        outline=outline,
+        key_text=spec.key_text,
+    )
 
 
 async def _survey(
@@ -334,8 +340,8 @@ async def _fill(
 ) -> None:
     record = keeper.record
     notes = _ReadNotes(keeper, on_progress)
-    plan = _plan_of(spec, record.bucket, extent)
-    plan.deleted = (await history.info()).state.deleted_count
+    plan = _plan_of(spec, record.bucket, extent, await outline_of(history, extent, record.request.subject))
+    record.outline = plan.outline.to_dict()
     runner = ProcedureRunner(js)
     bucket = await runner.run(open_bucket(record.bucket))
     fold = await _survey(runner, bucket, history, spec, record.request, plan, pace, notes.add, engine)

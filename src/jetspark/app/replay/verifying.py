@@ -3,7 +3,8 @@
 There is one boundary: a sequence up to which the bucket says that it has everything. Each key is compared at that
 boundary, or where the live engine is beyond it already, at the sequence that its value says; so nothing has to stand
 still, and the answer is the same whenever it is asked. Keys are taken in slices of their order when there are many,
-each with a pass over the history, so memory does not grow with the bucket.
+each with a pass over the history, so memory does not grow with the bucket. Another engine compares keys where it folds
+them, and returns counts, digests and the first differences.
 
 A key that seems to differ is read once more before it is reported: it may have been written while the bucket was read.
 """
@@ -13,12 +14,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.buckets import check_version, find_place, open_records
 from jetspark.app.projections.positions import FoldPosition
-from jetspark.app.replay.contents import NOTHING, Difference, Digest, KeyContent, compare, cut_keys, reaches
+from jetspark.app.replay.compared import ComparedKeys, ParkedKey
+from jetspark.app.replay.contents import NOTHING, Difference, compare, cut_keys, reaches
+from jetspark.app.replay.engines import FoldEngine, check_no_rate
 from jetspark.app.replay.history import History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
 from jetspark.app.replay.places import await_position, is_reserved, noted_position
 from jetspark.app.replay.ranges import Extent
@@ -34,27 +37,16 @@ if TYPE_CHECKING:
     from jetspark.app.application import App
     from jetspark.app.projections.declaring import ProjectionSpec
 
-__all__ = ["SLICE_KEYS", "FreshStates", "ParkedKey", "Verification", "read_states", "verify", "verify_bucket"]
+__all__ = ["SLICE_KEYS", "FreshStates", "Verification", "contents_of", "read_states", "verify", "verify_bucket"]
 
 SLICE_KEYS = 200_000
 """Keys whose states are held at a time, twice."""
 # How long a live engine may take to reach the end that the stream had when this began.
 WAIT_S = 10.0
-# A report names this many differences, and counts the others.
-MAX_NAMED = 1000
 
 ALL_KEYS: tuple[str, str | None] = ("", None)
 
 FreshStates = Callable[[int], Awaitable[Mapping[str, Current]]]
-
-
-class ParkedKey(NamedTuple):
-    """A key that does not go on."""
-
-    key: str
-    sequence: int
-    """The event that was refused."""
-    reason: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,7 +107,9 @@ class Verification:
         )
         if self.is_equal:
             return f"{head}: equal to its history, {self.digest}"
-        return f"{head}: {self.difference_count} keys differ from its history"
+        named = len(self.differences)
+        listed = f"; the first {named} are listed" if named < self.difference_count else ""
+        return f"{head}: {self.difference_count} keys differ from its history{listed}"
 
 
 async def verify(
@@ -129,6 +123,7 @@ async def verify(
     slice_keys: int = SLICE_KEYS,
     on_events: OnEvents = told_nobody,
     fresh: FreshStates | None = None,
+    engine: FoldEngine | None = None,
 ) -> Verification:
     """Compare the bucket of a projection with a fresh fold of its history.
 
@@ -138,13 +133,15 @@ async def verify(
         rate: Events read each second, at most.
         slice_keys: Keys held in memory at a time.
         on_events: Is told what was read.
-        fresh: Returns the states at a boundary, by another engine; by default they are folded here.
+        fresh: Returns the states at a boundary, where somebody has them; by default they are folded here.
+        engine: Reads, folds and compares in place of this process; it has no ``rate``.
 
     Raises:
         DataLoss: The beginning of the stream is gone, so nobody can tell what the bucket should have; or the projection
             was folded without events that the stream had dropped before they were read.
         UsageError: The bucket was made by another version of the projection; or it has not got to ``to_seq``.
     """
+    check_no_rate(rate, engine)
     spec = spec_of(app, projection)
     place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
     position = (await noted_position(js, place.bucket)).position
@@ -173,6 +170,7 @@ async def verify(
         slice_keys=slice_keys,
         on_events=on_events,
         fresh=fresh,
+        engine=engine,
     )
 
 
@@ -197,6 +195,7 @@ async def verify_bucket(
     slice_keys: int = SLICE_KEYS,
     on_events: OnEvents = told_nobody,
     fresh: FreshStates | None = None,
+    engine: FoldEngine | None = None,
     is_any_version: bool = False,
 ) -> Verification:
     """Compare a bucket, which has all events up to a boundary, with a fresh fold.
@@ -204,21 +203,44 @@ async def verify_bucket(
     With ``is_any_version`` the bucket may be of another version of the fold.
     """
     extent = await history.whole()
-    result = Verification(
-        projection=spec.name, bucket=bucket, version=spec.version, boundary=boundary, last=extent.last
-    )
+    version = None if is_any_version else spec.version
+    if engine is not None:
+        whole = await engine.compare(bucket, boundary, version)
+        if whole.difference_count:
+            await history.whole(boundary)  # what was removed while it was read is no fault of the bucket
+        return _verification(spec, bucket, boundary, extent, whole)
     states = None if fresh is None else await fresh(boundary)
     slices = [ALL_KEYS] if states is not None else await _slices(js, bucket, slice_keys)
-    found_digest, expected_digest = Digest(), Digest()
+    whole = ComparedKeys()
     for low, high in slices:
         part = _Slice(js, history, spec, bucket, extent, (low, high), is_small=len(slices) == 1)
-        part.version = None if is_any_version else spec.version
+        part.version = version
         await part.fold(boundary, pace, on_events, states)
         await part.settle(boundary)
-        part.report(result, found_digest, expected_digest)
-    result.keys = found_digest.keys
-    result.digest, result.expected_digest = str(found_digest), str(expected_digest)
-    return result
+        whole.include(part.compared())
+        whole.events, whole.unreadable = part.events, part.unreadable  # each slice reads all of it
+    return _verification(spec, bucket, boundary, extent, whole)
+
+
+def _verification(
+    spec: ProjectionSpec, bucket: str, boundary: int, extent: Extent, whole: ComparedKeys
+) -> Verification:
+    return Verification(
+        projection=spec.name,
+        bucket=bucket,
+        version=spec.version,
+        boundary=boundary,
+        last=extent.last,
+        keys=whole.found.keys,
+        parked=whole.parked,
+        parked_keys=[each._replace(key=spec.key_text(each.key)) for each in whole.parked_keys],
+        events=whole.events,
+        unreadable=whole.unreadable,
+        digest=str(whole.found),
+        expected_digest=str(whole.expected),
+        difference_count=whole.difference_count,
+        differences=[each._replace(key=spec.key_text(each.key)) for each in whole.differences],
+    )
 
 
 async def read_states(js: JetStream, bucket: str) -> dict[str, Current]:
@@ -291,22 +313,20 @@ class _Slice:
         compared = (compare(key, fold.content(key), found.get(key, NOTHING), version) for key in keys)
         return [each for each in compared if each is not None]
 
-    def report(self, result: Verification, found_digest: Digest, expected_digest: Digest) -> None:
-        keys = sorted(self._found.keys() | self._fold.keys)
-        for key in keys:
-            content = KeyContent.of_current(self._found.get(key, NOTHING))
-            found_digest.add(key, content)
-            if content.parked is not None:
-                result.parked += 1
-                if len(result.parked_keys) < MAX_NAMED:
-                    result.parked_keys.append(ParkedKey(self._spec.key_text(key), *content.parked))
-            expected_digest.add(key, self._fold.content(key))
-        differences = self._differences(keys)
-        result.difference_count += len(differences)
-        named = differences[: MAX_NAMED - len(result.differences)]
-        result.differences += [each._replace(key=self._spec.key_text(each.key)) for each in named]
-        result.events = max(result.events, self._fold.events)
-        result.unreadable = max(result.unreadable, self._fold.failures)
+    def compared(self) -> ComparedKeys:
+        found, fold = self._found, self._fold
+        result = ComparedKeys()
+        for key in sorted(found.keys() | fold.keys):
+            result.take(key, fold.content(key), found.get(key, NOTHING), self.version)
+        return result
+
+    @property
+    def events(self) -> int:
+        return self._fold.events
+
+    @property
+    def unreadable(self) -> int:
+        return self._fold.failures
 
 
 async def _entries(js: JetStream, bucket: str, *, is_small: bool) -> AsyncIterator[tuple[str, Current]]:
@@ -317,17 +337,18 @@ async def _entries(js: JetStream, bucket: str, *, is_small: bool) -> AsyncIterat
     runner = ProcedureRunner(js)
     view = await runner.run(open_bucket(bucket))
     if is_small:
-        for entry in _contents(view, (await runner.run(snapshot(view))).values()):
+        for entry in contents_of(view, (await runner.run(snapshot(view))).values()):
             yield entry
         return
     state = view.info.state
     async with aclosing(runner.pieces(view.scan(max(1, state.first_sequence), state.last_sequence))) as pieces:
         async for piece in pieces:
-            for entry in _contents(view, piece):
+            for entry in contents_of(view, piece):
                 yield entry
 
 
-def _contents(view: BucketView, messages: Iterable[Any]) -> Iterator[tuple[str, Current]]:
+def contents_of(view: BucketView, messages: Iterable[Any]) -> Iterator[tuple[str, Current]]:
+    """Messages of a bucket as keys of the projection with what they have; engines' own notes are left out."""
     for message in messages:
         key = message.subject[len(view.prefix) :]
         if not is_reserved(key):

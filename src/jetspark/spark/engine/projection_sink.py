@@ -29,6 +29,7 @@ from jetspark.spark.retrying import patiently
 from jetspark.spark.schema import PROJECTION_SCHEMA
 
 if TYPE_CHECKING:
+    from jetspark.spark.engine.projecting import ProjectionFold
     from jetspark.spark.engine.rows import Unreadable
     from jetspark.state.changes import Current
 
@@ -101,8 +102,7 @@ class TaskRows:
     """The rows of a task, by what they are for."""
 
     def __init__(self, options: ProjectionOptions) -> None:
-        from jetspark.spark.engine.projecting import COLUMNS, ProjectionFold
-        from jetspark.spark.engine.rows import Readings, specs_of
+        from jetspark.spark.engine.projecting import COLUMNS
         from jetspark.spark.engine.shipping import load_same_app
         from jetspark.spark.engine.sorting import SequenceSort
 
@@ -111,7 +111,15 @@ class TaskRows:
         self.letters: list[Unreadable] = []
         self.covered: list[Covered] = []
         self.bases: dict[str, Current] = {}
-        self.fold = ProjectionFold(
+        self._options = options
+        self.fold = self.new_fold()
+
+    def new_fold(self) -> ProjectionFold:
+        from jetspark.spark.engine.projecting import ProjectionFold
+        from jetspark.spark.engine.rows import Readings, specs_of
+
+        options = self._options
+        return ProjectionFold(
             specs_of(self.app, options.projections),
             options.buckets,
             Readings(self.app).readers,
@@ -133,13 +141,15 @@ class TaskRows:
         self.events.add(batch)
 
     def add_after_bases(self, batch: pa.RecordBatch) -> None:
-        """Rows among which are the states that keys begin with."""
+        """Rows among which are the states that keys have in a bucket: of a key the latest counts."""
         from jetspark.spark.engine.rows import BASE, unpack
 
         is_base = pc.equal(batch.column("reading"), BASE)
         found = batch.filter(is_base)
         for key, data in zip(found.column("key").to_pylist(), found.column("data").to_pylist(), strict=True):
-            self.bases[key] = unpack(data)
+            state: Current = unpack(data)
+            if (known := self.bases.get(key)) is None or known.revision <= state.revision:
+                self.bases[key] = state
         self.add(batch.filter(pc.invert(is_base)) if found.num_rows else batch)
 
 

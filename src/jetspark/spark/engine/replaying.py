@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from jetspark.app.application import App
-from jetspark.app.projections.marks import Mark, Parked
+from jetspark.app.replay.compared import ComparedKeys
 from jetspark.app.replay.engines import RangeFold, RangeSurvey
 from jetspark.app.replay.ranges import Extent
 from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError
+from jetspark.spark.engine.comparing import compare_bucket
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionKeywords, ProjectionOptions
 from jetspark.spark.engine.projections import (
     ProjectionPlan,
     backfill,
     bring_together,
     check_pandas,
-    fold_states,
 )
 from jetspark.spark.failures import plain_failures
 from jetspark.spark.options import read_options
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ReplayEngine", "base_rows"]
+__all__ = ["ReplayEngine"]
 
 T = TypeVar("T")
 
@@ -43,8 +42,8 @@ _FOLDED = "key string, value binary, sequence bigint, mark string"
 
 
 class ReplayEngine:
-    """Folds one projection on Spark, for :func:`~jetspark.app.replay.rebuild`, ``run_replay``, ``plan_replay``, and
-    its method ``states`` for ``fresh`` of ``verify``.
+    """Folds one projection on Spark, as ``engine`` of :func:`~jetspark.app.replay.rebuild`, ``run_replay``,
+    ``plan_replay``, ``preview_rebuild`` and ``verify``.
 
     It reads and folds as fast as Spark does, so it takes no ``rate``. What has to be decided, and what is stored beside
     live engines, is left to those functions.
@@ -64,9 +63,9 @@ class ReplayEngine:
         self._app, self._spark, self._servers, self._projection = app, spark, servers, projection
         self._partitions, self._options = partitions, options
 
-    async def states(self, last: int) -> Mapping[str, Current]:
-        """What the states have to be after a sequence, from the first event on; nothing is stored."""
-        return await _in_a_thread(lambda: self._states(last))
+    async def compare(self, bucket: str, boundary: int, version: int | None) -> ComparedKeys:
+        """Compare a bucket with a fresh fold, key by key where it is folded; the driver gets counts and a few names."""
+        return await _in_a_thread(lambda: self._compare(bucket, boundary, version))
 
     async def survey(self, part: Extent, subject: str | None) -> RangeSurvey:
         """Which keys the events of a range are of; nothing is stored.
@@ -86,19 +85,8 @@ class ReplayEngine:
 
     # ---- in a thread, since Spark blocks ------------------------------------------------------------------------
 
-    def _states(self, last: int) -> Mapping[str, Current]:
-        names = [self._projection]
-        frame = fold_states(
-            self._app,
-            self._spark,
-            self._servers,
-            projections=names,
-            to_sequence=last,
-            partitions=self._partitions,
-            **self._options,
-        )
-        version = self._plan().app.projections[self._projection].version
-        return {key: _current(version, *rest) for key, *rest in _tuples(frame, "key", "value", "sequence", "parked")}
+    def _compare(self, bucket: str, boundary: int, version: int | None) -> ComparedKeys:
+        return compare_bucket(self._plan(), self._spark, bucket, boundary, version, self._partitions)
 
     def _survey(self, part: Extent, subject: str | None) -> RangeSurvey:
         from pyspark.sql import functions as F
@@ -125,6 +113,8 @@ class ReplayEngine:
     def _fold_on(self, part: Extent, bases: Mapping[str, Current]) -> Mapping[str, Current]:
         if part.is_empty or not bases:
             return bases
+        from jetspark.spark.engine.rows import base_rows
+
         check_pandas("jetspark.spark.ReplayEngine")
         plan = self._plan()
         rows = plan.read(self._spark, part.first, part.last).where("target >= 0")
@@ -169,11 +159,6 @@ def _tuples(frame: DataFrame, *names: str) -> Iterable[tuple[Any, ...]]:
     return zip(*(table[name].to_pylist() for name in names), strict=True)
 
 
-def _current(version: int, value: bytes | None, sequence: int, parked: int | None) -> Current:
-    mark = Mark(version, None if parked is None else Parked(parked, "on Spark"))
-    return Current(value, sequence, 1, mark=str(mark))
-
-
 def _narrowed(filters: Sequence[str], subject: str | None) -> list[str] | None:
     """What to read of the events' subjects for those on another one; None for everything.
 
@@ -198,21 +183,6 @@ def source_filters(filters: Sequence[str]) -> list[str]:
     widest = [each for each in filters if not any(each != other and is_subset(each, other) for other in filters)]
     pairs = ((one, other) for number, one in enumerate(widest) for other in widest[number + 1 :])
     return [] if any(overlaps(one, other) for one, other in pairs) else widest
-
-
-def base_rows(bases: Mapping[str, Current]) -> pa.Table:
-    """The states to begin with, as rows; the projection is the only one, so its number is 0."""
-    import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    from jetspark.spark.engine.rows import BASE
-    from jetspark.spark.schema import PROJECTION_SCHEMA
-
-    schema = to_arrow_schema(PROJECTION_SCHEMA, timezone="UTC")
-    count = len(bases)
-    columns = [[0] * count, list(bases), [0] * count, [BASE] * count, [pickle.dumps(each) for each in bases.values()]]
-    arrays = [pa.array(each, field.type) for each, field in zip(columns, schema, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _fold_rows(given: Mapping[str, str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -34,12 +34,13 @@ from jetspark.core.subjects import on_one_of
 from jetspark.spark.engine.covering import Covered
 from jetspark.spark.reply_subjects import places
 from jetspark.spark.schema import PROJECTION_SCHEMA
+from jetspark.state.changes import Current
 
-__all__ = ["BASE", "COVERED", "LETTER", "Readings", "RouteRows", "Unreadable", "specs_of", "unpack"]
+__all__ = ["BASE", "COVERED", "LETTER", "Readings", "RouteRows", "Unreadable", "base_rows", "specs_of", "unpack"]
 
 LETTER, COVERED = -1, -2
 BASE = -1
-"""In place of the number of a contract: the row is the state that its key begins with, and no event."""
+"""In place of the number of a contract: the row is a state that its key has, and no event."""
 
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
@@ -61,6 +62,15 @@ class Unreadable(NamedTuple):
 def unpack(data: bytes) -> Any:
     """What a row without an event has instead: :class:`Unreadable` or :class:`Covered`."""
     return pickle.loads(data)
+
+
+def base_rows(bases: Mapping[str, Current]) -> pa.Table:
+    """The states that keys have, as rows; the projection is the only one, so its number is 0."""
+    schema = to_arrow_schema(PROJECTION_SCHEMA, timezone="UTC")
+    count = len(bases)
+    columns = [[0] * count, list(bases), [0] * count, [BASE] * count, [pickle.dumps(each) for each in bases.values()]]
+    arrays = [pa.array(each, field.type) for each, field in zip(columns, schema, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def specs_of(app: App, names: Sequence[str]) -> list[ProjectionSpec]:

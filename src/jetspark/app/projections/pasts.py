@@ -1,0 +1,41 @@
+"""Which revision of a key a state of the past is folded on from. Pure.
+
+A value has every event of its key up to its own sequence. So a revision that the bucket has kept, and that shows
+nothing beyond the wanted sequence, is a state to begin with: with the events since, up to the wanted one, it is what
+all events from the first one on would make. It is not the answer by itself: a worker stores several events as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.marks import Mark, mark_of
+from jetspark.state.changes import Current
+
+__all__ = ["base_of", "past_of"]
+
+NOTHING = Current(None, 0, 0)
+
+
+def base_of(spec: ProjectionSpec, revisions: Iterable[Current], sequence: int) -> Current:
+    """The latest revision of a key that shows nothing beyond a sequence; nothing, if there is none.
+
+    Revisions of other programs and of other versions of the projection are left out. A key that is parked shows the
+    event that it is parked at.
+    """
+    base = NOTHING
+    for each in revisions:
+        mark = mark_of(each)
+        if mark is None or mark.version != spec.version:
+            continue
+        reach = each.sequence if mark.parked is None else max(each.sequence, mark.parked.sequence)
+        if reach <= sequence and each.revision > base.revision:
+            base = each
+    return base
+
+
+def past_of(spec: ProjectionSpec, state: KeyState) -> Current:
+    """A state that was folded, as a bucket would have it; it has no revision."""
+    return Current(state.value, state.sequence, 0, None, str(Mark(spec.version, state.parked)))

@@ -1,0 +1,136 @@
+"""What a range of a stream is, as far as the server says before anything of it is read: subjects, times, gaps."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jetspark.aio.stream import Stream
+from jetspark.app.replay.history import StreamHistory
+from jetspark.app.replay.ranges import Extent
+from jetspark.errors import MessageNotFound
+
+__all__ = ["RangeOutline", "gaps_between", "outline_of"]
+
+MAX_NAMED = 20
+"""Subjects and gaps that an outline names; it counts the others."""
+# The server lists deleted messages one by one. Beyond this number they are counted only.
+MAX_LISTED = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeOutline:
+    """A range that a replay is going to read."""
+
+    subjects: tuple[str, ...] = ()
+    """What is read of it; the first of them."""
+    subject_count: int = 0
+    first_time: datetime.datetime | None = None
+    """When the first message of the range was stored that is there; None if there is none."""
+    last_time: datetime.datetime | None = None
+    deleted: int = 0
+    """Messages of the whole stream that were deleted from its middle: no fold sees them."""
+    gaps: tuple[tuple[int, int], ...] = ()
+    """Sequences of the range that were deleted, first and last of each gap; the first gaps."""
+    gap_count: int | None = 0
+    """None where there are too many deleted messages to ask for."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "subjects": list(self.subjects),
+            "subject_count": self.subject_count,
+            "first_time": None if self.first_time is None else self.first_time.isoformat(),
+            "last_time": None if self.last_time is None else self.last_time.isoformat(),
+            "deleted": self.deleted,
+            "gaps": [list(gap) for gap in self.gaps],
+            "gap_count": self.gap_count,
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        subjects = f"on {_listed(self.subjects, self.subject_count)}"
+        if self.first_time is None or self.last_time is None:
+            lines = [subjects]
+        else:
+            lines = [f"stored from {_text(self.first_time)} to {_text(self.last_time)}, {subjects}"]
+        if self.deleted:
+            told = f"{self.deleted} messages were deleted from the middle of the stream: no fold sees them"
+            if self.gaps:
+                texts = [str(first) if first == last else f"{first} to {last}" for first, last in self.gaps]
+                told += f"; in this range {_listed(texts, self.gap_count or 0)}"
+            elif self.gap_count == 0:
+                told += "; none of them in this range"
+            lines.append(told)
+        return lines
+
+
+async def outline_of(history: StreamHistory, extent: Extent, subject: str | None) -> RangeOutline:
+    """Ask the server for what a range is; some requests, however long it is."""
+    stream = await history.stream()
+    subjects = history.filters if subject is None else (subject,)
+    state = (await stream.info()).state
+    gaps: Sequence[tuple[int, int]] = ()
+    is_listed = state.deleted_count <= MAX_LISTED
+    if state.deleted_count and is_listed:
+        gaps = gaps_between((await stream.info(deleted_details=True)).state.deleted, extent.first, extent.last)
+    first, last = await _time_from(stream, extent), await _time_to(stream, extent)
+    return RangeOutline(
+        subjects=subjects[:MAX_NAMED],
+        subject_count=len(subjects),
+        first_time=first,
+        last_time=last if first is not None else None,
+        deleted=state.deleted_count,
+        gaps=tuple(gaps[:MAX_NAMED]),
+        gap_count=len(gaps) if is_listed else None,
+    )
+
+
+def gaps_between(deleted: Iterable[int], first: int, last: int) -> list[tuple[int, int]]:
+    """Deleted sequences from one to another, as gaps."""
+    gaps: list[tuple[int, int]] = []
+    for sequence in sorted(each for each in deleted if first <= each <= last):
+        if gaps and gaps[-1][1] == sequence - 1:
+            gaps[-1] = (gaps[-1][0], sequence)
+        else:
+            gaps.append((sequence, sequence))
+    return gaps
+
+
+async def _time_from(stream: Stream, extent: Extent) -> datetime.datetime | None:
+    found = await _next(stream, max(1, extent.first))
+    return None if found is None or found[0] > extent.last else found[1]
+
+
+async def _time_to(stream: Stream, extent: Extent) -> datetime.datetime | None:
+    """Of the last message that is there. The server finds the next one from a sequence on: so by halves, if the last
+    sequence of the range is gone."""
+    low, high, last_time = max(1, extent.first), extent.last, None
+    at = high
+    while low <= high:
+        found = await _next(stream, at)
+        if found is not None and found[0] <= extent.last:
+            low, last_time = found[0] + 1, found[1]
+        else:
+            high = at - 1
+        at = (low + high) // 2
+    return last_time
+
+
+async def _next(stream: Stream, sequence: int) -> tuple[int, datetime.datetime] | None:
+    """The first message from a sequence on, and when it was stored."""
+    try:
+        found = await stream.get_message(sequence, next_for=">", direct=False)
+    except MessageNotFound:
+        return None
+    return found.sequence, found.timestamp
+
+
+def _listed(names: Sequence[str], count: int) -> str:
+    more = f" and {count - len(names)} more" if count > len(names) else ""
+    return f"{', '.join(names)}{more}"
+
+
+def _text(moment: datetime.datetime) -> str:
+    return moment.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
