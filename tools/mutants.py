@@ -131,7 +131,7 @@ MODULES = {
     "spark/reply_subjects.py": ["tests/unit/test_spark_reply_subjects.py"],
     "state/apply.py": ["tests/unit/test_state_store.py"],
     "state/changes.py": ["tests/unit/test_state_changes.py", "tests/unit/test_state_store.py"],
-    "state/deliveries.py": ["tests/unit/test_state_scan.py"],
+    "state/deliveries.py": ["tests/unit/test_state_deliveries.py"],
     "state/fold.py": ["tests/unit/test_state_fold.py"],
     "state/lookup.py": ["tests/unit/test_state_lookup.py"],
     "state/losses.py": ["tests/unit/test_state_losses.py"],
