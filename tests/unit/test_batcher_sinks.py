@@ -471,6 +471,28 @@ def test_writes_that_began_before_the_circuit_moved_do_not_move_it() -> None:
     assert late.state == "half-open"
 
 
+def test_a_circuit_lets_another_write_through_after_each_trial_that_failed() -> None:
+    circuit = Circuit(failures=1, open_s=10)
+    circuit.on_failure(circuit.enter(0), 0)
+    for now in (10, 20, 30):
+        circuit.on_failure(circuit.enter(now), now)
+        with pytest.raises(CircuitOpen):
+            circuit.enter(now + 9)
+    circuit.on_success(circuit.enter(40))
+    assert circuit.state == "closed"
+
+
+def test_a_circuit_that_has_closed_opens_after_as_many_failures_as_before() -> None:
+    circuit = Circuit(failures=2, open_s=10)
+    for start in (0, 100):
+        circuit.on_failure(circuit.enter(start), start)
+        assert circuit.state == "closed"
+        circuit.on_failure(circuit.enter(start), start)
+        assert circuit.state == "open"
+        circuit.on_success(circuit.enter(start + 10))
+        assert circuit.state == "closed"
+
+
 async def test_exactly_one_task_tries_a_half_open_circuit() -> None:
     clock, calls, gate = JumpingClock(), 0, asyncio.Event()
 
