@@ -261,6 +261,13 @@ def test_retry_gives_up_after_so_many_attempts_with_the_last_error(world: World)
     assert len(clock.slept) == 2
 
 
+def test_retry_makes_five_attempts_unless_somebody_says_otherwise(world: World) -> None:
+    script, clock = Scripted(*[OUTAGE] * 9), JumpingClock()
+    with pytest.raises(ConnectionLost):
+        world.write(world.sinks.RetrySink(world.sink(script), clock=clock), ["a"])
+    assert script.calls == 5
+
+
 def test_retry_never_waits_longer_than_its_maximum(world: World) -> None:
     script, clock = Scripted(*[OUTAGE] * 6), JumpingClock()
     world.write(

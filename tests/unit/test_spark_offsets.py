@@ -388,6 +388,14 @@ def test_reading_cannot_start_behind_the_next_message() -> None:
         position_of(head("A", 101), 102)
 
 
+def test_nothing_is_said_of_partitions_before_the_first_batch() -> None:
+    assert Offset({}).to_json() == {"version": 2, "step": 0, "subjects": [], "streams": {}}
+
+
+def test_partitions_have_these_sizes_unless_somebody_says_otherwise() -> None:
+    assert Sizes() == Sizes(min_partitions=1, max_records=100_000, max_bytes=67_108_864)
+
+
 def test_a_stream_without_news_does_not_count_when_partitions_are_sized() -> None:
     assert admit(at(A=1, B=5), [head("A", 11), head("B", 5)], ANY, Sizes()).step == 10
 

@@ -195,11 +195,12 @@ class Counted(MemoryStream):
 def test_of_a_range_that_is_all_there_the_stream_is_asked_once(
     is_earliest: bool, retention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "BATCH_MESSAGES", 20)
-    stream = Counted(100)
-    stream.retention = retention
-    assert stream.read(RangeScan(part(10, 50, is_earliest=is_earliest))) == list(range(10, 50))
-    assert [stream.steps.count(each) for each in ("STREAM.INFO", "STREAM.MSG.GET", "Pause")] == [1, 0, 0]
+    monkeypatch.setattr(scan, "BATCH_MESSAGES", 30)  # so that the last messages of a range come with some beyond it
+    for end in (50, 70):
+        stream = Counted(100)
+        stream.retention = retention
+        assert stream.read(RangeScan(part(10, end, is_earliest=is_earliest))) == list(range(10, end))
+        assert [stream.steps.count(each) for each in ("STREAM.INFO", "STREAM.MSG.GET", "Pause")] == [1, 0, 0]
 
 
 def test_gaps_matter_only_where_everything_was_promised() -> None:
@@ -209,11 +210,13 @@ def test_gaps_matter_only_where_everything_was_promised() -> None:
     assert stream.steps.count("STREAM.INFO") == 1
 
 
-def test_reading_ends_with_the_first_message_beyond_the_range() -> None:
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+def test_reading_ends_with_the_first_message_beyond_the_range(retention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "BATCH_MESSAGES", 20)
     stream = Counted(5_000)
-    stream.deleted = {10}
+    stream.retention, stream.deleted = retention, {10}
     assert stream.read(RangeScan(part(1, 11))) == list(range(1, 10))
-    assert stream.steps.count("Pull") < 10
+    assert stream.steps.count("Pull") + stream.steps.count("AskMany") < 10
 
 
 def test_a_range_of_which_nothing_is_left_is_not_read_and_is_lost_once() -> None:
