@@ -758,6 +758,13 @@ def test_plain_fields_and_features_switched_off_need_no_level() -> None:
         assert wire.required_level(config)[0] == 0
 
 
+def test_groups_by_priority_need_level_2_and_others_need_less() -> None:
+    prioritized = ConsumerConfig(priority_policy="prioritized", priority_groups=["g"])
+    assert wire.required_level(prioritized) == (2, "priority_policy")
+    overflow = ConsumerConfig(priority_policy="overflow", priority_groups=["g"])
+    assert wire.required_level(overflow)[0] < 2
+
+
 def test_acknowledging_by_flow_control_needs_level_4() -> None:
     # nats-server 2.15.1 notes `_nats.req.level: 4` for such a consumer; an older one calls it invalid JSON.
     assert wire.required_level(ConsumerConfig(ack_policy="flow_control")) == (4, "ack_policy")
