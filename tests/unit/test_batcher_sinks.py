@@ -491,13 +491,14 @@ def test_a_circuit_lets_another_write_through_after_each_trial_that_failed() -> 
 
 def test_a_circuit_that_has_closed_opens_after_as_many_failures_as_before() -> None:
     circuit = Circuit(failures=2, open_s=10)
+    states: list[str] = []
     for start in (0, 100):
-        circuit.on_failure(circuit.enter(start), start)
-        assert circuit.state == "closed"
-        circuit.on_failure(circuit.enter(start), start)
-        assert circuit.state == "open"
+        for _ in range(2):
+            circuit.on_failure(circuit.enter(start), start)
+            states.append(circuit.state)
         circuit.on_success(circuit.enter(start + 10))
-        assert circuit.state == "closed"
+        states.append(circuit.state)
+    assert states == ["closed", "open", "closed"] * 2
 
 
 async def test_exactly_one_task_tries_a_half_open_circuit() -> None:
