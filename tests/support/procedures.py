@@ -121,6 +121,9 @@ class MemoryBucket(MemoryServer):
         self.log.append((f"$KV.b.{key}", value, headers or {}))
         return len(self.log)
 
+    def remove(self, revision: int) -> None:
+        self.log[revision - 1] = ("", b"", {})
+
     def last(self, subject: str, up_to: int | None = None) -> int:
         log = self.log if up_to is None else self.log[:up_to]
         return max((number for number, each in enumerate(log, start=1) if matches(subject, each[0])), default=0)
@@ -136,10 +139,11 @@ class MemoryBucket(MemoryServer):
         self.requests.append(request.subject)
         if request.subject.endswith("STREAM.INFO.KV_b"):
             config = {"name": "KV_b", "subjects": ["$KV.b.>"], "allow_direct": True, "allow_batched": self._is_batched}
-            return {"config": config, "state": {"messages": len(self.log), "last_seq": len(self.log)}}
+            state = {"messages": len(self.log), "last_seq": len(self.log)}
+            return {"config": config, "state": state, "created": "2026-01-01T00:00:00Z"}
         asked = json.loads(request.data)
         revision = self.last(asked["last_by_subj"]) if "last_by_subj" in asked else asked["seq"]
-        if not 0 < revision <= len(self.log):
+        if not 0 < revision <= len(self.log) or not self.log[revision - 1][0]:
             return {"error": {"code": 404, "err_code": 10037, "description": "no message found"}}
         subject, value, headers = self.log[revision - 1]
         found = {"subject": subject, "seq": revision, "data": _base64(value), "time": "2026-01-01T00:00:00Z"}

@@ -8,7 +8,16 @@ import json
 import pytest
 
 from jetspark.errors import ConfigError, ProtocolError, UsageError
-from jetspark.jetstream.acks import AckableMessage, Metadata, nak_payload, parse_metadata, term_payload
+from jetspark.jetstream.acks import (
+    ACK,
+    ACK_FRAME,
+    IN_PROGRESS,
+    AckableMessage,
+    Metadata,
+    nak_payload,
+    parse_metadata,
+    term_payload,
+)
 
 STORED = datetime.datetime(2021, 7, 20, 22, 7, 53, 482533, datetime.UTC)
 PLAIN = b"$JS.ACK.ORDERS.billing.2.9808.9811.1626818873482533999.7"
@@ -47,6 +56,8 @@ def test_any_other_subject_is_an_error_that_shows_it(reply: bytes) -> None:
 
 
 def test_payloads() -> None:
+    assert (ACK, IN_PROGRESS) == (b"+ACK", b"+WPI")
+    assert ACK_FRAME % b"to" == b"PUB to 4\r\n+ACK\r\n"
     assert nak_payload(None) == b"-NAK"
     assert nak_payload(1.5).startswith(b"-NAK {")
     assert json.loads(nak_payload(1.5).removeprefix(b"-NAK ")) == {"delay": 1_500_000_000}

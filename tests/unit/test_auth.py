@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import base64
 import pickle
+import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jetspark.core import auth as auth_module
 from jetspark.core.auth import (
     Auth,
     Credentials,
@@ -25,6 +28,7 @@ from jetspark.core.auth import (
 )
 from jetspark.errors import ConfigError, MissingExtra
 
+BASE32 = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 RAW = bytes(range(32))
 SEED = create_seed("user", RAW)
 JWT = "eyJ0eXAiOiJKV1QifQ.eyJzdWIiOiJVIn0.c2ln-_x"
@@ -109,6 +113,26 @@ def test_something_else_is_refused_by_type_and_not_shown() -> None:
     assert "t0ps3cret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: UserPassword(b"t0ps3cret", "p"), "user of type bytes"),  # type: ignore[arg-type]
+        (lambda: UserPassword("ada", b"t0ps3cret"), "password of type bytes"),  # type: ignore[arg-type]
+        (lambda: Token(b"t0ps3cret"), "token of type bytes"),  # type: ignore[arg-type]
+        (lambda: NKey(b"t0ps3cret"), "seed of type bytes"),  # type: ignore[arg-type]
+        (lambda: Credentials(text=b"t0ps3cret"), "text of type bytes"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_secret_of_another_type_is_refused_by_its_type_and_not_shown(make: Callable[[], Auth], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{said}: expected a str$"):
+        make()
+
+
+def test_a_path_of_another_type_is_refused_before_it_is_read() -> None:
+    with pytest.raises(ConfigError, match=r"^path=5: expected"):
+        Credentials(5)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("auth", "secret"), SECRETS, ids=lambda value: type(value).__name__)
 def test_a_secret_stays_out_of_the_repr_and_survives_pickle(auth: Auth, secret: str) -> None:
     assert secret not in repr(auth)
@@ -130,6 +154,8 @@ def test_seed_and_public_key_name_the_role(role: Role, letter: str) -> None:
     assert len(seed) == 58
     assert public_key(seed).startswith(letter)
     assert len(public_key(seed)) == 56
+    # The prefix byte is the letter's five bits alone: a server reads the other three as part of the role.
+    assert base64.b32decode(public_key(seed))[0] == BASE32.index(letter) << 3
 
 
 @given(st.sampled_from(get_args(Role)), st.binary(min_size=32, max_size=32))
@@ -181,7 +207,7 @@ def test_a_seed_that_cannot_log_in_is_refused_at_once_and_never_shown(seed: str,
     assert caught.value.__cause__ is None
 
 
-@given(st.integers(0, 57), st.sampled_from("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"))
+@given(st.integers(0, 57), st.sampled_from(BASE32))
 def test_one_wrong_character_is_always_noticed(position: int, letter: str) -> None:
     typo = SEED[:position] + letter + SEED[position + 1 :]
     # The last character carries three bits of the key and two of padding, which decoding ignores.
@@ -277,3 +303,8 @@ def test_without_cryptography_the_extra_is_named_and_passwords_still_work(monkey
     with pytest.raises(MissingExtra) as caught:
         connect_fields(NKey(SEED), "n")
     assert caught.value.extra == "security"
+
+
+def test_the_module_can_be_imported_without_cryptography(monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric.ed25519", None)
+    assert "NKey" in runpy.run_path(auth_module.__file__)

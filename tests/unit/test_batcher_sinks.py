@@ -261,6 +261,13 @@ def test_retry_gives_up_after_so_many_attempts_with_the_last_error(world: World)
     assert len(clock.slept) == 2
 
 
+def test_retry_makes_five_attempts_unless_somebody_says_otherwise(world: World) -> None:
+    script, clock = Scripted(*[OUTAGE] * 9), JumpingClock()
+    with pytest.raises(ConnectionLost):
+        world.write(world.sinks.RetrySink(world.sink(script), clock=clock), ["a"])
+    assert script.calls == 5
+
+
 def test_retry_never_waits_longer_than_its_maximum(world: World) -> None:
     script, clock = Scripted(*[OUTAGE] * 6), JumpingClock()
     world.write(
@@ -469,6 +476,29 @@ def test_writes_that_began_before_the_circuit_moved_do_not_move_it() -> None:
     assert late.state == "half-open"
     late.on_failure(second, 12)
     assert late.state == "half-open"
+
+
+def test_a_circuit_lets_another_write_through_after_each_trial_that_failed() -> None:
+    circuit = Circuit(failures=1, open_s=10)
+    circuit.on_failure(circuit.enter(0), 0)
+    for now in (10, 20, 30):
+        circuit.on_failure(circuit.enter(now), now)
+        with pytest.raises(CircuitOpen):
+            circuit.enter(now + 9)
+    circuit.on_success(circuit.enter(40))
+    assert circuit.state == "closed"
+
+
+def test_a_circuit_that_has_closed_opens_after_as_many_failures_as_before() -> None:
+    circuit = Circuit(failures=2, open_s=10)
+    states: list[str] = []
+    for start in (0, 100):
+        for _ in range(2):
+            circuit.on_failure(circuit.enter(start), start)
+            states.append(circuit.state)
+        circuit.on_success(circuit.enter(start + 10))
+        states.append(circuit.state)
+    assert states == ["closed", "open", "closed"] * 2
 
 
 async def test_exactly_one_task_tries_a_half_open_circuit() -> None:

@@ -200,6 +200,37 @@ def test_a_drain_that_cannot_be_confirmed_says_how_much_is_in_doubt() -> None:
     assert failure.unconfirmed_messages == 3
 
 
+def again(machine: Connection) -> None:
+    """Another session, after the one that has ended."""
+    machine.begin(A)
+    machine.receive_data(b"INFO {}\r\n")
+    machine.login(None)
+    machine.data_to_send()
+    machine.receive_data(b"PONG\r\n")
+
+
+def test_a_message_that_is_lost_while_readers_finish_is_told_at_the_end_of_the_drain() -> None:
+    machine = connected()
+    steps = drain(machine, 5.0)
+    assert next(steps) == ReadUp([])
+    machine.publish("a", b"of a reader")
+    machine.data_to_send()
+    machine.end("gone")
+    again(machine)
+    assert steps.send(True) == AwaitAcks()
+    with pytest.raises(ConnectionLost, match="the session ended during the drain") as caught:
+        next(steps)
+    assert caught.value.unconfirmed_messages == 1
+
+
+def test_messages_that_were_lost_before_a_drain_are_not_told_by_it() -> None:
+    machine = connected(3)
+    machine.data_to_send()
+    machine.end("gone")
+    again(machine)
+    assert run(drain(machine, 5.0), {ReadUp: True}) == [ReadUp([]), AwaitAcks()]
+
+
 def test_what_is_lost_counts_messages_that_never_left() -> None:
     assert lost(connected(4)).unconfirmed_messages == 4
 

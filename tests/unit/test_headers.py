@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetspark.core.headers import Headers, Status, decode, decode_status, encode
-from jetspark.errors import InvalidHeader, ProtocolError
+from jetspark.errors import ConfigError, InvalidHeader, ProtocolError
 
 NAME_CHARACTERS = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != ":")
 NAMES = st.text(NAME_CHARACTERS, min_size=1, max_size=12)
@@ -125,6 +125,14 @@ def test_equality_is_exact_about_case_and_indifferent_to_the_order_of_names() ->
     assert Headers() != 0
 
 
+def test_another_type_may_say_that_it_is_equal() -> None:
+    class Anything:
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    assert Headers({"A": "1"}) == Anything()
+
+
 def test_headers_are_mutable_and_so_unhashable() -> None:
     with pytest.raises(TypeError):
         hash(Headers())
@@ -170,6 +178,12 @@ def test_what_would_break_the_frame_is_refused_wherever_it_enters(name: Any, val
     with pytest.raises(InvalidHeader):
         encode([(name, value)])
     assert headers == {}
+
+
+@pytest.mark.parametrize("pair", [("A", "1", "2"), ("A",), ["A", "1", "2"], "A1", {"A", "1"}, 5])
+def test_what_is_no_pair_of_a_name_and_a_value_is_refused(pair: Any) -> None:
+    with pytest.raises(ConfigError, match=r"a list of \(name, value\)"):
+        Headers([pair])
 
 
 def test_a_received_header_we_could_not_send_is_readable_but_not_encodable() -> None:
@@ -254,6 +268,13 @@ def test_a_protocol_error_shows_the_offending_piece_but_not_all_of_a_long_one() 
     with pytest.raises(ProtocolError) as caught:
         decode(b"NATS/1.0\r\n" + b"x" * 100_000 + b"\r\n\r\n")
     assert len(str(caught.value)) < 200
+
+
+def test_a_piece_of_80_characters_is_shown_whole_and_a_longer_one_is_cut_there() -> None:
+    with pytest.raises(ProtocolError, match=f"header line '{'x' * 80}': expected"):
+        decode(b"NATS/1.0\r\n" + b"x" * 80 + b"\r\n\r\n")
+    with pytest.raises(ProtocolError, match=rf"header line '{'x' * 80}'\.\.\.: expected"):
+        decode(b"NATS/1.0\r\n" + b"x" * 81 + b"\r\n\r\n")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import time
 import typing
 from typing import Any
 
@@ -757,6 +758,13 @@ def test_plain_fields_and_features_switched_off_need_no_level() -> None:
         assert wire.required_level(config)[0] == 0
 
 
+def test_groups_by_priority_need_level_2_and_others_need_less() -> None:
+    prioritized = ConsumerConfig(priority_policy="prioritized", priority_groups=["g"])
+    assert wire.required_level(prioritized) == (2, "priority_policy")
+    overflow = ConsumerConfig(priority_policy="overflow", priority_groups=["g"])
+    assert wire.required_level(overflow)[0] < 2
+
+
 def test_acknowledging_by_flow_control_needs_level_4() -> None:
     # nats-server 2.15.1 notes `_nats.req.level: 4` for such a consumer; an older one calls it invalid JSON.
     assert wire.required_level(ConsumerConfig(ack_policy="flow_control")) == (4, "ack_policy")
@@ -792,3 +800,68 @@ def test_a_word_of_the_wrong_type_cannot_be_read() -> None:
     for fields in ({"retention": 5}, {"num_replicas": "3"}, {"metadata": []}, {"sealed": "no"}, {"max_msgs": True}):
         with pytest.raises(ProtocolError, match="StreamConfig we cannot read"):
             wire.decode(StreamConfig, {"name": "S"} | fields)
+
+
+# ---- small things ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["0", "7", "007", "9" * 20])
+def test_a_number_in_a_header_is_its_digits(text: str) -> None:
+    assert wire.number_in(text) == int(text)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "+1", "1.0", " 1", "1_000", "\u00b2", "\u0663", "x", "9" * 21])
+def test_what_is_no_number_in_a_header_is_a_protocol_error_that_shows_it(text: str) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        wire.number_in(text)
+    assert str(caught.value) == f"not a number: {text!r}"
+
+
+def test_a_time_without_a_zone_is_utc_wherever_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert wire.time_text(datetime.datetime(2026, 1, 1)) == "2026-01-01T00:00:00Z"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_an_info_with_a_value_of_another_type_cannot_be_read() -> None:
+    with pytest.raises(ProtocolError, match="PubAck we cannot read"):
+        wire.decode(PubAck, {"stream": 5, "seq": 1})
+
+
+def test_unknown_fields_are_dropped_where_nothing_keeps_them() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Plain:
+        name: str = ""
+
+    assert wire.decode(Plain, {"name": "a", "new": 1}) == Plain("a")
+
+
+def test_a_configuration_is_read_with_the_defaults_of_what_is_not_mentioned_and_not_judged() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        name: str = "a"
+        labels: typing.Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+        def __post_init__(self) -> None:
+            raise ValueError("we would not send this")
+
+    found = wire.decode(Config, {})
+    assert (found.name, found.labels) == ("a", {})
+
+
+def test_an_error_that_has_no_numbers_has_the_number_0() -> None:
+    found = wire.error_of({"error": {"description": "why"}})
+    assert found is not None
+    assert (found.code, found.err_code) == (0, 0)
+
+
+def test_the_stream_of_an_error_is_the_one_that_was_asked_or_the_one_that_answered() -> None:
+    error = {"code": 400, "err_code": 10071, "description": "wrong last sequence: 3"}
+    for asked, said, expected in (("", "SAID", "SAID"), ("ASKED", "SAID", "ASKED"), ("", 5, "")):
+        found = wire.error_of({"error": error, "stream": said}, asked)
+        assert found is not None
+        assert found.stream == expected

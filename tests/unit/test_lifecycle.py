@@ -25,6 +25,7 @@ from jetspark.core.lifecycle import (
 )
 from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import Server, parse_servers
+from jetspark.core.tls import OUR_CERTIFICATE
 from jetspark.errors import (
     AuthenticationFailed,
     ConfigError,
@@ -305,6 +306,68 @@ def test_the_name_in_a_tls_config_is_the_only_one() -> None:
     world = World(connection, **{"10.0.0.1": ({"tls_required": True}, b"PONG\r\n")})
     world.run(tls=TLSConfig(hostname="given"))
     assert world.log == ["dial 10.0.0.1", "upgrade given"]
+
+
+class Broken(World):
+    """A connection that breaks in one of its conversations."""
+
+    breaks_in = State.GREETING
+
+    def converse(self, is_done: Callable[[], bool]) -> None:
+        if self.connection.state is self.breaks_in:
+            raise ConnectionResetError("reset by peer")
+        super().converse(is_done)
+
+
+@pytest.mark.parametrize("is_first_byte", [True, False])
+def test_a_server_that_does_not_greet_may_want_tls_first_unless_it_has_that(is_first_byte: bool) -> None:
+    world = Broken(new("a"), a=GOOD)
+    with pytest.raises(NoServersAvailable, match="reset by peer") as caught:
+        world.run(tls=TLSConfig(handshake_first=is_first_byte))
+    assert ("pass tls=TLSConfig(handshake_first=True)" in str(caught.value)) is not is_first_byte
+
+
+def wrong_version() -> ssl.SSLError:
+    error = ssl.SSLError(1, "wrong version number")
+    error.reason = "WRONG_VERSION_NUMBER"
+    return error
+
+
+@pytest.mark.parametrize(
+    ("problem", "is_first_byte", "is_told"),
+    [
+        (wrong_version(), True, True),
+        (wrong_version(), False, False),
+        (ConnectionRefusedError("refused"), True, False),
+    ],
+)
+def test_a_server_that_answers_in_plain_text_wants_no_tls_first(
+    problem: Exception, is_first_byte: bool, is_told: bool
+) -> None:
+    world = World(new("a"), a=problem)
+    with pytest.raises(NoServersAvailable) as caught:
+        world.run(tls=TLSConfig(handshake_first=is_first_byte))
+    assert ("leave out handshake_first=True" in str(caught.value)) is is_told
+
+
+@pytest.mark.parametrize(
+    ("tls", "verifies", "is_told"),
+    [
+        (TLSConfig(), True, True),
+        (TLSConfig(), False, False),
+        (TLSConfig(cert_file="our.pem"), True, False),
+        (TLSConfig(context=ssl.create_default_context()), True, False),
+    ],
+    ids=["none", "not asked for", "file", "context"],
+)
+def test_a_login_that_breaks_where_certificates_are_wanted_is_for_lack_of_ours(
+    tls: TLSConfig, verifies: bool, is_told: bool
+) -> None:
+    world = Broken(new("a"), a=({"tls_required": True, "tls_verify": verifies}, b"PONG\r\n"))
+    world.breaks_in = State.LOGGING_IN
+    with pytest.raises(NoServersAvailable) as caught:
+        world.run(tls=tls)
+    assert (OUR_CERTIFICATE in str(caught.value)) is is_told
 
 
 # ---- secrets ---------------------------------------------------------------------------------------------------

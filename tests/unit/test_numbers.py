@@ -9,7 +9,18 @@ from typing import Any
 import numpy
 import pytest
 
-from jetspark.core.numbers import MAX_SECONDS, rate, seconds, seconds_above_0, share, timeout_of, whole
+from jetspark.core.numbers import (
+    INT64,
+    MAX_SECONDS,
+    UINT64,
+    check_timeout,
+    rate,
+    seconds,
+    seconds_above_0,
+    share,
+    timeout_of,
+    whole,
+)
 from jetspark.errors import ConfigError
 
 
@@ -76,6 +87,19 @@ def test_a_time_has_an_end(value: float) -> None:
 def test_a_timedelta_is_told_how_to_become_seconds() -> None:
     with pytest.raises(ConfigError, match=r"total_seconds\(\)"):
         seconds("timeout", datetime.timedelta(seconds=1))
+
+
+def test_the_longest_time_is_the_last_whole_second_that_64_bits_hold_in_nanoseconds() -> None:
+    assert MAX_SECONDS * 10**9 <= INT64 < (MAX_SECONDS + 1) * 10**9
+    assert (INT64, UINT64) == (0x7FFF_FFFF_FFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF)
+
+
+def test_a_timeout_may_be_none_or_any_time() -> None:
+    check_timeout(None)
+    check_timeout(0)
+    check_timeout(2.5)
+    with pytest.raises(ConfigError, match=r"^timeout=-1: expected seconds of 0 or more, or None$"):
+        check_timeout(-1)
 
 
 def test_a_timeout_that_is_not_given_is_the_default() -> None:

@@ -22,6 +22,7 @@ from jetspark.spark.offsets import (
     check_filters,
     check_unchanged,
     plan,
+    position_of,
 )
 from jetspark.state.scan import Head, Range
 
@@ -369,3 +370,36 @@ def test_data_loss_names_stream_sequences_and_the_option() -> None:
         "stream 'A': sequence 5 is wanted and the first there is is 101, so 96 sequences are gone (limits, a "
         "purge, or deletes); set failOnDataLoss=false to go on with what is left"
     )
+
+
+# ---- where reading starts --------------------------------------------------------------------------------------------
+
+
+def test_reading_starts_with_the_first_message_behind_the_last_or_at_a_sequence() -> None:
+    stream = head("A", 101, first=31)
+    assert position_of(stream, "earliest") == StreamPosition(CREATED, 31, is_earliest=True)
+    assert position_of(stream, "latest") == StreamPosition(CREATED, 101)
+    assert position_of(stream, 7) == StreamPosition(CREATED, 7)
+    assert position_of(stream, 101) == StreamPosition(CREATED, 101)
+
+
+def test_reading_cannot_start_behind_the_next_message() -> None:
+    with pytest.raises(ConfigError, match="startingOffsets=102: the next sequence of stream 'A' is 101"):
+        position_of(head("A", 101), 102)
+
+
+def test_nothing_is_said_of_partitions_before_the_first_batch() -> None:
+    assert Offset({}).to_json() == {"version": 2, "step": 0, "subjects": [], "streams": {}}
+
+
+def test_partitions_have_these_sizes_unless_somebody_says_otherwise() -> None:
+    assert Sizes() == Sizes(min_partitions=1, max_records=100_000, max_bytes=67_108_864)
+
+
+def test_a_stream_without_news_does_not_count_when_partitions_are_sized() -> None:
+    assert admit(at(A=1, B=5), [head("A", 11), head("B", 5)], ANY, Sizes()).step == 10
+
+
+def test_messages_of_less_than_a_byte_are_sized_by_their_bytes_too() -> None:
+    """The mean of a stream with many deleted messages."""
+    assert Sizes(max_bytes=10).step(1_000, 0.5) == 20

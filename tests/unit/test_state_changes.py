@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jetspark.core.headers import decode
-from jetspark.errors import ConfigError
+from jetspark.errors import ConfigError, InvalidHeader
 from jetspark.state.changes import (
     Change,
     Current,
@@ -95,6 +95,8 @@ def test_outcomes_add_up() -> None:
         Change("a", b"1", sequence=5, revision=0),
         Change("a", b"1", sequence=5, mark="1"),
         Change("a", b"1", sequence=5, revision=7, mark="1 parked 4 why\\n not"),
+        Change("a", b"1", sequence=5, mark="1 parked 4 caf\u00e9"),
+        Change("a", b"1", sequence=5, mark="1 parked 4 not UTF-8: \udcff"),
         Change("a", b"", "delete", 5, 7, mark="1"),
         Change("a", b"", "purge"),
         Change("a", b"1", sequence=5, revision=7, stamp="q:1:2", mark="1"),
@@ -104,3 +106,9 @@ def test_outcomes_add_up() -> None:
 def test_headers_as_bytes_are_the_same_as_those_in_fields(change: Change) -> None:
     fields, block = header_fields(change, "w"), header_bytes(change, "w")
     assert (None if block is None else dict(decode(block).items())) == fields
+
+
+@pytest.mark.parametrize("mark", ["1\r\nNats-Rollup: all", "1\nNats-Rollup: all", "1\r", "\n1"])
+def test_a_mark_cannot_smuggle_in_a_header(mark: str) -> None:
+    with pytest.raises(InvalidHeader, match="line break"):
+        header_bytes(Change("a", b"1", sequence=5, mark=mark), "w")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jetspark.errors import UsageError
-from jetspark.state.changes import Change, Current
+from jetspark.state.changes import Change, Current, Outcome
 from jetspark.state.fold import DELETE, POINT, PRIME, Stamp, States, some_keys
 
 
@@ -59,6 +59,30 @@ def test_keys_are_counted_and_named_in_order() -> None:
     states = States(Sum())
     states.add(["b", "a"], {})
     assert (len(states), states.names()) == (2, ["b", "a"])
+    assert "a" in states
+    assert "c" not in states
+
+
+def test_after_a_round_only_keys_in_conflict_are_in_hand_as_the_bucket_has_them() -> None:
+    states = States(Sum())
+    states.add(["a", "b"], {})
+    rows = [("a", 1, 5), ("b", 1, 7)]
+    states.apply(rows, lambda event: event)
+    taken = states.take()
+    assert taken == [Change("a", b"5", "put", 1, 0), Change("b", b"7", "put", 1, 0)]
+    states.settle(taken, Outcome(1, ("b",), present={"b": Current(b"100", 0, 9)}))
+    assert states.names() == ["b"]
+    states.apply(rows[1:], lambda event: event)
+    assert states.take() == [Change("b", b"107", "put", 1, 9)]
+
+
+def test_no_key_is_in_doubt_and_one_that_is_looked_at_again_begins_from_that() -> None:
+    states = States(Sum())
+    states.add(["a"], {})
+    assert states.unsure() == []
+    states.look_again(["a"], {"a": Current(b"3", 2, 8)})
+    states.apply([("a", 3, 1)], lambda event: event)
+    assert states.take() == [Change("a", b"4", "put", 3, 8)]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def status(line: str) -> CoreMessage:
 
 def test_answers_are_read_from_the_few_headers_that_matter() -> None:
     lookup = Lookup("$JS.API", "KV_b", ["a", "b", "c"])
-    assert not lookup.is_over
+    assert (lookup.is_over, lookup.is_behind, lookup.up_to) == (False, False, 0)
     request = lookup.request()
     assert request.subject == "$JS.API.DIRECT.GET.KV_b"
     assert json.loads(request.data) == {"multi_last": ["a", "b", "c"]}
@@ -119,7 +119,7 @@ def test_an_end_that_says_nothing_more_ends_an_empty_answer() -> None:
     lookup = Lookup("$JS.API", "KV_b", ["a"])
     lookup.request()
     lookup.accept(status("204 EOB"))
-    assert (lookup.is_over, lookup.left, lookup.found) == (True, [], [])
+    assert (lookup.is_over, lookup.left, lookup.found, lookup.up_to) == (True, [], [], 0)
 
 
 @pytest.mark.parametrize("missing", [b"Nats-Subject", b"Nats-Sequence"])
@@ -171,6 +171,14 @@ def test_an_answer_counts_only_if_it_is_up_to_what_is_wanted() -> None:
     lookup.accept(end(9, up_to=12))
     assert (lookup.is_behind, lookup.left, lookup.up_to) == (False, [], 12)
     assert [each.subject for each in lookup.found] == ["a"]  # nobody has asked for the witness
+
+
+@pytest.mark.parametrize("at_least", [0, 1])
+def test_nothing_at_all_is_an_answer_only_where_any_place_will_do(at_least: int) -> None:
+    lookup = Lookup("$JS.API", "KV_b", ["a"], at_least=at_least)
+    lookup.request()
+    lookup.accept(status("404 No Results"))
+    assert (lookup.is_behind, lookup.left) == ((True, ["a"]) if at_least else (False, []))
 
 
 def test_a_witness_that_is_asked_for_anyway_is_asked_for_once() -> None:

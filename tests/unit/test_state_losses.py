@@ -46,6 +46,7 @@ def test_where_other_messages_go_too_a_witness_decides(fields: dict[str, Any]) -
         ({"max_age_s": 0.0, "max_messages": -1, "max_bytes": -1, "max_messages_per_subject": -1}, False),
         ({"retention": "limits", "max_messages_per_subject": 1_000_000_000}, False),
         ({"max_age_s": 3600.0}, True),
+        ({"max_messages": 1}, True),
         ({"max_messages": 10}, True),
         ({"max_bytes": 10}, True),
         ({"max_messages_per_subject": 1}, True),
@@ -93,6 +94,7 @@ def front(stream: StreamConfig, *, first: int, witness: int, is_there: bool = Tr
         (MIXED, 5, 3, False, 5, 1),
         (config(allow_rollup=True, first_sequence=4), 9, 9, True, 4, 1),
         (config(allow_rollup=True, max_age_s=60.0), 5, 0, True, 5, 0),
+        (config(allow_rollup=True, max_age_s=60.0), 5, 7, True, 1, 1),  # a witness knows better than a limit
     ],
 )
 def test_the_front_of_a_stream_is_whole_from_its_first_message_or_from_where_it_begins_now(
@@ -100,6 +102,13 @@ def test_the_front_of_a_stream_is_whole_from_its_first_message_or_from_where_it_
 ) -> None:
     head, asked = front(stream, first=first, witness=witness, is_there=is_there)
     assert (head.first, head.whole_from, asked) == (first, whole_from, asks)
+
+
+def test_the_server_is_asked_for_no_witness_where_none_is_named() -> None:
+    info = StreamInfo(config=MIXED, state=StreamState(first_sequence=5, last_sequence=90), created=NOW)
+    with pytest.raises(StopIteration) as done:
+        next(front_of(Api(), info))
+    assert done.value.value.whole_from == 1
 
 
 # ---- what a position knows -------------------------------------------------------------------------------------------

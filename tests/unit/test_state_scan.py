@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import random
@@ -24,6 +25,7 @@ from jetspark.errors import (
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.info import StreamInfo, StreamState
+from jetspark.jetstream.operations import Request
 from jetspark.jetstream.pull import Ask, Puller, Wait
 from jetspark.publish.steps import AskMany, OpenPull, Pull
 from jetspark.state import scan
@@ -107,6 +109,19 @@ def test_a_message_larger_than_a_request_is_asked_for_alone_and_without_a_bound(
     assert b"max_bytes" not in first
 
 
+def test_a_large_message_waits_for_the_requests_that_are_out() -> None:
+    machine = sweep(999_999)
+    asked(machine)
+    left = b"Nats-Pending-Messages: 20000\r\nNats-Pending-Bytes: 0\r\n\r\n"
+    refusal = b"NATS/1.0 409 Message Size Exceeds MaxBytes\r\n" + left
+    machine._puller.absorb([CoreMessage("_INBOX.x.1", b"", None, refusal, None)], 1.0)  # type: ignore[list-item]
+    assert [asked(machine, 1.0), asked(machine, 1.0)] == [[], []]
+    over = b"NATS/1.0 408 Request Timeout\r\n" + left
+    machine._puller.absorb([CoreMessage("_INBOX.x.2", b"", None, over, None)], 1.0)  # type: ignore[list-item]
+    first, *_ = asked(machine, 1.0)
+    assert b'"batch":1,' in first
+
+
 # ---- a range -------------------------------------------------------------------------------------------------------
 
 
@@ -149,6 +164,141 @@ def test_what_is_asked_for_gets_less_as_the_range_is_read() -> None:
     assert asked == sorted(set(asked), reverse=True)
     assert asked[0] == 1_000
     assert asked[-1] < 40  # what comes at once
+
+
+class Counted(MemoryStream):
+    """Counts what is asked for and done, by kind."""
+
+    def __init__(self, count: int, message_bytes: int = 0) -> None:
+        super().__init__(count)
+        self._message_bytes = message_bytes
+        self.steps: list[str] = []
+        self.config: dict[str, Any] = {}
+        """Of the last consumer."""
+
+    def _perform(self, step: Any) -> Any:
+        self.steps.append(type(step).__name__)
+        return super()._perform(step)
+
+    def _answer(self, request: Request) -> dict[str, Any]:
+        self.steps.append(request.subject.removeprefix("$JS.API.").rpartition(".S")[0])
+        answer = super()._answer(request)
+        if "CONSUMER.CREATE" in request.subject:
+            self.config = answer["config"]
+        if "STREAM.INFO" in request.subject:
+            answer["state"]["bytes"] = self._message_bytes * self.last
+        return answer
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+@pytest.mark.parametrize("is_earliest", [True, False])
+def test_of_a_range_that_is_all_there_the_stream_is_asked_once(
+    is_earliest: bool, retention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "BATCH_MESSAGES", 30)  # so that the last messages of a range come with some beyond it
+    for end in (50, 70):
+        stream = Counted(100)
+        stream.retention = retention
+        assert stream.read(RangeScan(part(10, end, is_earliest=is_earliest))) == list(range(10, end))
+        assert [stream.steps.count(each) for each in ("STREAM.INFO", "STREAM.MSG.GET", "Pause")] == [1, 0, 0]
+
+
+def test_gaps_matter_only_where_everything_was_promised() -> None:
+    stream = Counted(100)
+    stream.deleted = {20, 49}
+    assert len(stream.read(RangeScan(part(10, 50, is_earliest=True)))) == 38
+    assert stream.steps.count("STREAM.INFO") == 1
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+def test_reading_ends_with_the_first_message_beyond_the_range(retention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "BATCH_MESSAGES", 20)
+    stream = Counted(5_000)
+    stream.retention, stream.deleted = retention, {10}
+    assert stream.read(RangeScan(part(1, 11))) == list(range(1, 10))
+    assert stream.steps.count("Pull") + stream.steps.count("AskMany") < 10
+
+
+def test_a_range_of_which_nothing_is_left_is_not_read_and_is_lost_once() -> None:
+    stream = MemoryStream(100)
+    stream.first = 60
+    allowed = RangeScan(part(10, 50), fail_on_loss=False)
+    assert stream.read(allowed) == []
+    assert allowed.lost_sequences == 40
+    assert stream.opened == 0
+
+
+@pytest.mark.parametrize(
+    ("wants_data", "message_bytes", "is_without"), [(True, 1024, False), (False, 1024, True), (False, 1023, False)]
+)
+def test_large_messages_come_without_their_data_where_nobody_wants_it(
+    wants_data: bool, message_bytes: int, is_without: bool
+) -> None:
+    stream = Counted(100, message_bytes)
+    stream.read(RangeScan(part(1, 101), wants_data=wants_data))
+    assert bool(stream.config.get("headers_only")) is is_without
+
+
+def test_data_is_wanted_unless_somebody_says_otherwise() -> None:
+    stream = Counted(100, 5_000)
+    stream.read(RangeScan(part(1, 101)))
+    assert not stream.config.get("headers_only")
+
+
+def test_a_consumer_is_kept_by_one_server_in_memory_and_wants_no_acknowledgements() -> None:
+    stream = Counted(100)
+    stream.read(RangeScan(part(1, 101)))
+    assert (stream.config["mem_storage"], stream.config["num_replicas"], stream.config["ack_policy"]) == (
+        True,
+        1,
+        "none",
+    )
+
+
+def test_what_the_leader_has_beyond_the_range_is_not_left_of_it() -> None:
+    stream, reading = MemoryStream(20), RangeScan(part(1, 11))
+    stream.deleted = {10}
+    stream.run(reading.next())
+    reading._next = 10
+    assert stream.run(reading._is_nothing_left()) is True
+    reading._next = 9
+    assert stream.run(reading._is_nothing_left()) is False
+
+
+class Hesitant(MemoryStream):
+    """Its pulls come back early at first, with nothing; the fourth with messages loses its first one."""
+
+    early, with_messages = 3, 0
+
+    def _pull(self, source: Source, reader: Any) -> list[Any]:
+        if self.early:
+            self.early -= 1
+            self.now += SILENCE_S / 10
+            return []
+        found = super()._pull(source, reader)
+        self.with_messages += 1
+        return found[1:] if self.with_messages == 4 and len(found) > 1 else found
+
+
+def test_a_pull_that_comes_back_early_is_no_silence() -> None:
+    stream = Hesitant(100)
+    stream.now = 1_000.0
+    assert stream.run(RangeScan(part(1, 11)).next()) is not None
+    assert stream.opened == 1
+
+
+def test_how_many_messages_were_lost_on_the_way_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    stream = Hesitant(400)
+    with caplog.at_level("INFO", "jetspark.state"):
+        assert stream.read(RangeScan(part(1, 401))) == list(range(1, 401))
+    assert "beginning again: 1 messages of consumer 'c' were lost on the way" in caplog.text
+    assert stream.opened == 2
+
+
+def test_the_first_missing_sequence_is_neither_there_nor_known_to_be_gone() -> None:
+    assert scan._first_missing(10, set(), []) == 10
+    assert scan._first_missing(10, {10, 11, 12, 14}, []) == 13
+    assert scan._first_missing(10, {10, 11, 14}, [range(12, 14)]) == 15
 
 
 @pytest.mark.parametrize("size", [7, 50])
@@ -233,6 +383,36 @@ def test_what_is_purged_up_to_the_end_while_it_is_read_is_lost() -> None:
             with pytest.raises(DataLoss) as caught:
                 stream.read(reading)
             assert "failOnDataLoss" not in str(caught.value)  # an option of Spark, which is not who reads here
+
+
+@pytest.mark.parametrize("piece", [1, 1_000])
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+def test_what_is_evicted_beyond_the_end_while_it_is_read_is_lost(
+    retention: str, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next message is one that nobody asked for: everything up to the end is gone, too."""
+    monkeypatch.setattr(scan, "BATCH_MESSAGES", 20)
+    monkeypatch.setattr(scan, "PIECE_MESSAGES", piece)
+    stream, reads = MemoryStream(200), iter(range(1_000))
+    stream.retention = retention
+
+    def purge(step: Any) -> None:
+        if isinstance(step, Pull | AskMany) and next(reads) == 2:
+            stream.first = 151
+
+    stream.before_step = purge
+    reading = RangeScan(part(1, 101), fail_on_loss=False)
+    found = stream.read(reading)
+    assert 0 < len(found) < 100
+    assert reading.lost_sequences == 100 - len(found)
+
+
+def test_a_full_batch_of_direct_gets_is_followed_by_another_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "BATCH_MESSAGES", 20)
+    stream = Counted(100)
+    stream.retention = "workqueue"
+    assert stream.read(RangeScan(part(1, 101))) == list(range(1, 101))
+    assert stream.steps.count("Pause") == 0
 
 
 def test_another_stream_of_the_same_name_is_not_read() -> None:
@@ -356,6 +536,12 @@ def test_a_head_is_where_a_stream_begins_and_ends(
     head = scan.head_of(StreamInfo(config=StreamConfig(name="S"), state=state, created=NOW))
     assert (head.stream, head.created) == ("S", "2026-01-01T00:00:00Z")
     assert (head.first, head.next, head.bytes_per_sequence) == expected
+
+
+def test_a_stream_is_whole_from_where_it_begins_or_from_where_it_is_known_to_be() -> None:
+    head = scan.Head("S", "", 5, 9)
+    assert head.whole_from == 5
+    assert dataclasses.replace(head, kept_from=2).whole_from == 2
 
 
 def test_a_stream_that_is_consumed_by_reading_is_read_by_direct_get() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import random
 from typing import Any
@@ -431,6 +432,137 @@ def test_a_write_of_unknown_place_is_not_unseen_either(is_batched: bool) -> None
     assert lags == []
 
 
+def test_a_write_by_other_means_is_not_unseen_once_it_is_told_of() -> None:
+    bucket = Watched()
+    target = bucket.run(open_bucket("b"))
+    target.note_written("a", bucket.put("a", b"1"))
+    lags = [1, 1]
+    bucket.lag = lambda: lags.pop(0) if lags else 0
+    assert bucket.run(target.load_all(["a"])) == {"a": Current(b"1", 0, 1)}
+    assert lags == []
+
+
+def test_a_write_that_ends_with_an_error_is_not_unseen_either() -> None:
+    bucket = Watched()
+    target = bucket.run(open_bucket("b"))
+
+    def store_and_fail(items: list[Any]) -> IngestReport:
+        bucket.put("a", b"1")
+        raise UsageError("closed meanwhile")
+
+    bucket._ingest = store_and_fail  # type: ignore[method-assign]
+    with pytest.raises(UsageError):
+        bucket.run(target.store_all([Change("a", b"1", sequence=1)]))
+    lags = [1, 1]
+    bucket.lag = lambda: lags.pop(0) if lags else 0
+    assert bucket.run(target.load_all(["a"])) == {"a": Current(b"1", 0, 1)}
+
+
+def test_after_a_write_of_unknown_place_the_leader_is_asked_how_far_the_bucket_is_until_it_has_answered_once() -> None:
+    bucket = Watched(is_batched=False)
+    target = bucket.run(open_bucket("b"))
+    bucket.run(target.store_all([Change("a", b"1", sequence=1)]))
+    bucket.requests.clear()
+    problems = [RequestTimeout("the leader", 1.0)]
+
+    def fail(step: Any) -> None:
+        if isinstance(step, Request) and "STREAM.INFO" in step.subject and problems:
+            raise problems.pop()
+
+    bucket.before_step = fail
+    lags = [1, 1]
+    bucket.lag = lambda: lags.pop(0) if lags else 0
+    for _ in range(2):
+        assert bucket.run(target.load_all(["a"])) == {"a": Current(b"1", 1, 1)}
+    assert problems == []
+    assert sum("STREAM.INFO" in each for each in bucket.requests) == 1
+
+
+def test_what_the_leader_has_said_of_a_key_is_not_unseen() -> None:
+    bucket = Watched()
+    target = bucket.run(open_bucket("b"))
+    bucket.put("a", b"1")
+    problems = [RequestTimeout("the leader", 1.0)]
+
+    def fail(step: Any) -> None:
+        if isinstance(step, Request) and problems:
+            raise problems.pop()
+
+    bucket.before_step = fail
+    bucket.lag = lambda: 1
+    assert bucket.run(target.load_from_leader(["a", "never"])) == {"a": Current(b"1", 0, 1)}
+    assert problems == []
+    lags = [1, 1]
+    bucket.lag = lambda: lags.pop(0) if lags else 0
+    assert bucket.run(target.load_all(["a"])) == {"a": Current(b"1", 0, 1)}
+
+
+def test_the_last_key_of_a_whole_batch_is_one_that_must_be_there() -> None:
+    bucket = Watched()
+    target = bucket.run(open_bucket("b"))
+    bucket.run(target.store_all([Change("a", b"1", sequence=1)]))
+    bucket.requests.clear()
+    assert bucket.run(target.load_all(["never"])) == {}
+    assert len(bucket.requests) == 1
+
+
+def test_a_key_that_must_be_there_and_was_removed_is_replaced_by_another(caplog: pytest.LogCaptureFixture) -> None:
+    bucket = Watched()
+    bucket.put("a", b"1")
+    target = bucket.run(open_bucket("b"))
+    assert bucket.run(target.load_all(["never"])) == {}
+    bucket.remove(1)
+    bucket.put("z", b"2")
+    with caplog.at_level("INFO", "jetspark.state"):
+        assert bucket.run(target.load_all(["never"])) == {}
+    assert "bucket b: who answers is behind 1: the leader is asked" in caplog.text
+    pauses = bucket.steps.count("Pause")
+    assert bucket.run(target.load_all(["never"])) == {}
+    assert bucket.steps.count("Pause") == pauses
+
+
+def test_the_revisions_of_a_batch_with_a_refusal_are_not_guessed() -> None:
+    """Somebody else's message is where the refused one would have been: the last sequence is as if all were stored."""
+    bucket = Watched()
+    target = bucket.run(open_bucket("b"))
+    others = iter(["a"])
+
+    def write(step: Any) -> None:
+        if isinstance(step, IngestAll) and (key := next(others, None)):
+            bucket.put(key, b"of another")
+
+    bucket.before_step = write
+    outcome = bucket.run(target.store_all([Change(key, b"1", sequence=1, revision=0) for key in "ab"]))
+    assert (outcome.written, outcome.conflicts, outcome.revisions) == (1, ("a",), {})
+
+
+@pytest.mark.parametrize(
+    ("had", "expected", "outcome"), [(0, 1, Outcome(1)), (1, 9, Outcome(conflicts=("a",)))], ids=["none", "less"]
+)
+def test_a_key_with_less_than_was_expected_is_what_the_leader_says(had: int, expected: int, outcome: Outcome) -> None:
+    """It is written just before the leader is asked, and no replica has said so."""
+    bucket = Watched()
+    for _ in range(had):
+        bucket.put("a", b"before")
+    target = bucket.run(open_bucket("b"))
+    others = iter(["a"])
+
+    def write(step: Any) -> None:
+        if isinstance(step, Request) and "MSG.GET" in step.subject and (key := next(others, None)):
+            bucket.put(key, b"of another")
+
+    bucket.before_step = write
+    found = bucket.run(target.store_all([Change("a", b"1", sequence=1, revision=expected)]))
+    assert (found.written, found.conflicts) == (outcome.written, outcome.conflicts)
+    assert [each.revision for each in found.present.values()] == [2] * had
+
+
+def test_an_open_bucket_says_what_it_is() -> None:
+    target = MemoryBucket().run(open_bucket("b"))
+    assert (target.name, target.write_subject("a")) == ("b", "$KV.b.a")
+    assert target.created == datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
 def test_a_bucket_that_was_emptied_has_nothing_and_that_is_no_replica_behind() -> None:
     bucket = Watched()
     bucket.put("a", b"1")
@@ -608,6 +740,14 @@ def test_a_fold_that_loses_one_race_folds_that_key_again_and_counts_everything_o
 def test_a_piece_has_as_many_sequences_and_events_as_keys() -> None:
     with pytest.raises(ValueError, match="shorter"):
         MemoryBucket().run(Folding("b", Chain()).fold([Piece(["a", "a"], [1], ['{"number": 1}'] * 2)]))
+
+
+def test_folding_without_storing_gives_what_would_be_stored_and_stores_nothing() -> None:
+    bucket = MemoryBucket()
+    states = bucket.run(Folding("b", Chain()).fold([Piece(["a"], [1], ['{"number": 1}'])]))
+    [change] = states.changes()
+    assert (change.key, json.loads(change.value)) == ("a", folded([1]))
+    assert bucket.log == []
 
 
 def test_keys_are_counted_before_they_are_loaded() -> None:

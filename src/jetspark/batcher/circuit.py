@@ -79,7 +79,6 @@ class Circuit:
     def _move(self, state: CircuitState) -> None:
         self.state = state
         self._generation += 1
-        self._failed = 0
         self._is_trying = False
 
     def write(self, batch: Sequence[Any], judge: IsRetryable) -> Steps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeAlias
 
 from jetspark.batcher.effects import Now, Random, Sleep, Steps, Write
@@ -90,7 +91,7 @@ class Retry:
     def write(self, batch: Sequence[Any], judge: IsRetryable) -> Steps:
         items = list(batch)
         began = yield Now()
-        for attempt in range(1, self.attempts + 1):
+        for attempt in count(1):
             try:
                 yield Write(list(items))
                 return

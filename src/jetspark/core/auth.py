@@ -90,7 +90,7 @@ class NKey:
 
     def __post_init__(self) -> None:
         _check_secret("seed", self.seed)
-        _decode_user_seed(self.seed, "nkey seed")
+        _check_user_seed(self.seed, "nkey seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Credentials:
         assert text is not None, "__post_init__ lets only one be None"
         jwt = _section(text, "NATS USER JWT", source)
         seed = _section(text, "USER NKEY SEED", source)
-        _decode_user_seed(seed, f"seed in {source}")
+        _check_user_seed(seed, f"seed in {source}")
         return jwt, seed
 
 
@@ -225,11 +225,10 @@ def _encode(payload: bytes) -> str:
     return base64.b32encode(payload + checksum).rstrip(b"=").decode()
 
 
-def _decode_user_seed(seed: str, what: str) -> bytes:
-    role, raw = _decode_seed(seed, what)
+def _check_user_seed(seed: str, what: str) -> None:
+    role, _ = _decode_seed(seed, what)
     if role != "user":
         raise ConfigError(f"{what}: it belongs to a key of role {role!r}, and only a user's ('SU...') can log in")
-    return raw
 
 
 def _decode_seed(seed: str, what: str) -> tuple[Role, bytes]:

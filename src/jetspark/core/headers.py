@@ -20,7 +20,7 @@ once and what a sender reads back is what a receiver will see.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn, TypeAlias, TypeVar, overload
@@ -64,7 +64,6 @@ class Headers(MutableMapping[str, str]):
     """
 
     __slots__ = ("_values",)
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, headers: HeadersLike = None) -> None:
         # Spelling -> values; no list is ever empty.
@@ -188,7 +187,7 @@ def encode(headers: HeadersLike) -> bytes:
     Raises:
         InvalidHeader: A name or value would break the frame, or would read differently at the other end.
     """
-    pairs: Iterable[tuple[str, str]]
+    pairs: Collection[tuple[str, str]]
     # The commonest argument by far, a plain dict of strings, skips building a Headers.
     if type(headers) is dict and set(map(type, headers.values())) == _ONLY_STRINGS:
         pairs = headers.items()
@@ -198,14 +197,12 @@ def encode(headers: HeadersLike) -> bytes:
     else:
         pairs = (headers if isinstance(headers, Headers) else Headers(headers)).multi_items()
     text = _VERSION
-    lines = 0
     for name, value in pairs:
         if not _is_valid_name(name):
             _refuse_name(name)
         text += f"\r\n{name}: {value}"
-        lines += 1
     # One look at the whole block instead of one at each value: every line break must be one of ours.
-    if text.count("\n") != lines or text.count("\r") != lines:
+    if text.count("\n") != len(pairs) or text.count("\r") != len(pairs):
         for name, value in pairs:
             _check_value(name, value)
     try:

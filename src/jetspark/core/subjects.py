@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from itertools import combinations
 from typing import NoReturn
 
 from jetspark.errors import InvalidSubject
@@ -175,9 +174,7 @@ def reading_filters(filters: Sequence[str], *, may_read_all: bool = False) -> li
     has_wildcards = any(token in ("*", ">") for each in widest for token in each.split("."))
     if may_read_all and has_wildcards:
         return []
-    if len(widest) > 1 and (has_wildcards or any(overlaps(*pair) for pair in combinations(widest, 2))):
-        return [common_filter(widest)]
-    return widest
+    return [common_filter(widest)] if has_wildcards else widest
 
 
 def on_one_of(filters: Sequence[str]) -> Callable[[str], object]:

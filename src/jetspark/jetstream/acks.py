@@ -70,7 +70,7 @@ def parse_metadata(reply: bytes) -> Metadata:
     if tokens[:2] != ["$JS", "ACK"] or (len(tokens) != 9 and len(tokens) < 11):
         raise ProtocolError(f"not the reply subject of a JetStream message: {reply[:200]!r}")
     domain = None
-    if len(tokens) > 9:
+    if len(tokens) != 9:
         domain = tokens[2] if tokens[2] != "_" else None
         del tokens[2:4]
     try:

@@ -376,14 +376,13 @@ class RangeScan:
                 if found is not None:
                     return found
                 yield from self.close()
-                if self._next < end and not self._is_done:
-                    self._is_done = yield from self._is_nothing_left()
+                self._is_done = yield from self._is_nothing_left()
             except (JetSparkError, Interrupted) as error:
                 yield from self.close()
                 if not (isinstance(error, Interrupted | ConsumerNotFound) or error.may_pass):
                     raise
                 problem = error
-            if self._next < end and not self._is_done:
+            if not self._is_done:
                 yield from self._pause(problem)
         yield from self.close()
         if self._next < end and not self._part.is_earliest and self._head_at_end is None:
@@ -445,10 +444,13 @@ class RangeScan:
             return None
         self._heard_at = yield ReadClock()
         end = self._part.end
-        if direct.next_sequence >= end:
+        if direct.next_sequence > end:
+            # Behind the last message of the range, not at its end: what is between may be gone.
             messages = [each for each in messages if each.sequence < end]
+            self._next = messages[-1].sequence + 1 if messages else self._next
             self._is_done = True
-        self._next = min(direct.next_sequence, end)
+        else:
+            self._next = direct.next_sequence
         return messages
 
     def _pause(self, problem: Exception | None) -> Procedure[None]:
