@@ -151,6 +151,10 @@ COURSES = {
             Published("b", b"2", {"Nats-TTL": "1s"}),
             Published("b", b"3"),
             Published("c", b"4", {"Nats-TTL": "2s"}),
+            Published("d", b"5"),
+            Published("d", b"6", {"Nats-TTL": "1s"}),
+            Published("e", b"7", {"Nats-TTL": "3s"}),
+            Published("e", b"8", {"Nats-TTL": "1s"}),
         ],
     ),
     "raised": Course(

@@ -1,8 +1,8 @@
 """What time does to stored messages: ages and TTLs end them, and schedules publish them again. Pure.
 
 A stream with ``max_age_s`` or ``allow_message_ttl`` drops messages whose time is over. Where it has
-``subject_delete_marker_ttl_s`` and the message was the last of its subject, a marker takes its place, which has a TTL
-of its own. A message with ``Nats-Schedule`` is a timer: when it is due, its data is stored on the target subject.
+``subject_delete_marker_ttl_s`` and nothing else is left of the subject, a marker takes its place, which has a TTL of
+its own. A message with ``Nats-Schedule`` is a timer: when it is due, its data is stored on the target subject.
 
 Measured on nats-server 2.15.1: a TTL below that of the markers is raised to it, and stored so; a schedule is stored
 with ``Nats-Rollup: sub``, so that a subject has one of them; what it fires has the user's headers and the two that say
@@ -170,8 +170,8 @@ class Ageing:
         message = self._store.get(sequence)
         if message is None:
             return
-        is_last = self._store.last_of(message.subject) == sequence
         self._store.delete(sequence)
+        is_last = not self._store.last_of(message.subject)
         marker_s = self._config.subject_delete_marker_ttl_s
         is_marker = message.headers is not None and "Nats-Marker-Reason" in message.headers
         if is_last and marker_s and not is_marker:
