@@ -45,7 +45,11 @@ class Watcher:
         self._task = asyncio.create_task(self._collect())
 
     async def begun(self) -> None:
-        await asyncio.wait_for(self._has_begun.wait(), 10)
+        begun = asyncio.create_task(self._has_begun.wait())
+        await asyncio.wait([begun, self._task], return_when=asyncio.FIRST_COMPLETED)
+        if not begun.done():
+            begun.cancel()
+            self._task.result()
 
     async def _collect(self) -> None:
         async for entry in self._entries:

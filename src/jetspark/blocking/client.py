@@ -243,7 +243,7 @@ class Client(ClientBase):
         """JetStream over this connection.
 
         Args:
-            domain: Of a leaf node's or hub's JetStream, if not the connected server's own.
+            domain: Of a leaf node's or hub's JetStream, if not that of ``jetstream_domain`` or the server's own.
             prefix: Where the API is imported to, if not ``$JS.API``; excludes ``domain``.
             timeout: Longest time a call may take, all its requests to the server together, instead of
                 ``request_timeout_s``. What has no known length (listings, bulk reads, puts) may take longer, but not
@@ -255,7 +255,8 @@ class Client(ClientBase):
                 :class:`~jetspark.WindowFull`.
         """
         window = WindowOptions(max_outstanding=max_outstanding, ack_timeout=ack_timeout, when_full=when_full)
-        return JetStream(self._context(Api(api_prefix(domain, prefix), self._machine), timeout, window))
+        api = Api(api_prefix(domain, prefix, self.options.jetstream_domain), self._machine)
+        return JetStream(self._context(api, timeout, window))
 
     def _context(self, api: Api, timeout: float | None, window: WindowOptions) -> DriverContext:
         return DriverContext(
