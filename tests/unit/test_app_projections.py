@@ -88,6 +88,44 @@ def test_an_event_goes_to_each_of_its_keys_and_says_so_to_apply() -> None:
     assert fold(spec, "b", HISTORY[1:3]).value == b'{"cents":5}'
 
 
+class OtherWords:
+    """The first parameter is the state, whatever it is called."""
+
+    def key(self, opened: Opened) -> str:
+        return opened.account
+
+    def apply(self, before: Account | None, opened: Opened) -> Account:
+        return Account(cents=1 if before is None else before.cents + 1)
+
+
+def test_the_state_is_what_the_first_parameter_says_whatever_its_name() -> None:
+    spec = ProjectionSpec("counts", OtherWords, events=[Opened], bucket="counts")
+    assert fold(spec, "a", [(1, Opened(account="a")), (2, Opened(account="a"))]).value == b'{"cents":2}'
+
+
+def test_a_type_of_state_that_cannot_be_looked_up_is_refused_and_one_of_events_need_not_be() -> None:
+    class Hidden(msgspec.Struct):
+        cents: int = 0
+
+    class Unknown:
+        def key(self, event: Opened) -> str:
+            return event.account
+
+        def apply(self, state: Hidden | None, event: Opened) -> Hidden:
+            return state or Hidden()
+
+    class Known(Unknown):
+        def apply(self, state: dict[str, int] | None, event: Hidden) -> dict[str, int]:  # type: ignore[override]
+            return {"cents": 1}
+
+    with pytest.raises(
+        ConfigError, match=r"^projection 'p': state: 'Hidden \| None': name 'Hidden' is not defined; .*module"
+    ):
+        ProjectionSpec("p", Unknown, events=[Opened], bucket="b")
+    spec = ProjectionSpec("p", Known, events=[Opened], bucket="b")
+    assert fold(spec, "a", [(1, Opened(account="a"))]).value == b'{"cents":1}'
+
+
 def test_a_deleted_key_keeps_its_sequence_and_an_old_event_does_not_raise_it() -> None:
     spec = balances()
     state = fold(spec, "a", HISTORY[:4])

@@ -60,7 +60,7 @@ async def move(client: AppClient, account: str, cents: int) -> None:
         change.set(Account(balance))
         change.emit(Moved(account=account, cents=cents, balance=balance))
 
-    await client.entities("accounts").modify(account, decide, tries=200)
+    await client.entities("accounts").modify(account, decide)
 
 
 async def count(client: AppClient, filter: str) -> int:
@@ -184,7 +184,7 @@ async def test_transfers_at_the_same_time_share_batches(nats_url: str) -> None:
                 change.set(Account((change.state.cents if change.state else 0) + cents))
 
         pairs = [(f"a{number % 16}", f"a{(number + 5) % 16}") for number in range(64)]
-        await asyncio.gather(*(accounts.modify_many(pair, one_cent, tries=200) for pair in pairs))
+        await asyncio.gather(*(accounts.modify_many(pair, one_cent) for pair in pairs))
         assert client._committer is not None
         assert client._committer.changes == 64
         assert client._committer.batches <= 60
@@ -283,6 +283,67 @@ async def test_changes_at_the_same_time_share_batches(nats_url: str) -> None:
         assert client._committer.batches <= 40
         states = [await client.entities("accounts").get(f"a{number}") for number in range(16)]
         assert states == [Account(4)] * 16
+
+
+async def test_a_program_that_changes_one_entity_many_times_at_once_is_not_in_its_own_way(nats_url: str) -> None:
+    app = bank()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client:
+        moves = [asyncio.create_task(move(client, name, 1)) for _ in range(40) for name in "ab"]
+        await asyncio.sleep(0.05)
+        for task in moves[20::10]:
+            task.cancel()
+        results = await asyncio.gather(*moves, return_exceptions=True)
+        assert {type(result) for result in results} == {type(None), asyncio.CancelledError}
+        assert client._committer is not None
+        stored = await count(client, "accounts.>")
+        states = [await client.entities("accounts").get(name) for name in "ab"]
+        assert stored == sum(state.cents for state in states) == client._committer.changes
+        assert 74 <= stored <= 80
+        assert client._committer.sent <= stored  # nothing was sent that was sure to be refused
+
+
+async def test_of_changes_that_have_read_the_same_one_is_stored_and_the_others_are_not_sent(nats_url: str) -> None:
+    app = bank()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client:
+        accounts = client.entities("accounts")
+        blocks = [accounts.change("a") for _ in range(20)]
+        for number, block in enumerate(blocks):
+            await block.begin()
+            block.set(Account(number))
+            block.emit(Moved(account="a", cents=number, balance=number))
+        results = await asyncio.gather(*(block.end() for block in blocks), return_exceptions=True)
+        conflict = results[1]
+        assert isinstance(conflict, Conflict)
+        assert (results[0], str(conflict)) == (None, str(Conflict("bank", ("accounts.a",))))
+        assert [type(result) for result in results[1:]] == [Conflict] * 19
+        assert client._committer is not None
+        assert (client._committer.sent, await accounts.get("a")) == (1, Account(0))
+
+
+async def test_a_function_that_changes_entities_itself_waits_for_nobody_who_waits_for_it(nats_url: str) -> None:
+    app = bank()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client, asyncio.timeout(60):
+        accounts = client.entities("accounts")
+
+        calls = 0
+
+        async def decide(change: Any) -> None:
+            nonlocal calls
+            calls += 1
+            await asyncio.sleep(0.1)  # by then the other one has its turn
+            await move(client, "b" if change.key == "a" else "a", 1)
+            await asyncio.create_task(move(client, "c", 1))
+            change.emit(Overdrawn(account=change.key))
+
+        results = await asyncio.gather(
+            accounts.modify("a", decide, tries=2), accounts.modify("b", decide, tries=2), return_exceptions=True
+        )
+        # Each disturbs the other one, which is told.
+        assert Conflict in [type(result) for result in results]
+        assert (await accounts.get("c")).cents == calls > 2
 
 
 async def test_money_is_neither_made_nor_lost_whatever_is_killed() -> None:

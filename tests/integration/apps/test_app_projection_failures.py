@@ -10,7 +10,7 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from support.apps import publish, running, set_up, until
@@ -23,11 +23,11 @@ from jetspark.app import App
 from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
 from jetspark.app.projections.live import LiveOptions
-from jetspark.app.projections.marks import Mark, position_key
+from jetspark.app.projections.marks import FOREIGN, Mark, position_key
 from jetspark.app.projections.positions import FoldPosition, position_change
 from jetspark.app.projections.worker import ProjectionWorker
 from jetspark.app.replay import verify
-from jetspark.errors import DataLoss, UsageError, WrongLastSequence
+from jetspark.errors import DataLoss, StateParked, UsageError, WrongLastSequence
 from jetspark.server import NatsServer
 from jetspark.state.changes import Change, header_fields
 
@@ -194,6 +194,24 @@ async def test_a_value_of_another_program_is_left_alone_and_told(
     assert (await kv.get("a")).value == b"mine"
     assert (await kv.get("b")).value == b"mine, too"
     assert "written by another program" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["delete", "purge", "put"])
+async def test_who_reads_a_key_that_another_program_changed_is_told(
+    server: NatsServer, js: JetStream, how: Literal["delete", "purge", "put"]
+) -> None:
+    app = bank()
+    await set_up(js, app)
+    async with app.connect(server.url) as bank_client, running(app, server.url, live=QUICK):
+        view = bank_client.view("balances")
+        ack = await bank_client.publish(Opened(account="a"))
+        assert (await view.get("a", at_least=ack.sequence)).cents == 0
+        kv = await js.kv("bank_balances")
+        await (kv.put("a", b'{"cents":99}') if how == "put" else getattr(kv, how)("a"))
+        ack = await bank_client.publish(Moved(source="b", target="a", cents=1))
+        with pytest.raises(StateParked, match=r"^key 'a' of projection 'balances' is parked: .*another program"):
+            await view.get("a", at_least=ack.sequence)
+        assert (await view.entry("a")).parked == FOREIGN
 
 
 async def _has(kv: jetspark.KeyValue, key: str) -> bool:

@@ -17,9 +17,10 @@ from integration.apps.redrive_killed import PLACES
 from support.apps import is_settled, publish, running, set_up, until
 from typer.testing import CliRunner
 
+from jetspark.aio.consumer import Consumer
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.stream import Stream
-from jetspark.app import App, Event, Reject
+from jetspark.app import App, Context, Event, Reject, Retry, RetryIn
 from jetspark.app.dead_letters import redriving
 from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin, letter_subject
 from jetspark.app.dead_letters.redriving import (
@@ -31,6 +32,7 @@ from jetspark.app.dead_letters.redriving import (
     run_redrive,
 )
 from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.handlers.settling import WriteParked
 from jetspark.cli import commands
 from jetspark.core.headers import Headers
 from jetspark.errors import ConfigError, KeyNotFound, UsageError
@@ -125,6 +127,101 @@ async def test_a_redrive_says_what_became_of_its_letters(server: NatsServer, js:
     progress = await run_redrive(js, app, everything, wait_s=0.1)
     assert progress.results == RedriveResults(waiting=6)
     assert (await run_redrive(js, app, everything)).results is None
+
+
+@pytest.mark.parametrize("partitions", [None, 2])
+@pytest.mark.parametrize("how", ["purged", "made anew"])
+async def test_keys_whose_letters_are_gone_go_on_with_the_next_redrive(
+    server: NatsServer, js: JetStream, partitions: int | None, how: str
+) -> None:
+    app, done, is_mended = App("kept", stream="KEPT", subjects=["kept.>"]), list[tuple[str, int]](), False
+
+    @app.handler(Kept, durable="k", partitions=partitions)
+    async def keep(event: Kept) -> None:
+        if event.number == 0 and not is_mended:
+            raise Reject("not yet")
+        done.append((event.name, event.number))
+
+    await set_up(js, app)
+    everything = LetterFilter()
+    async with running(app, server.url):
+        await publish(js, app, *(Kept(name=name, number=number) for number in range(2) for name in "abc"))
+        await until(lambda: _has_letters(js, app, 6))
+        letters = await js.stream(app.dead_letter_stream)
+        if how == "purged":
+            await letters.purge()
+        else:
+            await js.delete_stream(app.dead_letter_stream)
+            await set_up(js, app)
+        await publish(js, app, *(Kept(name=name, number=2) for name in "ab"))
+        await until(lambda: _has_letters(js, app, 2))
+        await until(lambda: _is_acknowledged(js, app))
+        is_mended = True
+        # Of what somebody has chosen otherwise, no key is a part.
+        assert (await run_redrive(js, app, LetterFilter.parse(None, ["error=Reject"]))).freed == 0
+        assert (await run_redrive(js, app, LetterFilter.parse("other", []))).freed == 0
+        told = await run_redrive(js, app, everything, is_dry_run=True)
+        assert (told.freed, "3 keys whose letters are gone would go on" in str(told), done) == (3, True, [])
+        assert (await run_redrive(js, app, LetterFilter.parse("k", ["key=a"]), wait_s=60)).freed == 1
+        progress = await run_redrive(js, app, everything, wait_s=60)
+        assert (progress.freed, progress.results) == (2, RedriveResults(handled=1))
+        assert "2 keys whose letters are gone go on: 1 handled" in str(progress)
+        await publish(js, app, *(Kept(name=name, number=3) for name in "abc"))
+        await until(lambda: len(done) == 5)
+        assert {name: [number for each, number in done if each == name] for name in "abc"} == {
+            "a": [2, 3],
+            "b": [2, 3],
+            "c": [3],
+        }
+        assert (await run_redrive(js, app, everything)).freed == 0
+
+
+async def test_a_key_whose_event_is_on_its_way_is_not_let_go_on(server: NatsServer, js: JetStream) -> None:
+    app, done, may_end = App("kept", stream="KEPT", subjects=["kept.>"]), list[tuple[str, int]](), asyncio.Event()
+
+    @app.handler(Kept, durable="k", ack_wait_s=60, retry=Retry(first_s=60, in_lane_s=0, jitter=0))
+    async def keep(event: Kept, ctx: Context) -> None:
+        if event.number == 0:
+            if event.name == "scheduled" or ctx.attempt == 1:
+                raise RetryIn(60 if event.name == "scheduled" else 0.1)
+            await may_end.wait()
+        done.append((event.name, event.number))
+
+    await set_up(js, app)
+    everything = LetterFilter()
+    async with running(app, server.url):
+        names = ["scheduled", "at work"]
+        await publish(js, app, *(Kept(name=name, number=number) for number in range(2) for name in names))
+        await until(lambda: _has_letters(js, app, 2))
+        retries = await (await js.stream(app.retry_stream)).consumer("k")
+        await until(lambda: _has_unacknowledged(retries))
+        assert (await run_redrive(js, app, everything)).freed == 0
+        # Parked, and killed before its letter was written: the server delivers it again.
+        store = await HandlerStore.open(js, app.name, "k")
+        ahead = (await (await js.stream(app.stream)).info()).state.last_sequence + 1
+        await store.perform(WriteParked("begun", ahead, 0, (ahead,)))
+        may_end.set()
+        await until(lambda: len(done) == 2)
+        assert done == [("at work", 0), ("at work", 1)]
+    await publish(js, app, Kept(name="begun", number=0))
+    assert (await run_redrive(js, app, everything)).freed == 0
+
+
+async def _has_letters(js: JetStream, app: App, count: int) -> bool:
+    return len(await read_letters(js, app, LetterFilter())) == count
+
+
+async def _is_acknowledged(js: JetStream, app: App) -> bool:
+    infos = [
+        await (await (await js.stream(place.stream)).consumer(place.name)).info()
+        for spec in app.handlers.values()
+        for place in app.consumers_of(spec)
+    ]
+    return not any(info.ack_pending for info in infos)
+
+
+async def _has_unacknowledged(consumer: Consumer) -> bool:
+    return (await consumer.info()).ack_pending > 0
 
 
 async def test_a_redrive_that_was_killed_is_resumed_and_handles_each_letter_once(

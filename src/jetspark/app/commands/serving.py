@@ -24,9 +24,9 @@ from jetspark.app.commands.deciding import Append, Appended, AppendMoved, Append
 from jetspark.app.commands.declaring import CommandReply, CommandSpec
 from jetspark.app.commands.service import Endpoint
 from jetspark.app.commands.store import REQUEST_S, CommandStore, judge
-from jetspark.app.commands.turns import BoundaryTurns, DecidingPlaces
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import decode
+from jetspark.app.turns import DecidingPlaces, Turns
 from jetspark.core.events import ConnectionEvent, Disconnected, Reconnected
 from jetspark.core.subjects import matches
 from jetspark.errors import (
@@ -109,7 +109,7 @@ class Serving:
     ) -> None:
         self._connection, self._link = context.connection, context.link
         self._commands, self._deciding, self._store, self._options = commands, deciding, store, options
-        self._turns, self._places = BoundaryTurns(), DecidingPlaces(options.concurrency)
+        self._turns, self._places = Turns(), DecidingPlaces(options.concurrency)
         self._loop = asyncio.get_running_loop()
         self._count = 0
         """Requests that are not answered yet."""

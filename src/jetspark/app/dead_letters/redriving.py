@@ -21,8 +21,19 @@ from jetspark.aio import clock
 from jetspark.app.clock import seconds_now
 from jetspark.app.dead_letters.letters import letter_filter
 from jetspark.app.dead_letters.store import HandlerStore, StoredLetter
+from jetspark.app.dead_letters.stranded import StrandedKeys
 from jetspark.app.topology.names import dead_letter_stream, handler_bucket
-from jetspark.errors import ConfigError, Conflict, KeyExists, KeyNotFound, MessageNotFound, ProtocolError, UsageError
+from jetspark.errors import (
+    ConfigError,
+    Conflict,
+    ConsumerNotFound,
+    KeyExists,
+    KeyNotFound,
+    MessageNotFound,
+    ProtocolError,
+    StreamNotFound,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
@@ -90,6 +101,10 @@ class LetterFilter:
             value in values[name] for name, value in self.where
         )
 
+    def accepts_key(self, key: str) -> bool:
+        """Whether a key is meant of which there is no letter: all are, unless letters of another kind are."""
+        return all(pair == ("key", key) for pair in self.where)
+
     def to_dict(self) -> dict[str, Any]:
         return {"handler": self.handler, "where": [list(pair) for pair in self.where]}
 
@@ -125,6 +140,8 @@ class RedriveProgress:
     requested: int = 0
     behind: int = 0
     """Letters that follow another of their key by themselves."""
+    freed: int = 0
+    """Keys that go on though the letter they waited for is gone."""
     is_dry_run: bool = False
     is_done: bool = False
     """Everything is requested."""
@@ -135,6 +152,9 @@ class RedriveProgress:
         verb = "would be redriven" if self.is_dry_run else "requested"
         state = "done" if self.is_done else f"at letter {self.last}"
         text = f"redrive {self.id}: {self.requested} {verb}, {self.behind} follow, up to letter {self.up_to}, {state}"
+        if self.freed:
+            go_on = "would go on" if self.is_dry_run else "go on"
+            text += f", {self.freed} keys whose letters are gone {go_on}"
         return text if self.results is None else f"{text}: {self.results}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,6 +165,7 @@ class RedriveProgress:
             "last": self.last,
             "requested": self.requested,
             "behind": self.behind,
+            "freed": self.freed,
             "dry_run": self.is_dry_run,
             "done": self.is_done,
             **({} if self.results is None else {"results": dataclasses.asdict(self.results)}),
@@ -235,6 +256,7 @@ async def run_redrive(
     # All as they were before the first is requested, so that those that follow it are known; without their events.
     everything = each_letter(js, app, LetterFilter(handler=progress.chosen.handler))
     letters = [(progress.chosen.accepts(stored), stored.without_body()) async for stored in everything]
+    await _free_stranded(js, app, progress, outcomes)
     for is_chosen, stored in letters:
         if not is_chosen or not progress.last < stored.revision <= progress.up_to:
             continue
@@ -264,6 +286,25 @@ async def run_redrive(
     return progress
 
 
+async def _free_stranded(js: JetStream, app: Declarations, progress: RedriveProgress, outcomes: LetterOutcomes) -> None:
+    """Let keys go on whose letters are gone, or count them."""
+    chosen = progress.chosen
+    for spec in app.handlers.values():
+        if chosen.handler not in (None, spec.name) or not spec.in_order:
+            continue
+        try:
+            stranded = await StrandedKeys.look(js, app, spec)
+        except (StreamNotFound, ConsumerNotFound):
+            continue  # it has never run, or will begin anew: nobody can tell what it has done
+        async for key, head in stranded.keys():
+            if not chosen.accepts_key(key):
+                continue
+            progress.freed += 1
+            if not progress.is_dry_run:
+                await stranded.free(key, head)
+                outcomes.free(spec.name, key)
+
+
 async def _request(js: JetStream, app: Declarations, stream: Stream, records: KeyValue, revision: int) -> bool:
     """Request one letter; False if somebody has handled, redriven or discarded it meanwhile."""
     try:
@@ -291,6 +332,10 @@ class LetterOutcomes:
         self._watch(stored)
         if stored.letter.key is not None:
             self._lanes.add((stored.letter.handler, stored.letter.key))
+
+    def free(self, handler: str, key: str) -> None:
+        """The letter that a key waited for is gone, and those behind it are handled now."""
+        self._lanes.add((handler, key))
 
     def follow(self, stored: StoredLetter, up_to: int) -> None:
         """It is there, and is watched if it follows one that was requested, whether it was chosen or not."""

@@ -3,7 +3,8 @@
 A batch takes a server with one replica as long as a hundred of them would, so while one is under way the changes that
 come meanwhile wait, and are the next. If one of a group is refused, because somebody else was faster for instance,
 nothing of the group is stored: it is cut in two, and in two again, until the one at fault is alone. That takes at most
-``2 n - 1`` batches.
+``2 n - 1`` batches. Changes that are sure to be refused are not sent: those of an entity that was changed here since
+they read it, and those whose callers have gone.
 
 A change that nobody has answered is sent again. It carries its guard, so only one of the two can be stored; and its id,
 by which it is known if it was (:meth:`PendingChange.was_stored`).
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -27,6 +30,7 @@ from jetspark.app.entities.changes import (
     next_group,
     recent_changes,
 )
+from jetspark.app.turns import Turns
 from jetspark.core.backoff import Backoff
 from jetspark.errors import (
     Conflict,
@@ -45,6 +49,9 @@ T = TypeVar("T")
 PAUSE = Backoff(first_s=0.05, max_s=1.0)
 ATTEMPTS = 10
 """How often a change is sent that nobody answers, or that the server cannot take for the moment."""
+
+# Whoever runs has its turn, or was begun by somebody who has.
+_HAS_TURN: ContextVar[bool] = ContextVar("jetspark_entity_turn", default=False)
 
 _Waiting: TypeAlias = tuple[JointChange, "asyncio.Future[list[int]]"]
 
@@ -66,8 +73,31 @@ class Committer:
         """When somebody has looked it up."""
         self._waiting: deque[_Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._turns = Turns()
         self.batches = self.changes = 0
         """How many batches, or single messages, have stored how many changes."""
+        self.sent = 0
+        """Those that were refused, or sent again, included."""
+
+    @asynccontextmanager
+    async def turn(self, subjects: Collection[str]) -> AsyncGenerator[None, None]:
+        """Wait until nobody else in this program has its turn with one of these entities.
+
+        A function that changes entities may change others on the way. It does not wait then: those it would wait for
+        may wait for it.
+        """
+        if _HAS_TURN.get():
+            yield
+            return
+        names = sorted(subjects)
+        if not self._turns.try_begin(names):
+            await self._turns.begin(names)
+        token = _HAS_TURN.set(True)
+        try:
+            yield
+        finally:
+            _HAS_TURN.reset(token)
+            self._turns.end(names)
 
     async def commit(self, *parts: PendingChange) -> list[int]:
         """Store a change of an entity, or of several together; returns their new revisions.
@@ -101,7 +131,9 @@ class Committer:
 
     async def _work(self) -> None:
         try:
-            while self._waiting:
+            # Without those that are refused already, or whose callers have gone.
+            while waiting := deque(each for each in self._waiting if not each[1].done()):
+                self._waiting = waiting
                 group = next_group([change for change, _ in self._waiting])
                 taken = [self._waiting.popleft() for _ in group]
                 try:
@@ -130,9 +162,18 @@ class Committer:
         else:
             self.batches += 1
             self.changes += len(group)
-            for (_, done), mine in zip(group, revisions, strict=True):
+            for (change, done), mine in zip(group, revisions, strict=True):
                 if not done.done():
                     done.set_result(mine)
+                self._refuse_overtaken(change, mine)
+
+    def _refuse_overtaken(self, stored: JointChange, revisions: list[int]) -> None:
+        """Tell those who wait, and have read an entity before it was changed here."""
+        now = {part.subject: revision for part, revision in zip(stored.parts, revisions, strict=True)}
+        for change, done in self._waiting:
+            moved = [part for part in change.parts if now.get(part.subject, part.revision) != part.revision]
+            if moved:
+                _fail(done, _conflict(moved))
 
     async def _settle_refusal(
         self, change: JointChange, done: asyncio.Future[list[int]], refusal: _Refusal, attempt: int = 1
@@ -162,8 +203,7 @@ class Committer:
         elif not moved and isinstance(error, DuplicateMessageId):
             _fail(done, error)  # nobody was faster: an event has the id of one that is stored
         else:
-            names = [part.subject.split(".", 2) for part in moved or change.parts]
-            _fail(done, Conflict(names[0][1], tuple(key for _, _, key in names)))
+            _fail(done, _conflict(moved or change.parts))
 
     async def _current(self, subject: str) -> LastChanges:
         """Revision and last changes of what is stored, by the word of the leader."""
@@ -207,6 +247,7 @@ class Committer:
 
     async def _send_once(self, messages: list[EntityMessage]) -> int:
         """Store them; returns the sequence of the first."""
+        self.sent += 1
         if len(messages) == 1:
             [one] = messages
             return (await self._js.publish(one.subject, one.data, headers=one.headers, expect=_guard(one))).sequence
@@ -227,6 +268,11 @@ async def asking_again(ask: Callable[[], Awaitable[T]]) -> T:
             if failures == ATTEMPTS or not error.may_pass:
                 raise
         await asyncio.sleep(PAUSE.wait_s(failures))
+
+
+def _conflict(parts: Sequence[PendingChange]) -> Conflict:
+    names = [part.subject.split(".", 2) for part in parts]
+    return Conflict(names[0][1], tuple(key for _, _, key in names))
 
 
 def _guard(message: EntityMessage) -> Expect | None:

@@ -150,6 +150,10 @@ class Entities:
         """
         whole("tries", tries)
         joint = self.changes(*entities)
+        async with self._writer.committer.turn(joint.subjects):
+            return await self._modify(joint, decide, tries)
+
+    async def _modify(self, joint: EntityChanges, decide: Callable[..., Any], tries: int) -> tuple[EntityChange, ...]:
         for number in range(tries):
             parts = await joint.begin()
             if joint.was_made:
@@ -408,6 +412,11 @@ class EntityChanges:
             names = ", ".join(repr(part.key) for part in parts) or "none"
             raise UsageError(f"changes of several entities, with keys {names}: expected one or more, each once")
         self._committer, self._parts = committer, tuple(parts)
+
+    @property
+    def subjects(self) -> list[str]:
+        """Where the states are in the stream."""
+        return [part._subject for part in self._parts]
 
     @property
     def was_made(self) -> bool:

@@ -43,7 +43,7 @@ from jetspark.app.handlers.settling import (
 from jetspark.app.patience import patiently
 from jetspark.core.backoff import Backoff
 from jetspark.core.subjects import on_one_of
-from jetspark.errors import ConnectionClosed, JetSparkError
+from jetspark.errors import ConnectionClosed, JetSparkError, JetStreamUnavailable, StreamNotFound
 from jetspark.publish.steps import ReadClock
 
 if TYPE_CHECKING:
@@ -389,6 +389,8 @@ class HandlerWorker:
             except JetSparkError as error:
                 failures += 1
                 self.log.warning("%s, try %d: %s: %s", type(step).__name__, failures, type(error).__name__, error)
+                if isinstance(error, JetStreamUnavailable | StreamNotFound) and failures == 1:
+                    self.log.error("a stream of the application is missing: `jetspark apply` makes it again")
                 await asyncio.sleep(STEP_PAUSE.wait_s(failures))
 
     def _tell_dropped(self, step: TellDropped) -> None:

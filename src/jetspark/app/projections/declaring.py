@@ -97,7 +97,7 @@ class ProjectionSpec:
         self._key_of = _method(name, self._fold, "key", "event")
         self._apply = _method(name, self._fold, "apply", *self.apply_arguments)
         self._wants_key = len(inspect.signature(self._apply).parameters) > len(self.apply_arguments)
-        self._decode = msgspec.json.Decoder(_state_type(kind)).decode
+        self._decode = msgspec.json.Decoder(_state_type(name, self._apply)).decode
 
     def keys_of(self, event: Any) -> tuple[str, ...]:
         """The keys in the bucket that an event concerns, each once; the values of ``key`` as tokens.
@@ -253,12 +253,23 @@ def _method(name: str, fold: object, method: str, *parameters: str) -> Callable[
     return typing.cast("Callable[..., Any]", found)
 
 
-def _state_type(kind: type[Any]) -> Any:
-    """What ``apply`` says its state is, without None; anything, if it says nothing."""
+def _state_type(name: str, apply: Callable[..., Any]) -> Any:
+    """What ``apply`` says its state is, without None; anything, if it says nothing.
+
+    Raises:
+        ConfigError: Its annotation names something that cannot be found.
+    """
+    state = next(iter(inspect.signature(apply).parameters))
+    # Of this parameter alone: those of the events may name types that only exist for type checkers.
+    annotations = {state: getattr(apply, "__annotations__", {}).get(state, Any)}
+    names = getattr(inspect.unwrap(getattr(apply, "__func__", apply)), "__globals__", {})
     try:
-        hint = typing.get_type_hints(kind.apply).get("state", Any)
-    except (NameError, TypeError):
-        return Any  # a type that only exists for type checkers
+        hint = typing.get_type_hints(types.SimpleNamespace(__annotations__=annotations), globalns=names)[state]
+    except NameError as error:
+        raise ConfigError(
+            f"projection {name!r}: {state}: {annotations[state]!r}: {error}; what states are decoded into is looked up "
+            "when the program runs: define it in a module, and do not import it under TYPE_CHECKING"
+        ) from None
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         alternatives = [each for each in typing.get_args(hint) if each is not type(None)]
         hint = alternatives[0] if len(alternatives) == 1 else typing.Union[tuple(alternatives)]  # noqa: UP007

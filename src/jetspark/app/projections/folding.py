@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import Envelope, RawHeaders, read_event
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.marks import FOREIGN, Mark, Parked, mark_of
+from jetspark.app.projections.marks import Mark, Parked, mark_of, parked_of
 from jetspark.core.subjects import is_subset, on_one_of, reading_filters
 from jetspark.errors import ContractViolation, UsageError
 from jetspark.state.changes import Change, Current
@@ -177,7 +177,7 @@ class KeyState:
         self._loaded = loaded
         self.value = loaded.value
         self.sequence = loaded.sequence
-        self.parked = self._was_parked = mark.parked if mark is not None else FOREIGN if loaded.revision else None
+        self.parked = self._was_parked = parked_of(loaded)
         self.applied = self.known = self.waiting = 0
 
     def apply(self, spec: ProjectionSpec, key: str, sequence: int, event: Any) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jetspark.app.dead_letters.letters import escape_line, unescape_line
 from jetspark.state.changes import Current
 
-__all__ = ["FOREIGN", "Mark", "Parked", "position_key"]
+__all__ = ["FOREIGN", "Mark", "Parked", "mark_of", "parked_of", "position_key"]
 
 # A header is a line, and the whole story is in the log of the engine that met it.
 _MAX_REASON = 300
@@ -68,3 +68,11 @@ def position_key(part: str = "") -> str:
 def mark_of(current: Current) -> Mark | None:
     """The mark of what a bucket has for a key; None for a key that has nothing, or something foreign."""
     return Mark.read(current.mark)
+
+
+def parked_of(current: Current) -> Parked | None:
+    """Why a key does not go on; None for one that does."""
+    mark = mark_of(current)
+    if mark is not None:
+        return mark.parked
+    return FOREIGN if current.revision else None

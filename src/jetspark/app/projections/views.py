@@ -28,7 +28,7 @@ from jetspark.app.projections.buckets import ProjectionPlace, open_records, watc
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.engine import recorded_of
 from jetspark.app.projections.folding import KeyRow, KeyState, Router
-from jetspark.app.projections.marks import Parked, mark_of, position_key
+from jetspark.app.projections.marks import Parked, mark_of, parked_of, position_key
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.core.numbers import UINT64, timeout_of, whole
 from jetspark.errors import ConfigError, DataLoss, MessageNotFound, RequestTimeout, StateParked, UsageError
@@ -296,9 +296,8 @@ class View:
                 elif change.current.value is not None:
                     position = FoldPosition.decode(change.current.value).sequence
                 if current.sequence >= wanted or (not is_initial and position >= wanted):
-                    mark = mark_of(current)
-                    if mark is not None and mark.parked is not None and current.sequence < wanted:
-                        raise StateParked(self.name, self._spec.key_text(name), *mark.parked)
+                    if current.sequence < wanted and (parked := parked_of(current)) is not None:
+                        raise StateParked(self.name, self._spec.key_text(name), *parked)
                     return current
         raise UsageError("the connection was closed")
 
@@ -347,8 +346,7 @@ class View:
                     f"the state of key {name!r} of projection {self.name!r} was made by {made_by}, and version "
                     f"{self._spec.version} cannot read it: {error}"
                 ) from error
-        parked = mark.parked if mark is not None else None
-        return ViewEntry(self._spec.key_text(name), state, current.sequence, current.revision, parked)
+        return ViewEntry(self._spec.key_text(name), state, current.sequence, current.revision, parked_of(current))
 
     async def _as_of(self, key: Any, sequence: int) -> ViewEntry:
         name = self._spec.bucket_key(key)

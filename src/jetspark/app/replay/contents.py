@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyState
-from jetspark.app.projections.marks import FOREIGN, Mark, Parked, mark_of
+from jetspark.app.projections.marks import Mark, Parked, mark_of, parked_of
 from jetspark.state.changes import Change, Current
 
 __all__ = [
@@ -52,9 +52,7 @@ class KeyContent(NamedTuple):
 
     @classmethod
     def of_current(cls, current: Current) -> KeyContent:
-        mark = mark_of(current)
-        parked = mark.parked if mark is not None else FOREIGN if current.revision else None
-        return cls(current.value, current.sequence, parked)
+        return cls(current.value, current.sequence, parked_of(current))
 
     @property
     def reach(self) -> int:

@@ -9,14 +9,14 @@ import random
 import pytest
 from support import seeds
 
-from jetspark.app.commands.turns import BoundaryTurns, DecidingPlaces
+from jetspark.app.turns import DecidingPlaces, Turns
 
 FILTERS = ("a", "b", "c")
 
 
 @pytest.mark.parametrize("seed", seeds.tried(range(20), 5))
 async def test_a_turn_is_had_by_one_and_nothing_stays_taken_when_some_are_cancelled(seed: int) -> None:
-    rng, turns, places = random.Random(seed), BoundaryTurns(), DecidingPlaces(2)
+    rng, turns, places = random.Random(seed), Turns(), DecidingPlaces(2)
     inside: list[tuple[str, ...]] = []
     most = entered = 0
 
@@ -58,7 +58,7 @@ async def test_a_turn_is_had_by_one_and_nothing_stays_taken_when_some_are_cancel
 
 
 async def test_who_is_cancelled_when_it_is_passed_on_passes_it_on() -> None:
-    turns = BoundaryTurns()
+    turns = Turns()
     assert turns.try_begin(("a",))
     second, third = (asyncio.create_task(turns.begin(("a",))) for _ in range(2))
     await asyncio.sleep(0)

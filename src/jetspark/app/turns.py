@@ -1,5 +1,5 @@
-"""Who may decide now: commands on one boundary take turns, and only some are decided at a time. Both can be had without
-waiting, which is what most commands do."""
+"""Who may decide now: those who decide on the same thing take turns, and only some decide at a time. Both can be had
+without waiting, which is what most do. In one process they would only disturb each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-__all__ = ["BoundaryTurns", "DecidingPlaces"]
+__all__ = ["DecidingPlaces", "Turns"]
 
 
 class DecidingPlaces:
@@ -34,42 +34,42 @@ class DecidingPlaces:
             self._free += 1
 
 
-class BoundaryTurns:
-    """Commands on the same boundary take turns: in one process they would only disturb each other."""
+class Turns:
+    """Those who want the same names take turns: commands those of their boundary, changes those of their entities."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """By filter, of those that somebody has."""
+        """By name, of those that somebody has."""
 
-    def try_begin(self, boundary: Sequence[str]) -> bool:
+    def try_begin(self, names: Sequence[str]) -> bool:
         """Have one's turn, if that is possible at once; then :meth:`end` has to be called."""
         waiting = self._waiting
-        for filter in boundary:
-            if filter in waiting:
+        for name in names:
+            if name in waiting:
                 return False
-        for filter in boundary:
-            waiting[filter] = deque()
+        for name in names:
+            waiting[name] = deque()
         return True
 
-    async def begin(self, boundary: Sequence[str]) -> None:
-        """Wait for one's turn; then :meth:`end` has to be called. All wait in the same order, that of the filters."""
-        for place, filter in enumerate(boundary):
-            if filter not in self._waiting:
-                self._waiting[filter] = deque()
+    async def begin(self, names: Sequence[str]) -> None:
+        """Wait for one's turn; then :meth:`end` has to be called. Names are sorted, so that all wait in one order."""
+        for place, name in enumerate(names):
+            if name not in self._waiting:
+                self._waiting[name] = deque()
                 continue
             try:
-                await _in_line(self._waiting[filter], partial(self._leave, filter))
-            except BaseException:  # also when cancelled: a turn that nobody ends would hold up its boundary for ever
-                self.end(boundary[:place])
+                await _in_line(self._waiting[name], partial(self._leave, name))
+            except BaseException:  # also when cancelled: a turn that nobody ends would hold up the others for ever
+                self.end(names[:place])
                 raise
 
-    def end(self, boundary: Sequence[str]) -> None:
-        for filter in boundary:
-            self._leave(filter)
+    def end(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._leave(name)
 
-    def _leave(self, filter: str) -> None:
-        if not _pass_on(self._waiting[filter]):
-            del self._waiting[filter]
+    def _leave(self, name: str) -> None:
+        if not _pass_on(self._waiting[name]):
+            del self._waiting[name]
 
 
 async def _in_line(line: deque[asyncio.Future[None]], give_back: Callable[[], None]) -> None:
