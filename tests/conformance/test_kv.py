@@ -371,6 +371,7 @@ async def test_a_snapshot_is_one_moment_now_or_then(driver: Driver, url: str) ->
         assert {key: entry.value for key, entry in past.items()} == {"a": b"a1", "b": b"b1"}
         assert (await kv.get_at("b", then)).value == b"b1"
         assert set(await kv.snapshot([">"], at=10_000)) == {"a"}
+        assert await kv.snapshot([">"], at=0) == {}
         with pytest.raises(jetspark.KeyNotFound):
             await kv.get_at("b", then - 1)
         with pytest.raises(jetspark.ConfigError, match="expected a list of keys"):

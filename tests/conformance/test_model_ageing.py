@@ -7,17 +7,23 @@ and again. What is there then is compared, headers included; of times only wheth
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
+import math
+import random
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import pytest
+from support import seeds
 
 import jetspark.blocking
 from jetspark.errors import MessageNotFound
 from jetspark.server import NatsServer
 from jetspark.testing import ModelServer
+from jetspark.testing.model.schedules import due_text, next_due
 
 # Looked at these many seconds after the beginning: half-way between the moments at which something happens.
 LOOKS_S = (0.6, 1.7, 2.7, 4.6)
@@ -42,6 +48,35 @@ class Course(NamedTuple):
     messages: list[Published]
 
 
+# What the server takes for a schedule and what not. None of them fires while the courses run, or only in a rare second.
+PATTERNS = (
+    *("@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly", "@Daily", "@decade"),
+    *("0 0 0 1 1 *", " 0  0 0 1  1 * ", "0\t0 0 1 1 *", "0 0 0 1 1", "0 0 0 1 1 * *"),
+    *("0 0 0 29 2 *", "0 0 0 30 2 *", "0 0 0 1 JAN *", "0 0 0 1 jan ?", "0 0 0 1 january *", "0 0 0 1 1 sun-Mon"),
+    *("60 0 0 1 1 *", "0 60 0 1 1 *", "0 0 24 1 1 *", "0 0 0 0 1 *", "0 0 0 32 1 *", "0 0 0 1 0 *", "0 0 0 1 13 *"),
+    *("0 0 0 1 1 7", "*/0 0 0 1 1 *", "*/70 0 0 1 1 *", "5/7 0 0 1 1 *", "5-2 0 0 1 1 *", "1-2-3 0 0 1 1 *"),
+    *(
+        "*-5 0 0 1 1 *",
+        "*/5/2 0 0 1 1 *",
+        "1,2, 0 0 1 1 *",
+        "+5 0 0 1 1 *",
+        "-5 0 0 1 1 *",
+        "0 0 0 L 1 *",
+        "x 0 0 1 1 *",
+    ),
+    *(
+        "@every 10",
+        "@every 1m0.5s",
+        "@every 9500ms",
+        "@every 0.9s",
+        "@every  9s",
+        "@every +9s",
+        "@every 1h1h",
+        "@every h",
+    ),
+    *("@at 2030-01-01T00:00:00Z", "@at  2030-01-01T00:00:00Z", "@at tomorrow"),
+)
+
 COURSES = {
     # The first, so that all of it is published before the next whole second.
     "repeated": Course(
@@ -60,6 +95,41 @@ COURSES = {
             Published("s5", b"", {"Nats-Schedule": "@every soon", "Nats-Schedule-Target": "none"}),
             Published("s5", b"", {"Nats-Schedule": "* * *", "Nats-Schedule-Target": "none"}),
             Published("s5", b"", {"Nats-Schedule": "@sometimes", "Nats-Schedule-Target": "none"}),
+            Published("s6", b"", {"Nats-Schedule": "@every 1.5s", "Nats-Schedule-Target": "fraction"}),
+            Published("s7", b"7", {"Nats-Schedule": "* * * * * *", "Nats-Schedule-Target": "cron", "X-Own": "kept"}),
+            Published(
+                "s8",
+                b"8",
+                {
+                    "Nats-Schedule": "*/2 * * ? * SUN-SAT",
+                    "Nats-Schedule-Target": "zone",
+                    "Nats-Schedule-Time-Zone": "Asia/Kolkata",
+                },
+            ),
+        ],
+    ),
+    "patterns": Course(
+        {"allow_msg_schedules": True},
+        [
+            *(
+                Published(f"s{number}", b"", {"Nats-Schedule": pattern, "Nats-Schedule-Target": "t"})
+                for number, pattern in enumerate(PATTERNS)
+            ),
+            *(
+                Published(
+                    "zone",
+                    b"",
+                    {"Nats-Schedule": pattern, "Nats-Schedule-Target": "t", "Nats-Schedule-Time-Zone": zone},
+                )
+                for pattern in ("@yearly", "0 0 0 1 1 *", "@at +9", "@every 9s", "nonsense", "* * *")
+                for zone in ("Europe/Berlin", "UTC", "Mars/Crater", "Europe", "europe/berlin", "../x", "/etc", "")
+            ),
+            Published("zone", b"", {"Nats-Schedule-Time-Zone": "Mars/Crater"}),
+            Published(
+                "zone",
+                b"",
+                {"Nats-Schedule": "* *", "Nats-Schedule-Target": "*", "Nats-Schedule-Time-Zone": "Mars/Crater"},
+            ),
         ],
     ),
     "ttl": Course(
@@ -81,6 +151,10 @@ COURSES = {
             Published("b", b"2", {"Nats-TTL": "1s"}),
             Published("b", b"3"),
             Published("c", b"4", {"Nats-TTL": "2s"}),
+            Published("d", b"5"),
+            Published("d", b"6", {"Nats-TTL": "1s"}),
+            Published("e", b"7", {"Nats-TTL": "3s"}),
+            Published("e", b"8", {"Nats-TTL": "1s"}),
         ],
     ),
     "raised": Course(
@@ -156,7 +230,7 @@ def _headers(name: str, headers: Headers | None, began: float) -> Headers | None
         return None
     result = {}
     for key, value in headers.items():
-        if value.startswith("@at "):
+        if value.startswith(("@at +", "@at -")):
             moment = datetime.datetime.fromtimestamp(began + float(value[4:]), datetime.UTC)
             value = f"@at {moment.isoformat().replace('+00:00', 'Z')}"
         elif key in ("Nats-Schedule-Target", "Nats-Scheduler"):
@@ -213,6 +287,93 @@ def _run_courses(client: jetspark.blocking.Client) -> None:
                 time.sleep(AGAIN_S)
             else:
                 assert _in_model(model, name) == _in_server(client, name), (name, look_s)
+
+
+@pytest.mark.parametrize("seed", seeds.tried([1], count=1))
+def test_the_next_time_of_a_cron_schedule_is_the_same(client: jetspark.blocking.Client, seed: int) -> None:
+    """Schedules that fire within seconds: what they publish says when they fire again, in months or years it may be."""
+    for lead_s in (2, 4, 8, 16):  # a busy machine may not have set all of them in time
+        soon = datetime.datetime.fromtimestamp(math.ceil(time.time()) + lead_s, datetime.UTC)
+        schedules = _schedules(random.Random(seed), soon)
+        client.request("$JS.API.STREAM.DELETE.CRON", b"")
+        _set_all(client, schedules)
+        if time.time() < soon.timestamp() - 0.5:
+            break
+    stream = client.jetstream().stream("CRON")
+    for number, (pattern, zone) in enumerate(schedules):
+        while not (fired := stream.get_last_messages([f"cron.fired.{number}"])):
+            assert time.time() < soon.timestamp() + 60, (pattern, zone)
+            time.sleep(0.1)
+        due = next_due(pattern, zone, soon.timestamp())
+        assert due is not None
+        assert due_text(due, zone) == fired[0].headers.get("Nats-Schedule-Next"), (pattern, zone, soon)
+
+
+def _set_all(client: jetspark.blocking.Client, schedules: list[tuple[str, str]]) -> None:
+    config = {"name": "CRON", "subjects": ["cron.>"], "allow_msg_schedules": True, "allow_direct": True}
+    client.request("$JS.API.STREAM.CREATE.CRON", json.dumps(config).encode())
+    for number, (pattern, zone) in enumerate(schedules):
+        headers = {
+            "Nats-Schedule": pattern,
+            "Nats-Schedule-Target": f"cron.fired.{number}",
+            "Nats-Schedule-Time-Zone": zone,
+        }
+        answer = json.loads(client.request(f"cron.set.{number}", headers=headers).data)
+        assert "error" not in answer, (pattern, zone)
+
+
+SCHEDULES = 60
+ZONES = (
+    "UTC",
+    "Europe/Berlin",
+    "Asia/Kolkata",
+    "America/New_York",
+    "America/Santiago",
+    "Australia/Lord_Howe",
+    "Africa/Cairo",
+)
+
+
+def _schedules(rng: random.Random, moment: datetime.datetime) -> list[tuple[str, str]]:
+    chosen = [_cron_at(rng, moment, rng.choice(ZONES)) for _ in range(SCHEDULES)]
+    return chosen + [each for zone in ZONES for each in _near_changed_clocks(moment, zone)]
+
+
+def _cron_at(rng: random.Random, moment: datetime.datetime, zone: str) -> tuple[str, str]:
+    """A schedule that fires at a moment, and at others."""
+    at = moment.astimezone(ZoneInfo(zone))
+    # A second of its own: it fires once, and not again within the test.
+    return " ".join([str(at.second), *(_field(rng, *each) for each in _fields(at))]), zone
+
+
+def _fields(at: datetime.datetime) -> list[tuple[int, int, int]]:
+    return [(at.minute, 0, 59), (at.hour, 0, 23), (at.day, 1, 31), (at.month, 1, 12), (at.isoweekday() % 7, 0, 6)]
+
+
+def _field(rng: random.Random, value: int, low: int, high: int) -> str:
+    other = rng.randint(low, high)
+    step = rng.randint(1, high)
+    return rng.choice(
+        [
+            "*",
+            "?",
+            str(value),
+            f"{value},{other}",
+            f"{min(value, other)}-{max(value, other)}",
+            f"{value % step + (step if value % step < low else 0)}/{step}",
+            f"{other},{value}-{high}",
+        ]
+    )
+
+
+def _near_changed_clocks(moment: datetime.datetime, zone: str) -> Iterator[tuple[str, str]]:
+    """Schedules that fire next on a day on which the clock of their zone is changed; early that day, if it can be."""
+    at = moment.astimezone(ZoneInfo(zone))
+    hours = ",".join(sorted({str(at.hour), *(str(each) for each in (0, 1, 2, 5) if each <= at.hour)}))
+    days = [at + datetime.timedelta(days=days) for days in range(1, 366)]
+    for before, day in itertools.pairwise(days):
+        if before.utcoffset() != day.utcoffset():
+            yield f"{at.second} {at.minute} {hours} {at.day},{day.day} {at.month},{day.month} *", zone
 
 
 Found = list[tuple[str, bytes, list[tuple[str, str]]]]

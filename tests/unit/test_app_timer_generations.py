@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 from unittest import mock
+from zoneinfo import ZoneInfo
 
 import pytest
 from support.reminding import (
@@ -66,11 +67,44 @@ async def test_the_mark_of_a_cancel_goes_by_itself() -> None:
         assert (count, len(test.network.front.model.messages("ORDERS"))) == (1, 0)
 
 
-@pytest.mark.parametrize("cron", ["0 30 9 * * MON-FRI", "@daily", "@hourly", "@yearly", "*/5 * * * * ?"])
-async def test_the_model_says_that_it_has_no_cron(cron: str) -> None:
-    async with TestApp(reminding([])) as test:
-        with pytest.raises(ServerError, match="not in the model: schedules by cron"):
-            await test.do(lambda orders: orders.timers.set(TIMER, Overdue(order_id="o-1", number=1), cron=cron))
+async def test_a_month_of_nights_passes_in_virtual_time() -> None:
+    nights: list[str] = []
+    app = App("shop", stream="ORDERS", subjects=["orders.>"], timers=True)
+
+    @app.handler(Overdue, durable="reminding")
+    async def remind(event: Overdue, ctx: Context) -> None:
+        assert await ctx.is_current_timer()
+        nights.append(ctx.now().astimezone(ZoneInfo("Europe/Berlin")).strftime("%H:%M"))
+
+    async with TestApp(app) as test:
+        due = Overdue(order_id="o-1")
+        await test.do(lambda orders: orders.timers.set(TIMER, due, cron="0 30 3 * * *", time_zone="Europe/Berlin"))
+        test.advance(30 * 86_400.0)
+        await test.settled()
+        assert nights == ["03:30"] * 30
+        with pytest.raises(ConfigError, match="does not understand the schedule"):
+            await test.do(lambda orders: orders.timers.set(TIMER, due, cron="0 30 24 * * *"))
+        with pytest.raises(ConfigError, match="does not know the time zone"):
+            await test.do(lambda orders: orders.timers.set(TIMER, due, cron="@daily", time_zone="Mars/Crater"))
+        with pytest.raises(ServerError, match="not in the model"):
+            await test.do(lambda orders: orders.timers.set(TIMER, due, cron="@daily", time_zone="Local"))
+
+
+@pytest.mark.parametrize("schedule", [{"every": 60}, {"cron": "0 * * * * *"}])
+async def test_what_a_repeated_timer_missed_comes_once_when_the_server_is_back(schedule: dict[str, Any]) -> None:
+    seen: list[tuple[int, bool]] = []
+    async with TestApp(reminding(seen)) as test:
+        await test.do(lambda orders: orders.timers.set(TIMER, Overdue(order_id="o-1"), **schedule))
+        test.advance(61.0)
+        await test.settled()
+        assert len(seen) == 1
+        test.restart_server(600.0)
+        test.advance(610.0)
+        await test.settled()
+        assert len(seen) == 2
+        test.advance(600.0)
+        await test.settled()
+        assert len(seen) == 12
 
 
 async def test_events_of_a_timer_that_repeats_count_while_it_is_set() -> None:

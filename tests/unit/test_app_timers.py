@@ -69,6 +69,7 @@ def test_a_time_is_told_to_the_server_in_its_words(options: dict[str, Any], sche
         ({"cron": "30 9 * * *"}, "seconds first"),
         ({"cron": "@every 5s"}, "six fields"),
         ({"cron": 5}, "six fields"),
+        ({"cron": ", * * * * *"}, "at least one value"),
         ({"cron": "@daily", "time_zone": "Europe Berlin"}, "Europe/Berlin"),
         ({"after": 5, "time_zone": "Europe/Berlin"}, "cron="),
     ],

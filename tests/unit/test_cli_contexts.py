@@ -61,6 +61,7 @@ def test_the_environment_names_a_context_before_the_selected_one(folder: Path, m
         ({"creds": "/a/b.creds"}, {"auth": Credentials(Path("/a/b.creds"))}),
         ({"user_jwt": JWT, "user_seed": USER}, {"auth": Credentials(text=credentials_text(USER))}),
         ({"inbox_prefix": "_MINE"}, {"inbox_prefix": "_MINE"}),
+        ({"jetstream_domain": "hub"}, {"jetstream_domain": "hub"}),
         ({"ca": "/ca.pem"}, {"tls": TLSConfig(ca_file=Path("/ca.pem"))}),
         ({"tls_first": True}, {"tls": TLSConfig(handshake_first=True)}),
         (
@@ -88,7 +89,6 @@ def test_files_are_found_below_the_home_folder(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("context", "message"),
     [
-        ({"jetstream_domain": "hub"}, "jetstream_domain: JetSpark cannot do that"),
         ({"jetstream_api_prefix": "x", "socks_proxy": "y"}, "jetstream_api_prefix, socks_proxy: JetSpark cannot"),
         ({"nsc": "nsc://a/b/c"}, "nsc: JetSpark cannot"),
         ({"windows_cert_store": "user"}, "windows_cert_store: JetSpark cannot"),
@@ -115,12 +115,15 @@ def test_a_context_that_is_no_object_is_refused(folder: Path) -> None:
 
 
 def test_spark_gets_the_files_or_says_what_it_cannot_do(folder: Path) -> None:
-    found = spark_options(options_of(folder, ca="/ca.pem", cert="/c.pem", key="/k.pem", creds="/b.creds"))
+    found = spark_options(
+        options_of(folder, ca="/ca.pem", cert="/c.pem", key="/k.pem", creds="/b.creds", jetstream_domain="hub")
+    )
     assert {key: value for key, value in found.items() if key != "servers"} == {
         "tlsCaFile": "/ca.pem",
         "tlsCertFile": "/c.pem",
         "tlsKeyFile": "/k.pem",
         "credentialsFile": "/b.creds",
+        "domain": "hub",
     }
     for context, what in (
         ({"inbox_prefix": "_MINE"}, "inbox_prefix"),

@@ -207,6 +207,8 @@ async def last_messages(
     """What :meth:`Stream.get_last_messages` returns, for as long as the patience lasts."""
     await context.run(context.api.require(LAST_GET))
     reading = LastGet(context.api.prefix, stream, filters, up_to_sequence)
+    if reading.is_empty:
+        return []
     for _ in range(MAX_LAST_REQUESTS):
         async with context.asked(reading.request(), patience.left_s(clock.now(), context.timeout_s)) as answers:
             while not reading.is_over:

@@ -497,6 +497,8 @@ class Declarations:
 
     def _retry_consumer(self, spec: HandlerSpec, name: str, partition: str) -> ConsumerConfig:
         waits = f"retry.{self.name}.{spec.name}"
+        # Two filters with wildcards are cheap here. If every tenth of 100,000 messages is for the consumer, each costs
+        # the server 16 us of CPU, and 10 with one filter; if every thousandth is, all together 90 ms, and 30 (2.15.1).
         return self._consumer(
             spec, name, filter_subjects=[f"{waits}.due{partition}.>", f"{waits}.redrive{partition}.>"]
         )

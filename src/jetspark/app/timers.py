@@ -418,6 +418,9 @@ def _moment(at: Any) -> datetime.datetime:
 
 def _cron(cron: str) -> str:
     fields = cron.split() if isinstance(cron, str) else []
+    # A field of commas allows no time: the server looks through five years of seconds, and answers nobody meanwhile.
+    if any(not each.strip(",") for each in fields):
+        raise ConfigError(f"cron={cron!r}: expected at least one value in each field, or *")
     if cron in _WORDS or (len(fields) == 6 and not fields[0].startswith("@")):
         return " ".join(fields)
     raise ConfigError(

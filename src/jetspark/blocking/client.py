@@ -243,7 +243,7 @@ class Client(ClientBase):
         """JetStream over this connection.
 
         Args:
-            domain: Of a leaf node's or hub's JetStream, if not the connected server's own.
+            domain: Of a leaf node's or hub's JetStream, if not that of ``jetstream_domain`` or the server's own.
             prefix: Where the API is imported to, if not ``$JS.API``; excludes ``domain``.
             timeout: Longest time a call may take, all its requests to the server together, instead of
                 ``request_timeout_s``. What has no known length (listings, bulk reads, puts) may take longer, but not
@@ -259,7 +259,7 @@ class Client(ClientBase):
             client=self,
             connection=self._machine,
             link=self._link,
-            api=Api(api_prefix(domain, prefix), self._machine),
+            api=Api(api_prefix(domain, prefix, self.options.jetstream_domain), self._machine),
             timeout_s=timeout_of(timeout, self.options.request_timeout_s),
             publisher=self._windowed_publisher(window),
         )

@@ -204,6 +204,8 @@ def last_messages(
     """What :meth:`Stream.get_last_messages` returns, for as long as the patience lasts."""
     context.run(context.api.require(LAST_GET))
     reading = LastGet(context.api.prefix, stream, filters, up_to_sequence)
+    if reading.is_empty:
+        return []
     for _ in range(MAX_LAST_REQUESTS):
         with context.asked(reading.request(), patience.left_s(clock.now(), context.timeout_s)) as answers:
             while not reading.is_over:

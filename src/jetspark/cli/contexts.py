@@ -19,7 +19,9 @@ __all__ = ["context_options"]
 
 # Of the command line itself.
 _IGNORED = {"description", "color_scheme"}
-_CONNECTION = {"url", "inbox_prefix"}
+# Those that a connection calls the same.
+_SAME = {"inbox_prefix", "jetstream_domain"}
+_CONNECTION = {"url"} | _SAME
 _TLS = {"ca": "ca_file", "cert": "cert_file", "key": "key_file"}
 _TLS_FIRST = "tls_first"
 _LOGINS = {
@@ -69,8 +71,7 @@ def _options(context: dict[str, Any]) -> dict[str, Any]:
     if "url" not in context:
         raise ConfigError("it has no url")
     options: dict[str, Any] = {"servers": [each.strip() for each in context["url"].split(",") if each.strip()]}
-    if "inbox_prefix" in context:
-        options["inbox_prefix"] = context["inbox_prefix"]
+    options |= {key: context[key] for key in sorted(_SAME & context.keys())}
     files: dict[str, Any] = {field: _path(context[key]) for key, field in _TLS.items() if key in context}
     if files or context.get(_TLS_FIRST):
         options["tls"] = TLSConfig(**files, handshake_first=bool(context.get(_TLS_FIRST)))

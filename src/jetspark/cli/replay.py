@@ -56,8 +56,7 @@ def replay_projection(
     since: Annotated[str | None, typer.Option("--since", help="Events stored at or after this time.")] = None,
     until: Annotated[str | None, typer.Option("--until", help="Events stored before this time.")] = None,
     key: Annotated[
-        list[str] | None,
-        typer.Option("--key", help="Only events of this key, with windows KEY.WINDOW; may be repeated."),
+        list[str] | None, typer.Option("--key", help="Only events of this key (with windows KEY.WINDOW); repeatable.")
     ] = None,
     subject: Annotated[str | None, typer.Option("--subject", help="Only events on this subject, or filter.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,

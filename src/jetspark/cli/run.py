@@ -45,8 +45,7 @@ def run_workers(
     master: Master = None,
     py_files: PyFiles = None,
     lease: Annotated[
-        float,
-        typer.Option("--lease", help="Seconds that a process that died holds up the next one's projections.", min=1),
+        float, typer.Option("--lease", help="Seconds that a dead process holds up the next one's projections.", min=1)
     ] = LEASE_S,
     servers: Servers = None,
 ) -> None:

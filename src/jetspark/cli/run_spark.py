@@ -77,6 +77,8 @@ def spark_options(options: dict[str, Any]) -> dict[str, Any]:
     """How to connect, as options of Spark. Those are shown in plans, so that a secret goes through the environment."""
     servers, in_urls = _without_secrets(options["servers"])
     given = {"servers": servers}
+    if "jetstream_domain" in options:
+        given["domain"] = options["jetstream_domain"]
     tls = options.get("tls") or TLSConfig()
     if "inbox_prefix" in options or tls.handshake_first:
         what = "inbox_prefix" if "inbox_prefix" in options else "tls_first"

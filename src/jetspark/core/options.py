@@ -116,6 +116,8 @@ class ConnectOptions:
     """Whether our own publishes reach our own subscriptions."""
     ignore_discovered_servers: bool = False
     """Dial only the servers named to ``connect``, not those the cluster announces."""
+    jetstream_domain: str | None = None
+    """The domain of ``jetstream()`` where the call names neither a domain nor a prefix; None is the server's own."""
 
     def __post_init__(self) -> None:
         for name in ("name", "inbox_prefix"):
@@ -138,6 +140,8 @@ class ConnectOptions:
             "max_pending_bytes",
         ):
             whole(name, getattr(self, name))
+        if self.jetstream_domain is not None:
+            text("jetstream_domain", self.jetstream_domain)
         if self.max_reconnect_attempts is not None:
             whole("max_reconnect_attempts", self.max_reconnect_attempts, instead="or None")
         _require(self.when_full in ("wait", "raise"), "when_full", self.when_full, "'wait' or 'raise'")
@@ -220,3 +224,4 @@ class ConnectKeywords(TypedDict, total=False):
     inbox_prefix: str
     echo: bool
     ignore_discovered_servers: bool
+    jetstream_domain: str | None

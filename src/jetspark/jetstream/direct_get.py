@@ -128,6 +128,8 @@ class LastGet:
         self._body: dict[str, Any] = {"multi_last": [validate_filter(each) for each in wanted]}
         if up_to_sequence is not None:
             self._body["up_to_seq"] = whole("up_to_sequence", up_to_sequence, low=0, high=UINT64)
+        self.is_empty = up_to_sequence == 0
+        """At sequence 0 there was nothing, and nothing is to be asked: the server takes 0 for no limit."""
         self.messages: list[StoredMessage] = []
         self.is_over = False
         self.is_broken = False

@@ -131,8 +131,10 @@ class Deadline:
         return RequestTimeout(error.what, self.timeout_s, error.was_sent)
 
 
-def api_prefix(domain: str | None, prefix: str | None) -> str:
+def api_prefix(domain: str | None, prefix: str | None, default_domain: str | None = None) -> str:
     """Where the API is: the default, a domain's, or any subject an import maps it to."""
+    if prefix is None and domain is None:
+        domain = default_domain
     if domain is not None and prefix is not None:
         raise ConfigError(f"domain={domain!r} with prefix={prefix!r}: expected one of the two")
     if domain is not None:

@@ -80,19 +80,9 @@ def session(
     is_local = master is None or master.startswith("local")
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else workers of a cluster could not reach the driver
-    partitions = str(os.cpu_count() or 2) if cores == "*" else str(cores)
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{logging_file()}",
-    }
+    settings = _settings(is_short=is_short)
     if is_local:
-        settings["spark.sql.shuffle.partitions"] = partitions
-    if is_short:
-        settings["spark.driver.extraJavaOptions"] += f" {SHORT_JOB_FLAGS}"
-        settings["spark.sql.streaming.checkpointFileManagerClass"] = LOCAL_CHECKPOINTS
+        settings["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 2) if cores == "*" else str(cores)
     builder = SparkSession.builder.appName(app_name).master(master or f"local[{cores},{TASK_ATTEMPTS}]")
     for name, value in (settings | (conf or {})).items():
         builder = builder.config(name, value)
@@ -109,6 +99,20 @@ def session(
         spark.sparkContext.addPyFile(path)
     register(spark)
     return spark
+
+
+def _settings(*, is_short: bool) -> dict[str, str]:
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{logging_file()}",
+    }
+    if is_short:
+        settings["spark.driver.extraJavaOptions"] += f" {SHORT_JOB_FLAGS}"
+        settings["spark.sql.streaming.checkpointFileManagerClass"] = LOCAL_CHECKPOINTS
+    return settings
 
 
 def _connect_session(app_name: str, url: str, py_files: Sequence[str], conf: Mapping[str, str]) -> SparkSession:

@@ -667,7 +667,7 @@ class Network:
             wire.cut(reason="the server is gone")
         self.front.close_all()
         self.front.join()
-        self.front.say(self.front.model.restart(self.clock.now))
+        self.front.say(self.front.model.restart(self.clock.now, back_at=self._down_until))
 
     def lose_leader(self, stream: str, seconds: float, *, drop: int = 0, is_silent: bool = False) -> None:
         """A stream is without a leader for some seconds; see :meth:`ModelServer.lose_leader`."""

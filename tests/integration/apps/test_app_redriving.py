@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 import tracemalloc
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 import typer
+from integration.apps import redrive_killed
+from integration.apps.redrive_killed import PLACES
 from support.apps import is_settled, publish, running, set_up, until
 from typer.testing import CliRunner
 
@@ -32,7 +35,7 @@ from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.settling import WriteParked
 from jetspark.cli import commands
 from jetspark.core.headers import Headers
-from jetspark.errors import ConfigError, UsageError
+from jetspark.errors import ConfigError, KeyNotFound, UsageError
 from jetspark.server import NatsServer
 
 
@@ -257,6 +260,36 @@ async def test_a_redrive_that_was_killed_is_resumed_and_handles_each_letter_once
         await until(lambda: is_settled(js, app, "n"))
     assert sorted(done) == list(range(20))
     assert await read_letters(js, app, LetterFilter()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_redrive_killed_at_any_place_is_resumed_and_handles_each_letter_once(
+    server: NatsServer, js: JetStream, place: str
+) -> None:
+    app, done, is_mended = App("notes", stream="NOTES", subjects=["notes.>"]), list[int](), False
+
+    @app.handler(Noted, durable="n")
+    async def note(event: Noted) -> None:
+        if not is_mended:
+            raise Reject("not yet")
+        done.append(event.number)
+
+    await set_up(js, app)
+    async with running(app, server.url):
+        await publish(js, app, *(Noted(number=number) for number in range(7)))
+        await until(lambda: is_settled(js, app, "n"))
+        is_mended = True
+        process = await asyncio.create_subprocess_exec(sys.executable, redrive_killed.__file__, server.url, place)
+        assert await process.wait() == -signal.SIGKILL
+        store = await HandlerStore.open(js, app.name, "n")
+        id = json.loads((await store.records.get("redrive")).value)["id"]
+        assert (await run_redrive(js, app, LetterFilter(), resume=id)).is_done
+        await until(lambda: is_settled(js, app, "n"))
+    assert sorted(done) == list(range(7))
+    assert await read_letters(js, app, LetterFilter()) == []
+    with pytest.raises(KeyNotFound):
+        await store.records.get("redrive")
 
 
 async def _has_requests(retries: Stream, count: int) -> bool:

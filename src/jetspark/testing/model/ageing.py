@@ -1,51 +1,52 @@
 """What time does to stored messages: ages and TTLs end them, and schedules publish them again. Pure.
 
 A stream with ``max_age_s`` or ``allow_message_ttl`` drops messages whose time is over. Where it has
-``subject_delete_marker_ttl_s`` and the message was the last of its subject, a marker takes its place, which has a TTL
-of its own. A message with ``Nats-Schedule`` is a timer: when it is due, its data is stored on the target subject.
+``subject_delete_marker_ttl_s`` and nothing else is left of the subject, a marker takes its place, which has a TTL of
+its own. A message with ``Nats-Schedule`` is a timer: when it is due, its data is stored on the target subject.
 
 Measured on nats-server 2.15.1: a TTL below that of the markers is raised to it, and stored so; a schedule is stored
 with ``Nats-Rollup: sub``, so that a subject has one of them; what it fires has the user's headers and the two that say
-where it comes from; a schedule for the past fires after 250 ms, the shortest step of the server's timer.
+where it comes from; a schedule for the past fires after 250 ms, the shortest step of the server's timer. What was due
+while the server was away, or a stream had no leader, happens when it is back: a repeated schedule fires once then, and
+goes on from there.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import re
 
 from jetspark.codes import Code
 from jetspark.core.headers import Headers
 from jetspark.core.subjects import matches, validate_subject
-from jetspark.errors import InvalidSubject, ProtocolError
-from jetspark.jetstream import wire
+from jetspark.errors import InvalidSubject
 from jetspark.jetstream.config import StreamConfig
-from jetspark.testing.model.replies import ApiError, go_duration, time_text
+from jetspark.testing.model.replies import ApiError, go_duration
+from jetspark.testing.model.schedules import due_text, is_repeated, is_zone, next_due
 from jetspark.testing.model.store import Incoming, ModelMessage, Store, first_values
 
 __all__ = ["Ageing", "cancels", "prepared", "refuse_schedule", "seconds_of"]
 
 TTL, SCHEDULE, TARGET = "Nats-TTL", "Nats-Schedule", "Nats-Schedule-Target"
 SCHEDULE_TTL, SCHEDULER, NEXT = "Nats-Schedule-TTL", "Nats-Scheduler", "Nats-Schedule-Next"
+TIME_ZONE = "Nats-Schedule-Time-Zone"
 _ROLLUP = "Nats-Rollup"
 # What a schedule does not hand on to what it fires.
 _OWN = ("Nats-Schedule", "Nats-Expected-", "Nats-Msg-Id", "Nats-TTL", "Nats-Rollup")
-_SHORTEST_STEP_S = 0.25
 
 _DISABLED = ApiError(400, Code.SCHEDULES_DISABLED, "message schedules is disabled")
 _PATTERN = ApiError(400, Code.SCHEDULE_PATTERN_INVALID, "message schedules pattern is invalid")
-_CRON = ApiError(501, 0, "not in the model: schedules by cron; use a real server")
+_ZONE_INVALID = ApiError(400, Code.SCHEDULE_TIME_ZONE_INVALID, "message schedules time zone is invalid")
+_LOCAL = ApiError(501, 0, "not in the model: schedules in the time zone of the server's machine; use a real server")
 _TARGET_INVALID = ApiError(400, Code.SCHEDULE_TARGET_INVALID, "message schedules target is invalid")
 _SCHEDULER_INVALID = ApiError(400, Code.SCHEDULER_INVALID, "message schedules invalid scheduler")
 
-_is_cron = re.compile(
-    r"@(?:hourly|daily|midnight|weekly|monthly|yearly|annually)|(?:[\w*/,?-]+ +){5}[\w*/,?-]+"
-).fullmatch
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
 def seconds_of(text: str) -> float | None:
-    """A TTL or an interval: whole seconds or a Go duration of hours, minutes and seconds; None for all else."""
+    """A TTL: whole seconds or a Go duration of hours, minutes and seconds; None for all else."""
     if text.isdigit() and text.isascii():
         return float(text)
     found = _DURATION.fullmatch(text)
@@ -55,15 +56,19 @@ def seconds_of(text: str) -> float | None:
     return float(3600 * hours + 60 * minutes + seconds)
 
 
-def refuse_schedule(config: StreamConfig, store: Store, message: Incoming) -> ApiError | None:
+def refuse_schedule(config: StreamConfig, store: Store, message: Incoming, now: float) -> ApiError | None:
     """Why a message that sets a schedule, or ends one, is refused."""
-    schedule = message.fields.get(SCHEDULE)
+    schedule, zone = message.fields.get(SCHEDULE), message.fields.get(TIME_ZONE)
+    if zone == "Local":
+        return _LOCAL
+    if zone is not None and not is_zone(zone):
+        return _ZONE_INVALID
     if schedule is None:
         return _refuse_end(config, store, message)
     if not config.allow_message_schedules:
         return _DISABLED
-    if _first_due(schedule, 0.0) is None:
-        return _CRON if _is_cron(schedule) else _PATTERN
+    if next_due(schedule, zone, now) is None:
+        return _PATTERN
     target = message.fields.get(TARGET, "")
     try:
         validate_subject(target)
@@ -106,19 +111,6 @@ def prepared(config: StreamConfig, message: Incoming) -> Incoming:
     return Incoming(message.subject, message.data, headers, first_values(headers))
 
 
-def _first_due(schedule: str, now: float) -> float | None:
-    kind, _, text = schedule.partition(" ")
-    if kind == "@at":
-        try:
-            moment = wire.parse_time(text)
-        except ProtocolError:
-            return None
-        return None if moment is None else max(moment.timestamp(), now + _SHORTEST_STEP_S)
-    every_s = seconds_of(text) if kind == "@every" else None
-    # The server's ticks are at whole seconds of its clock.
-    return None if not every_s else float(int(now) + every_s)
-
-
 class Ageing:
     """The timers of one stream."""
 
@@ -127,6 +119,11 @@ class Ageing:
         self._ends: list[tuple[float, int]] = []
         self._schedules: list[tuple[float, int]] = []
         self._config = store.config
+        self._since = -math.inf
+
+    def resume(self, at: float) -> None:
+        """Nothing happens before ``at``: the server is back then, or the stream has a leader again."""
+        self._since = at
 
     def configure(self, config: StreamConfig) -> None:
         self._config = config
@@ -142,7 +139,7 @@ class Ageing:
         if self._config.max_age_s and text != "never":
             self._watch_age(message)
         if (schedule := fields.get(SCHEDULE)) is not None and self._config.allow_message_schedules:
-            due = _first_due(schedule, message.time)
+            due = next_due(schedule, fields.get(TIME_ZONE), message.time)
             if due is not None:
                 heapq.heappush(self._schedules, (due, message.sequence))
 
@@ -155,24 +152,26 @@ class Ageing:
 
     def next_deadline(self) -> float | None:
         due = [queue[0][0] for queue in (self._ends, self._schedules) if queue]
-        return min(due, default=None)
+        return max(min(due), self._since) if due else None
 
     def on_time(self, now: float) -> bool:
         """Do what is due, in its order; returns whether anything was stored."""
         before = self._store.last_sequence
-        while (due := self.next_deadline()) is not None and due <= now:
-            if self._ends and self._ends[0][0] == due:
-                self._end(heapq.heappop(self._ends)[1], due)
+        while (at := self.next_deadline()) is not None and at <= now:
+            queue = min((each for each in (self._ends, self._schedules) if each), key=lambda each: each[0][0])
+            due, sequence = heapq.heappop(queue)
+            if queue is self._ends:
+                self._end(sequence, at)
             else:
-                self._fire(heapq.heappop(self._schedules)[1], due)
+                self._fire(sequence, due, at)
         return self._store.last_sequence > before
 
     def _end(self, sequence: int, now: float) -> None:
         message = self._store.get(sequence)
         if message is None:
             return
-        is_last = self._store.last_of(message.subject) == sequence
         self._store.delete(sequence)
+        is_last = not self._store.last_of(message.subject)
         marker_s = self._config.subject_delete_marker_ttl_s
         is_marker = message.headers is not None and "Nats-Marker-Reason" in message.headers
         if is_last and marker_s and not is_marker:
@@ -183,22 +182,24 @@ class Ageing:
             stored = self._store.append(message.subject, b"", headers, now)
             self._store.roll_up("sub", message.subject, stored)
 
-    def _fire(self, sequence: int, now: float) -> None:
+    def _fire(self, sequence: int, due: float, now: float) -> None:
         message = self._store.get(sequence)
         if message is None or message.headers is None:
             return
         fields = first_values(message.headers)
-        schedule = fields[SCHEDULE]
+        schedule, zone = fields[SCHEDULE], fields.get(TIME_ZONE)
         headers = Headers([each for each in message.headers.multi_items() if not each[0].startswith(_OWN)])
         headers.add(SCHEDULER, message.subject)
-        next_due = None if schedule.startswith("@at") else _first_due(schedule, now)
-        headers.add(NEXT, "purge" if next_due is None else time_text(next_due))
+        following = next_due(schedule, zone, due) if is_repeated(schedule) else None
+        if following is not None and following < now:
+            following = next_due(schedule, zone, now)
+        headers.add(NEXT, "purge" if following is None else due_text(following, zone))
         if (ttl := fields.get(SCHEDULE_TTL)) is not None:
             headers.add(TTL, ttl)
-        if next_due is None:
+        if following is None:
             self._store.delete(sequence)
         else:
-            heapq.heappush(self._schedules, (next_due, sequence))
+            heapq.heappush(self._schedules, (following, sequence))
         self._store.append(fields[TARGET], message.data, headers, now)
 
 

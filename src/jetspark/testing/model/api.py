@@ -251,7 +251,7 @@ class ModelApi:
 
     def _direct_batch(self, name: str, store: Store, body: Mapping[str, Any], reply: str) -> Iterator[Delivery]:
         is_multi = "multi_last" in body
-        up_to = body.get("up_to_seq")
+        up_to = body.get("up_to_seq") or None  # 0 is no limit
         if is_multi:
             if up_to is not None and "up_to_time" in body:
                 yield Delivery(reply, b"", None, Status(408, "Bad Request"))

@@ -6,9 +6,9 @@ same say the same, and a simulation can try a thousand courses of events in the 
 
 The model answers what nats-server 2.15.1 was measured to answer, byte for byte: where the design documents say
 otherwise, the server is right. What is not here is refused rather than ignored: mirrors, more than one source,
-counters, transforms of a stream's own subjects, retention by interest or as a work queue, schedules by calendar, push
-consumers. Nor is the server's impatience here: its inbound queue never overflows, and a replicated stream stores at
-once, so that replies come in the order of their causes.
+counters, transforms of a stream's own subjects, retention by interest or as a work queue, push consumers. Nor is the
+server's impatience here: its inbound queue never overflows, and a replicated stream stores at once, so that replies
+come in the order of their causes.
 """
 
 from __future__ import annotations
@@ -294,11 +294,14 @@ class ModelServer:
         """The same server once more, whose future is another: what one side of a partition goes on with."""
         return copy.deepcopy(self)
 
-    def restart(self, now: float) -> list[Delivery]:
-        """The server ends, by its own will or by a kill, and is there again: what is stored stays, no batch is open."""
+    def restart(self, now: float, *, back_at: float | None = None) -> list[Delivery]:
+        """The server ends, by its own will or by a kill, and is there again: what is stored stays, no batch is open.
+
+        Until ``back_at`` no message ends by its age and no schedule fires.
+        """
         said = self.on_time(now)
         for stream in self._streams.values():
-            stream.restart()
+            stream.restart(now if back_at is None else back_at)
         return said
 
     def _copy(self, now: float) -> list[Delivery]:

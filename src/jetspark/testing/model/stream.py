@@ -137,7 +137,8 @@ class ModelStream:
                     said += consumer.serve(now)
         return said
 
-    def restart(self) -> None:
+    def restart(self, back_at: float) -> None:
+        self.ageing.resume(back_at)
         for consumer in self.consumers.values():
             consumer.forget_requests()
         self._end_cut()
@@ -222,6 +223,7 @@ class ModelStream:
     def elect_leader(self, now: float, leader: int | None = None) -> list[Delivery]:
         self.elected_at = None
         self.led_since = now
+        self.ageing.resume(now)
         self.leader = (self.leader + 1) % (self.config.replicas or 1) if leader is None else leader
         for proposal in self._proposals:
             proposal.applied_at = now + self.store.apply_s
@@ -248,7 +250,7 @@ class ModelStream:
         else:
             message = Incoming(subject, data, None, _NO_FIELDS)
         if message.fields:
-            if (refused := ageing.refuse_schedule(config, store, message)) is not None:
+            if (refused := ageing.refuse_schedule(config, store, message, now)) is not None:
                 return self._answer(reply, refused)
             message = ageing.prepared(config, message)
         if config.sealed:

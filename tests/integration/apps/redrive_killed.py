@@ -1,0 +1,45 @@
+"""A redrive for tests that kills itself at a named place: ``python redrive_killed.py URL PLACE``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jetspark
+from jetspark.app import App
+from jetspark.app.dead_letters import redriving
+from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
+
+# Each names what was the last thing to have its effect.
+PLACES = ("_begin", "_request", "_note", "every _request")
+
+
+def die_after(name: str, times: int) -> None:
+    """Die when a function of the module has returned this many times."""
+    call: Callable[..., Any] = getattr(redriving, name)
+    left = times
+
+    async def mortal(*args: Any) -> Any:
+        nonlocal left
+        answer = await call(*args)
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    setattr(redriving, name, mortal)
+
+
+async def main(url: str, place: str) -> None:
+    redriving.NOTE_EVERY = 3
+    die_after(place.split()[-1], {"_request": 4, "every _request": 7}.get(place, 1))
+    async with jetspark.connect(url) as nc:
+        await run_redrive(nc.jetstream(), App("notes", stream="NOTES", subjects=["notes.>"]), LetterFilter())
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
