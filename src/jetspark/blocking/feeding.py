@@ -15,7 +15,7 @@ __all__ = ["BatchFeed"]
 
 
 class BatchFeed:
-    """The way into one batch. With threads, whoever calls holds the link's lock, except for :meth:`add_chunk`."""
+    """The way into one batch. With threads, the caller holds the link's lock, except for :meth:`add_chunk`."""
 
     def __init__(
         self, link: Link, runner: PacedRunner[FastMachine], batch: FastMachine, check_inside: Callable[[], None]

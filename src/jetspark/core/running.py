@@ -5,9 +5,9 @@ something to hear of or to wait for, and its owner's callers wait in it. After e
 same: tell the owner, wake the callers, write what the machine sent by itself, and look when the next deadline is. How
 callers wait is each driver's own: see its ``runner.py``.
 
-With threads, the link's lock guards the machine, and whoever calls into a runner holds it; what the link calls takes
-it. Time is watched by the connection's own thread, and by callers while they wait: a batch must be kept alive while its
-producer thinks. The program's callbacks are called without the lock.
+With threads, the link's lock guards the machine. Callers of a runner hold it; methods that the link calls take it
+themselves. Time is watched by the connection's own thread, and by callers while they wait: a batch must be kept alive
+while its producer thinks. The program's callbacks are called without the lock.
 """
 
 from __future__ import annotations

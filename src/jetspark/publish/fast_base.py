@@ -1,6 +1,6 @@
 """What both drivers' batches and publishers have in common: facts, telling of losses, sending and leaving.
 
-Nothing here waits. With threads, whoever calls holds the link's lock, unless a method says that it takes it.
+Nothing here waits. With threads, the caller holds the link's lock, unless a method says that it takes it.
 """
 
 from __future__ import annotations
