@@ -121,8 +121,16 @@ def _kind(module: Any, name: str) -> type:
 
 
 def _numbers(kind: type, method: str) -> dict[str, inspect.Parameter]:
-    """The arguments of a method that are numbers."""
-    parameters = inspect.signature(getattr(kind, method)).parameters
+    """The arguments of a method that are numbers, those it takes by ``**options: Unpack[...]`` too."""
+    function = getattr(kind, method)
+    parameters = dict(inspect.signature(function).parameters)
+    for each in list(parameters.values()):
+        unpacked = re.fullmatch(r"Unpack\[(\w+)\]", str(each.annotation))
+        if unpacked is not None and method not in OPTIONS:
+            keywords = function.__globals__[unpacked[1]].__annotations__
+            for name, hint in keywords.items():
+                text = getattr(hint, "__forward_arg__", str(hint))
+                parameters[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=text)
     return {name: each for name, each in parameters.items() if _IS_NUMBER.match(str(each.annotation))}
 
 

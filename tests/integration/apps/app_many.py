@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,15 @@ class Counted(Event, type="counted", key="name", subject="many.{name}.counted"):
     number: int
 
 
-def note(what: str, event: Happened | Counted, **fields: Any) -> None:
+@app.lifespan
+async def notes() -> AsyncIterator[None]:
+    """The file is there as soon as the process is ready, before it has anything to note."""
     global _file
-    if _file is None:
-        _file = os.open(FOLDER / f"{os.getpid()}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    _file = os.open(FOLDER / f"{os.getpid()}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    yield None
+
+
+def note(what: str, event: Happened | Counted, **fields: Any) -> None:
     # One write: what is written survives a SIGKILL.
     line = [what, event.name, event.number, time.monotonic_ns(), *fields.values()]
     os.write(_file, (json.dumps(line) + "\n").encode())

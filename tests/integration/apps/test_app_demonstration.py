@@ -192,8 +192,9 @@ async def test_a_process_that_was_stopped_comes_back_to_what_others_have_taken_o
                 for _ in range(2)
             ]
             try:
-                order = await publish_all(server.url, random.Random(1), events)
+                # Both are ready before there is work: else one of them may do all of it.
                 await until(lambda: all((tmp_path / f"{worker.pid}.log").exists() for worker in workers))
+                order = await publish_all(server.url, random.Random(1), events)
                 workers[0].send_signal(signal.SIGSTOP)
                 await asyncio.sleep(2.5 * app.handlers["once"].ack_wait_s)  # by then others have all it had
                 workers[0].send_signal(signal.SIGCONT)
