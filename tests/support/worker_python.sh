@@ -11,9 +11,4 @@ for entry in $PYTHONPATH; do
     esac
 done
 export PYTHONPATH="$path"
-# `-m pyspark.daemon <module>` is what forks workers.
-if [ "$1 $2" = "-m pyspark.daemon" ]; then
-    shift
-    exec "$JETSPARK_TESTS_PYTHON" "${0%/*}/spark_daemon.py" "$@"
-fi
 exec "$JETSPARK_TESTS_PYTHON" "$@"
