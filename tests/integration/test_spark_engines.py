@@ -50,9 +50,16 @@ class LiveEngine:
     def __init__(self, url: str, folder: Path) -> None:
         self._command = [sys.executable, "-m", "jetspark", "run", "support.projected:app", "--servers", url]
         self._log = folder / "live.log"
+        self._log.touch()
         self.start()
 
+    @property
+    def is_connected(self) -> bool:
+        """It has met the server. Before that it ends when there is none, which is not what this is about."""
+        return ": running " in self._log.read_text()[self._said :]
+
     def start(self) -> None:
+        self._said = len(self._log.read_text())
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, cwd=Path(__file__).parents[1], stdout=log, stderr=log)
 
@@ -125,6 +132,7 @@ def test_three_engines_at_once_and_the_death_of_each_leave_the_bytes_of_one(
             assert driver.is_running, driver.log()[-6000:]
 
         def kill_server() -> None:
+            wait_for(js, lambda: live.is_connected, check)
             server.kill()
             time.sleep(rng.uniform(0, 0.5))
             server.restart()
