@@ -43,6 +43,28 @@ class Noted(Event, type="noted", subject="notes.noted"):
     number: int
 
 
+class Notes:
+    """An application whose handler fails until it is mended."""
+
+    def __init__(self) -> None:
+        self.app = App("notes", stream="NOTES", subjects=["notes.>"])
+        self.done: list[int] = []
+        self.is_mended = False
+        self.app.handler(Noted, durable="n")(self.note)
+
+    async def note(self, event: Noted) -> None:
+        if not self.is_mended:
+            raise Reject("not yet")
+        self.done.append(event.number)
+
+
+def test_what_a_redrive_notes_of_itself_comes_back() -> None:
+    progress = RedriveProgress(
+        id="r1", chosen=LetterFilter.parse("h", ["key=a"]), up_to=9, last=4, requested=3, behind=2, freed=1
+    )
+    assert RedriveProgress.from_dict(json.loads(json.dumps(progress.to_dict()))) == progress
+
+
 def test_conditions_name_the_fields_there_are() -> None:
     with pytest.raises(ConfigError, match="expected FIELD=VALUE with one of error"):
         LetterFilter.parse(None, ["reason=x"])
@@ -51,16 +73,8 @@ def test_conditions_name_the_fields_there_are() -> None:
 
 
 async def test_a_redrive_is_frozen_resumable_and_alone(server: NatsServer, js: JetStream) -> None:
-    app = App("notes", stream="NOTES", subjects=["notes.>"])
-    done: list[int] = []
-    is_mended = False
-
-    @app.handler(Noted, durable="n")
-    async def note(event: Noted) -> None:
-        if not is_mended:
-            raise Reject("not yet")
-        done.append(event.number)
-
+    notes = Notes()
+    app, done = notes.app, notes.done
     await set_up(js, app)
     everything = LetterFilter()
     store = await HandlerStore.open(js, app.name, "n")
@@ -79,7 +93,7 @@ async def test_a_redrive_is_frozen_resumable_and_alone(server: NatsServer, js: J
             await run_redrive(js, app, everything, resume="r2")
         await publish(js, app, Noted(number=5))
         await until(lambda: is_settled(js, app, "n"))
-        is_mended = True
+        notes.is_mended = True
         progress = await run_redrive(js, app, everything, resume="r1", rate=1000)
         assert (progress.requested, progress.is_done) == (2, True)
         await until(lambda: len(done) == 2)
@@ -227,14 +241,8 @@ async def _has_unacknowledged(consumer: Consumer) -> bool:
 async def test_a_redrive_that_was_killed_is_resumed_and_handles_each_letter_once(
     server: NatsServer, js: JetStream, tmp_path: Path
 ) -> None:
-    app, done, is_mended = App("notes", stream="NOTES", subjects=["notes.>"]), list[int](), False
-
-    @app.handler(Noted, durable="n")
-    async def note(event: Noted) -> None:
-        if not is_mended:
-            raise Reject("not yet")
-        done.append(event.number)
-
+    notes = Notes()
+    app, done = notes.app, notes.done
     await set_up(js, app)
     async with running(app, server.url):
         await publish(js, app, *(Noted(number=number) for number in range(20)))
@@ -253,7 +261,7 @@ async def test_a_redrive_that_was_killed_is_resumed_and_handles_each_letter_once
     id = json.loads((await store.records.get("redrive")).value)["id"]
     with pytest.raises(UsageError, match=rf"redrive {id} is under way .*--resume {id}"):
         await run_redrive(js, app, LetterFilter())
-    is_mended = True
+    notes.is_mended = True
     async with running(app, server.url):
         progress = await run_redrive(js, app, LetterFilter(), resume=id, wait_s=60)
         assert progress.is_done
@@ -267,19 +275,13 @@ async def test_a_redrive_that_was_killed_is_resumed_and_handles_each_letter_once
 async def test_a_redrive_killed_at_any_place_is_resumed_and_handles_each_letter_once(
     server: NatsServer, js: JetStream, place: str
 ) -> None:
-    app, done, is_mended = App("notes", stream="NOTES", subjects=["notes.>"]), list[int](), False
-
-    @app.handler(Noted, durable="n")
-    async def note(event: Noted) -> None:
-        if not is_mended:
-            raise Reject("not yet")
-        done.append(event.number)
-
+    notes = Notes()
+    app, done = notes.app, notes.done
     await set_up(js, app)
     async with running(app, server.url):
         await publish(js, app, *(Noted(number=number) for number in range(7)))
         await until(lambda: is_settled(js, app, "n"))
-        is_mended = True
+        notes.is_mended = True
         process = await asyncio.create_subprocess_exec(sys.executable, redrive_killed.__file__, server.url, place)
         assert await process.wait() == -signal.SIGKILL
         store = await HandlerStore.open(js, app.name, "n")

@@ -180,6 +180,7 @@ class RedriveProgress:
             last=fields["last"],
             requested=fields["requested"],
             behind=fields["behind"],
+            freed=fields.get("freed", 0),
         )
 
 
