@@ -18,13 +18,13 @@ from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked
 from jetspark.app.replay.checking import NotReplayable, check_replay
 from jetspark.app.replay.compared import MAX_NAMED, ComparedKeys
-from jetspark.app.replay.contents import NOTHING, Digest, KeyContent, change_to, compare, cut_keys, reaches
+from jetspark.app.replay.contents import Digest, KeyContent, change_to, compare, cut_keys, reaches
 from jetspark.app.replay.outlines import RangeOutline, gaps_between
 from jetspark.app.replay.ranges import Extent, ReplayRequest, extent_of
 from jetspark.app.replay.records import ReplayRecord
 from jetspark.errors import ConfigError, DataLoss, ProtocolError
 from jetspark.jetstream.config import StreamConfig
-from jetspark.state.changes import Current
+from jetspark.state.changes import NOTHING, Current
 from jetspark.state.losses import first_ever
 from jetspark.state.scan import Head
 

@@ -336,7 +336,7 @@ class Link:
         except _NOT_NOW:
             self.wake()
         except OSError:
-            self.wake()  # the reader will meet the same error, and it is the one who ends sessions
+            self.wake()  # the reader meets the same error when it reads, and ends the session
         self._is_moving = False
 
     flush_promptly = hand_over = flush

@@ -14,7 +14,7 @@ from typing import Any
 
 from jetspark.errors import Conflict
 from jetspark.publish.steps import Procedure
-from jetspark.state.changes import Change, Current, Outcome
+from jetspark.state.changes import NOTHING, Change, Current, Outcome
 from jetspark.state.fold import MAX_NAMED, Applied, Fold, Piece, Stamp, States, other_write
 from jetspark.state.rounds import fold_pieces, store_rounds
 from jetspark.state.store import StateBucket, open_bucket, store
@@ -115,7 +115,7 @@ def store_values(bucket: str, changes: list[Change], *, patience_s: float = PATI
     present, of_key = outcome.present, {change.key: change for change in changes}
     clashing, behind = [], []
     for key in outcome.conflicts:
-        change, found = of_key[key], present.get(key, Current(None, 0, 0))
+        change, found = of_key[key], present.get(key, NOTHING)
         ours, theirs = Stamp.read(change.stamp), Stamp.read(found.stamp)
         if ours is not None and theirs is not None and ours.batch == theirs.batch and ours != theirs:
             clashing.append(key)

@@ -17,6 +17,7 @@ from jetspark.jetstream.kv import KVOperation, marker_headers
 
 __all__ = [
     "MARK_HEADER",
+    "NOTHING",
     "SEQUENCE_HEADER",
     "STAMP_HEADER",
     "WRITER_HEADER",
@@ -52,6 +53,10 @@ class Current(NamedTuple):
     """What its writer noted with it (``JetSpark-Batch``)."""
     mark: str | None = None
     """What a projection noted with it (``JetSpark-Projection``)."""
+
+
+NOTHING = Current(None, 0, 0)
+"""What a bucket has for a key that it has nothing for."""
 
 
 class Change(NamedTuple):

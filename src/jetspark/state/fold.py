@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jetspark.errors import UsageError
-from jetspark.state.changes import Change, Current, Outcome
+from jetspark.state.changes import NOTHING, Change, Current, Outcome
 
 __all__ = ["DELETE", "Applied", "Fold", "Piece", "Stamp", "States", "other_write", "some_keys"]
 
@@ -137,9 +137,8 @@ class States:
         return [key for key in dict.fromkeys(keys) if key not in self._keys]
 
     def add(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
-        nothing = Current(None, 0, 0)
         for key in keys:
-            self._keys[key] = _Key(loaded.get(key, nothing))
+            self._keys[key] = _Key(loaded.get(key, NOTHING))
 
     def apply(self, rows: Iterable[tuple[str, int, Any]], parse: Callable[[Any], Any]) -> None:
         apply, keys = self._fold.apply, self._keys

@@ -26,10 +26,10 @@ from jetspark.app.replay import (
     run_replay,
     verify,
 )
-from jetspark.app.replay.contents import NOTHING, KeyContent
+from jetspark.app.replay.contents import KeyContent
 from jetspark.errors import ConfigError, DataLoss, UsageError
 from jetspark.server import NatsServer
-from jetspark.state.changes import Change
+from jetspark.state.changes import NOTHING, Change
 from jetspark.state.store import load, store
 
 

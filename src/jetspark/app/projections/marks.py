@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jetspark.app.dead_letters.letters import escape_line, unescape_line
 from jetspark.state.changes import Current
 
-__all__ = ["FOREIGN", "Mark", "Parked", "mark_of", "parked_of", "position_key"]
+__all__ = ["FOREIGN", "Mark", "Parked", "mark_of", "parked_of", "position_key", "reach_of"]
 
 # A header is a line, and the whole story is in the log of the engine that met it.
 _MAX_REASON = 300
@@ -76,3 +76,8 @@ def parked_of(current: Current) -> Parked | None:
     if mark is not None:
         return mark.parked
     return FOREIGN if current.revision else None
+
+
+def reach_of(sequence: int, parked: Parked | None) -> int:
+    """The last event of which a state shows a trace: applied, or the one that it is parked at."""
+    return sequence if parked is None else max(sequence, parked.sequence)

@@ -11,12 +11,10 @@ from collections.abc import Iterable
 
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyState
-from jetspark.app.projections.marks import Mark, mark_of
-from jetspark.state.changes import Current
+from jetspark.app.projections.marks import Mark, mark_of, reach_of
+from jetspark.state.changes import NOTHING, Current
 
 __all__ = ["base_of", "past_of"]
-
-NOTHING = Current(None, 0, 0)
 
 
 def base_of(spec: ProjectionSpec, revisions: Iterable[Current], sequence: int) -> Current:
@@ -30,8 +28,7 @@ def base_of(spec: ProjectionSpec, revisions: Iterable[Current], sequence: int) -
         mark = mark_of(each)
         if mark is None or mark.version != spec.version:
             continue
-        reach = each.sequence if mark.parked is None else max(each.sequence, mark.parked.sequence)
-        if reach <= sequence and each.revision > base.revision:
+        if reach_of(each.sequence, mark.parked) <= sequence and each.revision > base.revision:
             base = each
     return base
 

@@ -27,11 +27,10 @@ from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyRow, KeyState
 from jetspark.app.projections.marks import Mark, Parked, mark_of
 from jetspark.jetstream.kv import KVOperation
-from jetspark.state.changes import Change, Current, Outcome
+from jetspark.state.changes import NOTHING, Change, Current, Outcome
 
 __all__ = ["CacheLimits", "LiveStates", "StateGone"]
 
-NOTHING = Current(None, 0, 0)
 GONE = "its state was removed from the bucket, or replaced by an older one"
 # What an entry of the cache takes besides its value and its key, roughly.
 ENTRY_BYTES = 600

@@ -35,7 +35,7 @@ from jetspark.core.numbers import UINT64, timeout_of, whole
 from jetspark.errors import ConfigError, DataLoss, MessageNotFound, RequestTimeout, StateParked, UsageError
 from jetspark.jetstream.kv import operation_of, subject_of, watch_options
 from jetspark.jetstream.ordered import OrderedOptions
-from jetspark.state.changes import MARK_HEADER, SEQUENCE_HEADER, Current, current_of, stored_sequence
+from jetspark.state.changes import MARK_HEADER, NOTHING, SEQUENCE_HEADER, Current, current_of, stored_sequence
 from jetspark.state.lookup import stored_of
 from jetspark.state.losses import first_ever, front_of
 
@@ -48,7 +48,6 @@ _logger = logging.getLogger("jetspark.app")
 
 T = TypeVar("T")
 
-NOTHING = Current(None, 0, 0)
 OWN = "_jetspark."
 """Keys that begin so are no states."""
 

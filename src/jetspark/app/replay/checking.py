@@ -22,10 +22,10 @@ from jetspark.app.contracts.envelope import decode, encode
 from jetspark.app.dead_letters.store import microseconds
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyState
-from jetspark.app.replay.contents import NOTHING, KeyContent
+from jetspark.app.replay.contents import KeyContent
 from jetspark.app.replay.history import spec_of
 from jetspark.errors import ConfigError, JetSparkError
-from jetspark.state.changes import Current
+from jetspark.state.changes import NOTHING, Current
 
 if TYPE_CHECKING:
     from jetspark.app.application import App

@@ -19,11 +19,10 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyState
-from jetspark.app.projections.marks import Mark, Parked, mark_of, parked_of
+from jetspark.app.projections.marks import Mark, Parked, mark_of, parked_of, reach_of
 from jetspark.state.changes import Change, Current
 
 __all__ = [
-    "NOTHING",
     "Difference",
     "DifferenceKind",
     "Digest",
@@ -33,9 +32,6 @@ __all__ = [
     "cut_keys",
     "reaches",
 ]
-
-NOTHING = Current(None, 0, 0)
-"""What a bucket has for a key that it has nothing for."""
 
 DifferenceKind: TypeAlias = Literal["missing", "extra", "value", "sequence", "parked", "foreign", "version"]
 _DIGESTS = 1 << 256
@@ -61,7 +57,7 @@ class KeyContent(NamedTuple):
     @property
     def reach(self) -> int:
         """The last event it shows a trace of: applied, or that it is parked at."""
-        return self.sequence if self.parked is None else max(self.sequence, self.parked.sequence)
+        return reach_of(self.sequence, self.parked)
 
     @property
     def is_held(self) -> bool:

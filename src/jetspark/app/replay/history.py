@@ -15,14 +15,14 @@ from jetspark.aio.steps import ProcedureRunner
 from jetspark.aio.stream import Stream
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, KeyRow, KeyState, Recorded, Router
-from jetspark.app.replay.contents import NOTHING, KeyContent
+from jetspark.app.replay.contents import KeyContent
 from jetspark.app.replay.places import noted_position
 from jetspark.app.replay.ranges import Extent, ReplayRequest, check_is_whole, extent_of
 from jetspark.core.subjects import matches, on_one_of, reading_filters
 from jetspark.errors import ConfigError, MessageNotFound
 from jetspark.jetstream.info import StoredMessage, StreamInfo
 from jetspark.jetstream.wire import time_text
-from jetspark.state.changes import Current
+from jetspark.state.changes import NOTHING, Current
 from jetspark.state.deliveries import delivery
 from jetspark.state.losses import first_ever, front_of
 from jetspark.state.scan import Head, Range, RangeScan

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 from jetspark.aio.clock import rng as loop_rng
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.positions import FoldPosition, NotedPosition, position_change, read_position
-from jetspark.app.replay.contents import NOTHING, KeyContent, change_to, reaches
+from jetspark.app.replay.contents import KeyContent, change_to, reaches
 from jetspark.app.replay.history import History, MemoryFold
 from jetspark.app.replay.places import standstill, store_together
 from jetspark.app.replay.ranges import Extent
 from jetspark.app.replay.records import RecordKeeper
 from jetspark.errors import BatchInDoubt, Conflict, WrongLastSequence
-from jetspark.state.changes import Change, Current, Outcome
+from jetspark.state.changes import NOTHING, Change, Current, Outcome
 from jetspark.state.rounds import MAX_ROUNDS, store_round
 from jetspark.state.store import StateBucket
 

@@ -24,7 +24,7 @@ from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.buckets import check_version, find_place, open_records
 from jetspark.app.projections.folding import KeyState
 from jetspark.app.projections.positions import read_position
-from jetspark.app.replay.contents import NOTHING, change_to
+from jetspark.app.replay.contents import change_to
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
 from jetspark.app.replay.history import Events, History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
 from jetspark.app.replay.outlines import RangeOutline, outline_of
@@ -32,7 +32,7 @@ from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.records import RecordKeeper, ReplayRecord, begin_record, noting
 from jetspark.app.replay.repairing import KeyRepair
 from jetspark.errors import ConfigError
-from jetspark.state.changes import Current
+from jetspark.state.changes import NOTHING, Current
 from jetspark.state.fold import some_keys
 from jetspark.state.store import StateBucket, open_bucket
 

@@ -21,7 +21,7 @@ from itertools import chain, compress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from jetspark.app.replay.compared import ComparedKeys
-from jetspark.app.replay.contents import NOTHING, KeyContent, compare, reaches
+from jetspark.app.replay.contents import KeyContent, compare, reaches
 from jetspark.app.replay.verifying import SLICE_KEYS, contents_of
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.spark.connections import runner_for
@@ -31,6 +31,7 @@ from jetspark.spark.engine.reaching import look_at_front
 from jetspark.spark.options import read_options
 from jetspark.spark.retrying import patiently
 from jetspark.spark.schema import PROJECTION_SCHEMA
+from jetspark.state.changes import NOTHING
 from jetspark.state.scan import Range
 from jetspark.state.store import load
 from jetspark.state.tables import BucketView, open_bucket, split

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyState
 from jetspark.publish.steps import Procedure
-from jetspark.state.changes import Change, Current, Outcome
+from jetspark.state.changes import NOTHING, Change, Current, Outcome
 from jetspark.state.rounds import fold_pieces, store_rounds
 from jetspark.state.store import open_bucket
 
@@ -30,8 +30,6 @@ COLUMNS = ("target", "key", "sequence", "reading", "data")
 
 Columns: TypeAlias = Sequence[Sequence[Any]]
 """Rows by ascending sequence, as lists with the columns above."""
-
-_NOTHING = Current(None, 0, 0)
 
 
 @dataclass(slots=True)
@@ -65,7 +63,7 @@ class _TargetStates(dict[str, KeyState]):
         """Take keys in hand, as the bucket has them."""
         spec = self.spec
         for key in keys:
-            self[key] = KeyState(spec, key, present.get(key, _NOTHING))
+            self[key] = KeyState(spec, key, present.get(key, NOTHING))
 
     def unsure(self) -> list[str]:
         return []  # a key is stored once, and then forgotten
