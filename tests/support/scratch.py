@@ -23,7 +23,7 @@ VARIABLES = ("TMPDIR", "SPARK_LOCAL_DIRS")
 
 MEMORY = Path("/dev/shm")
 PREFIX = "jetspark-tests-"
-# A run holds less than one gigabyte at a time; its processes need several more.
+# The servers, Sparks and workers of a run need memory too, and a file there must not take it from them.
 ROOM_BYTES = 8 << 30
 
 
