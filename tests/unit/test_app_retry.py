@@ -61,6 +61,7 @@ def test_the_nearest_class_that_is_named_decides() -> None:
         {"first_s": 2, "max_s": 1},
         {"first_s": -1},
         {"max_s": float("inf")},
+        {"max_s": 1e10},
         {"jitter": 1.5},
         {"in_lane_s": -1},
         {"unknown": "drop"},
@@ -76,8 +77,11 @@ def test_a_breaker_names_the_value_it_cannot_use() -> None:
         Breaker(failures=0)
     with pytest.raises(ConfigError, match="open_s=0"):
         Breaker(open_s=0)
-    with pytest.raises(ConfigError, match="RetryIn"):
-        RetryIn(-1)
+    with pytest.raises(ConfigError, match="open_s=10000000000"):
+        Breaker(open_s=10_000_000_000)  # a date that no calendar has
+    for seconds in (-1, 1e10, float("nan")):
+        with pytest.raises(ConfigError, match="RetryIn"):
+            RetryIn(seconds)
 
 
 @pytest.mark.parametrize("error", [Reject("a"), Skip("b"), RetryIn(3, "c"), HandlerTimeout("bill", 2.5)])

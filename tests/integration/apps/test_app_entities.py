@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 from collections import Counter
 from typing import Any
@@ -96,6 +97,34 @@ async def test_a_change_stores_state_events_and_timers_together(nats_url: str, s
             assert change.state is None
             change.set(Account(1))
         assert await accounts.get("a") == Account(1)
+
+
+@pytest.mark.parametrize("is_set_before", [False, True])
+@pytest.mark.parametrize("done", ["sc", "cs", "ss", "cc", "scs", "csc", "ssc"])
+async def test_of_all_that_a_change_does_to_a_timer_the_last_counts(
+    nats_url: str, done: str, is_set_before: bool
+) -> None:
+    """``s`` sets it, and ``c`` cancels it."""
+    app = bank("KV_bank")
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client:
+        if is_set_before:
+            await client.timers.set("overdrawn a", Overdrawn(account="a"), after=3600)
+        ids: list[str] = []
+        async with client.entities("accounts").change("a") as change:
+            change.set(Account(-5))
+            for each in done:
+                if each == "s":
+                    ids.append(change.set_timer("overdrawn a", Overdrawn(account="a"), after=3600))
+                else:
+                    change.cancel_timer("overdrawn a")
+        timer = await client.timers.get("overdrawn a")
+        assert len({*ids}) == done.count("s")
+        if done.endswith("c"):
+            assert timer is None
+        else:
+            assert timer is not None
+            assert json.loads(timer.data)["id"] == ids[-1]
 
 
 @pytest.mark.parametrize("stream", STREAMS)

@@ -74,6 +74,25 @@ async def test_a_timer_publishes_its_event_when_it_is_due_and_not_before(nats_ur
         assert not await orders.timers.cancel("overdue o-1")
 
 
+async def test_the_first_moment_of_all_is_at_once_and_the_last_one_is_not_now(nats_url: str) -> None:
+    """The server knows 1678 to 2262: outside of that it fires never, and at once."""
+    app = shop()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as orders:
+        last = datetime.datetime(2262, 4, 11, 23, 47, 16, tzinfo=datetime.UTC)
+        await orders.timers.set("last", Overdue(order_id="last"), at=last)
+        with pytest.raises(jetspark.ConfigError, match="up to 2262-04-11"):
+            await orders.timers.set("later", Overdue(order_id="later"), at=last + datetime.timedelta(seconds=1))
+        await orders.timers.set("first", Overdue(order_id="first"), at=datetime.datetime(1, 1, 1, tzinfo=datetime.UTC))
+
+        async def has_fired() -> bool:
+            return await stored(orders.js, "orders.first.overdue") == 1
+
+        await until(has_fired)
+        assert await stored(orders.js, "orders.*.overdue") == 1
+        assert [each.name async for each in orders.timers.list()] == ["last"]
+
+
 async def test_what_makes_a_timer_needless_ends_it_in_the_same_step(nats_url: str) -> None:
     app = shop()
     await app.apply(nats_url)
