@@ -74,7 +74,7 @@ def test_states_in_a_stream_that_is_no_buckets_have_a_subject_of_the_application
     spec = app.entities("orders", state=Order)
     [stream] = app.topology().streams
     assert stream.subjects == ["orders.>", "states.shop.>"]
-    assert (stream.allow_rollup, stream.max_messages_per_subject) == (True, None)
+    assert (stream.allow_rollup, stream.max_messages_per_subject) == (True, -1)
     assert (spec.subject_of("o.1"), spec.place.bucket) == ("states.shop.orders.o=2E1", None)
 
 

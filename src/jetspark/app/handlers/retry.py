@@ -102,7 +102,7 @@ class RetryPolicy:
             raise ConfigError(f"attempts={self.attempts!r}: expected 1 or more")
         if not 0 <= self.first_s <= self.max_s <= HUNDRED_YEARS_S:
             raise ConfigError(
-                f"first_s={self.first_s!r}, max_s={self.max_s!r}: expected 0 <= first_s <= max_s, and at most a hundred years"
+                f"first_s={self.first_s!r}, max_s={self.max_s!r}: expected 0 <= first_s <= max_s, and up to 100 years"
             )
         if not 0 <= self.jitter <= 1:
             raise ConfigError(f"jitter={self.jitter!r}: expected 0 (none) to 1 (anything down to no wait at all)")
