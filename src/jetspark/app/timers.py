@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jetspark.aio.context import context_of
 from jetspark.app.clock import HUNDRED_YEARS_S, utc_now
-from jetspark.app.contracts.envelope import derived_id, read_envelope
+from jetspark.app.contracts.envelope import Encoded, derived_id, read_envelope
 from jetspark.app.contracts.other_forms import header_of
 from jetspark.app.contracts.tokens import unescape
 from jetspark.app.topology.keeping import check_keeps
@@ -37,7 +37,7 @@ from jetspark.jetstream.publishing import Expect
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.stream import Stream
-    from jetspark.app.contracts.envelope import Decoded, Encoded, RawHeaders
+    from jetspark.app.contracts.envelope import Decoded, RawHeaders
     from jetspark.jetstream.config import StreamConfig
     from jetspark.jetstream.info import PubAck, StoredMessage
 
@@ -49,6 +49,7 @@ __all__ = [
     "When",
     "cancelling",
     "check_stream",
+    "ending_message",
     "firing_subject",
     "timer_message",
     "timer_subject",
@@ -66,6 +67,7 @@ _SCHEDULER, _NEXT = "Nats-Scheduler", "Nats-Schedule-Next"
 _CANCELLED = ".cancelled"
 REMEMBERED_S = 7 * 86_400
 """For how long a cancel is remembered that came after the firing; as the effects of ``ctx.once`` are."""
+_MARK = {"Nats-Rollup": "sub", "Nats-TTL": f"{REMEMBERED_S}s"}
 TRIES = 20
 """How often a timer is read anew because it fired or was set at that very moment."""
 LATER_EVENTS = 256
@@ -88,6 +90,11 @@ def timer_subject(app: str, name: str) -> str:
 def cancelling(app: str, name: str) -> dict[str, str]:
     """Headers of a message with which a timer ends: the server does both, or neither."""
     return {_SCHEDULER: timer_subject(app, name), _NEXT: "purge"}
+
+
+def ending_message(ending: dict[str, str]) -> Encoded:
+    """A message that only ends a timer, for headers of :func:`cancelling` that no other message can carry."""
+    return Encoded(ending[_SCHEDULER] + _CANCELLED, b"", ending | _MARK)
 
 
 def firing_subject(headers: RawHeaders) -> str | None:
@@ -321,8 +328,7 @@ class Timers:
 
     async def _mark(self, name: str) -> None:
         """Say that what a timer has published up to now does not count."""
-        fields = {"Nats-Rollup": "sub", "Nats-TTL": f"{REMEMBERED_S}s"}
-        await self._js.publish(timer_subject(self._app, name) + _CANCELLED, b"", headers=fields)
+        await self._js.publish(timer_subject(self._app, name) + _CANCELLED, b"", headers=_MARK)
 
     async def is_current(self, fired: FiredTimer, decoded: Decoded, sequence: int) -> bool:
         """Whether an event that a timer has published counts; see :meth:`Context.is_current_timer`."""
