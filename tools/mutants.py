@@ -56,7 +56,7 @@ MODULES = {
     "app/contracts/schemas.py": ["tests/unit/test_app_compatibility.py", "tests/unit/test_app_records.py"],
     "app/contracts/tokens.py": ["tests/unit/test_app_tokens.py"],
     "app/handlers/lanes.py": ["tests/unit/test_app_handlers.py"],
-    "app/handlers/machine.py": ["tests/unit/test_app_handlers.py"],
+    "app/handlers/machine.py": ["tests/unit/test_app_handlers.py", "tests/unit/test_app_settling.py"],
     "app/handlers/retry.py": ["tests/unit/test_app_retry.py", "tests/unit/test_app_handlers.py"],
     "app/handlers/settling.py": ["tests/unit/test_app_settling.py", "tests/unit/test_app_handlers.py"],
     "app/projections/folding.py": [
