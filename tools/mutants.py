@@ -63,6 +63,7 @@ MODULES = {
         "tests/unit/test_app_projections.py",
         "tests/unit/test_app_projection_lookups.py",
         "tests/unit/test_app_projection_windows.py",
+        "tests/unit/test_app_live_states.py",
     ],
     "app/projections/states.py": ["tests/unit/test_app_live_states.py"],
     "app/projections/windows.py": ["tests/unit/test_app_projection_windows.py"],
