@@ -76,6 +76,13 @@ def test_the_first_consumer_begins_where_the_options_say() -> None:
     assert OrderedReader(OrderedOptions(headers_only=True)).config("inbox").headers_only is True
 
 
+def test_options_come_from_keywords() -> None:
+    assert OrderedOptions.of(["a"], {"start_sequence": 5}) == OrderedOptions(filter_subjects=["a"], start_sequence=5)
+    unknown: Any = {"start": 5}
+    with pytest.raises(ConfigError, match="start"):
+        OrderedOptions.of([], unknown)
+
+
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
@@ -470,8 +477,8 @@ def test_the_first_and_the_last_are_as_far_apart_as_there_are_messages(came: lis
     reader = OrderedReader(OrderedOptions(deliver_policy="new"))
     reader.config("one")
     reader.created(SequencePair(), 0)
-    reader._last_consumer_sequence = 5
-    messages = [delivered(20 + place, number, 5) for place, number in enumerate(came)]
+    reader._last_consumer_sequence = 15
+    messages = [delivered(20 + place, 10 + number, 5) for place, number in enumerate(came)]
     assert reader.accept(messages) == (messages[:right], right)
 
 
@@ -479,6 +486,10 @@ def test_the_first_and_the_last_are_as_far_apart_as_there_are_messages(came: lis
     "came",
     [
         [(1, 1), (10, 10), (3, 3)],  # longer numbers between
+        [(1, 1), (2, 10), (3, 3)],
+        [(11, 11), (12, 100), (13, 13)],
+        [(111, 1), (112, 10), (113, 3)],
+        [(1, 111), (2, 1000), (3, 113)],
         [(1001, 1001), (20, 1), (3003, 1003)],  # a shorter one: its consumer sequence ends where the first one's begins
         [(1001, 11), (20, 1), (1003, 13)],
     ],
@@ -728,6 +739,19 @@ def test_where_waiting_costs_nothing_a_request_waits_for_long_once_all_that_was_
         puller, flow = flow_of(OrderedReader(OrderedOptions(deliver_policy=policy)), pending)  # type: ignore[arg-type]
         puller.idle_s = 100.0
         assert asked(flow.step(0.0, 1))["expires"] == expires_s * 1_000_000_000
+
+
+def test_a_listing_reserves_twice_what_its_largest_message_has() -> None:
+    reader = OrderedReader(OrderedOptions(deliver_policy="last_per_subject"))
+    _, flow = flow_of(reader, 5000)
+    reader.came([5000])
+    fields = asked(flow.step(0.0, 1))
+    assert fields["batch"] == ordered.MAX_BYTES // 20_000
+    assert fields["max_bytes"] == 2 * fields["batch"] * 5000
+
+
+def test_nobody_waits_for_a_courtesy_as_long_as_for_a_sign_of_life() -> None:
+    assert ordered.CLEAN_UP_TIMEOUT_S < ordered.HEARTBEAT_S
 
 
 @pytest.mark.parametrize(
