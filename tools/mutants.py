@@ -70,7 +70,10 @@ MODULES = {
     "app/topology/declared.py": ["tests/unit/test_app_topology.py"],
     "batcher/circuit.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/dead_letters.py": ["tests/unit/test_batcher_sinks.py"],
-    "batcher/jetstream_sinks.py": ["tests/unit/test_batcher_sinks.py"],
+    "batcher/jetstream_sinks.py": [
+        "tests/unit/test_batcher_jetstream_sinks.py",
+        "tests/unit/test_batcher_sinks.py",
+    ],
     "batcher/machine.py": ["tests/unit/test_batcher_machine.py"],
     "batcher/metered.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/rate_limit.py": ["tests/unit/test_batcher_sinks.py"],
