@@ -132,6 +132,12 @@ def test_some_of_a_list_are_those_that_would_be_taken_from_an_iterator(
     assert some_of(items, at, max_messages, max_bytes) == taken
 
 
+def test_a_message_that_uses_the_last_byte_is_the_last_also_before_empty_ones() -> None:
+    items: list[Item] = [("a", b"1"), ("b", b"22"), ("c", b""), ("d", b"")]
+    assert some_of(items, 0, 9, 3) == items[:2]
+    assert some_of(items, 1, 9, 3) == items[1:]
+
+
 def test_each_of_many_messages_is_handed_on_once_but_for_the_last() -> None:
     items: list[Item] = [(f"s.{number}", b"x" * (number % 700)) for number in range(3 * CHUNK_MESSAGES)]
     held: list[Item] = []
