@@ -341,8 +341,7 @@ def test_a_key_that_was_parked_while_it_was_stored_has_that_to_store() -> None:
     assert change is not None
     state.apply(spec, "a", 2, Opened(account="a"))
     state.stored(change, 7)
-    assert not state.is_parked_in_bucket
-    assert state.loaded == stored(change, 7)
+    assert (state.is_parked_in_bucket, state.loaded) == (False, stored(change, 7))
     parking = state.change(spec, "a")
     assert parking is not None
     state.stored(parking, 8)

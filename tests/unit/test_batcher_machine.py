@@ -584,12 +584,10 @@ def test_places_are_the_queue_or_what_the_batch_has_left() -> None:
 
 def test_a_deadline_is_that_of_the_batch_or_of_a_write() -> None:
     it = machine(flush_timeout=5.0)
-    assert not it.has_new_deadline
-    assert it.next_deadline() is None
+    assert (it.has_new_deadline, it.next_deadline()) == (False, None)
     it.add("a", now=100.0)
-    assert it.has_new_deadline
-    assert it.next_deadline() == 100.010
-    assert not it.has_new_deadline
+    assert (it.has_new_deadline, it.next_deadline()) == (True, 100.010)
+    assert (it.has_new_deadline, it.next_deadline()) == (False, 100.010)
     it.add("b", now=100.005)
     assert (it.has_new_deadline, it.next_deadline()) == (False, 100.010)
     flush = it.add("c", now=100.006)
@@ -708,11 +706,11 @@ def test_a_write_that_was_written_off_and_takes_too_long_is_reported_once() -> N
 
 def test_there_are_no_more_writes_when_all_are_done_or_none_can_be() -> None:
     it, flush = busy()
-    assert not it.is_over
+    ends = [it.is_over]
     it.close()
-    assert not it.is_over
+    ends.append(it.is_over)
     it.finish(flush, None, 100.0)
-    assert it.is_over
+    assert [*ends, it.is_over] == [False, False, True]
     it, _ = busy()
     it.fail(ZeroDivisionError())
     assert it.is_over

@@ -154,9 +154,9 @@ def test_nothing_is_over_before_it_was_asked_for_and_a_request_begins_anew() -> 
     assert (get.is_over, get.is_done) == (False, False)
     get.request()
     get.lost()
-    assert get.is_over
+    ends = [get.is_over]
     get.request()
-    assert not get.is_over
+    assert [*ends, get.is_over] == [True, False]
     last = LastGet("$JS.API", "S", [">"], None)
     assert (last.is_over, last.is_broken, last.is_empty, last.messages) == (False, False, False, [])
 
