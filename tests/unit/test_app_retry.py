@@ -88,3 +88,20 @@ def test_a_breaker_names_the_value_it_cannot_use() -> None:
 def test_errors_survive_pickle(error: Exception) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+
+
+def test_limits_may_be_as_low_as_they_say() -> None:
+    assert Retry(attempts=1, first_s=0, max_s=0, in_lane_s=0).attempts == 1
+    assert Retry(in_lane_s=0.5).in_lane_s == 0.5
+    assert Breaker(failures=1, open_s=0.001).failures == 1
+    assert RetryIn(0).seconds == 0
+    assert RetryIn(0.5).seconds == 0.5
+    assert (Retry().attempts, Breaker().failures) == (5, 20)
+
+
+def test_what_a_handler_says_is_there_to_be_read() -> None:
+    for error in (Reject("why"), Skip("why"), RetryIn(5.0, "why")):
+        assert error.reason == "why"
+        assert "why" in str(error)
+    assert RetryIn(5.0, "why").args == (5.0, "why")
+    assert HandlerTimeout("mail", 3.0).may_pass is True
