@@ -118,17 +118,17 @@ class MissingIsReported(Judge):
         if isinstance(batch.failure, ServerError | JetStreamUnavailable):
             require(not stored, run, "refused from the start, and stored", stored)
             return
-        reports: list[range | Refusal] = [*batch.gaps, *batch.errors]
+        reports: list[range | Refusal] = [*batch.losses.gaps, *batch.losses.errors]
         numbers = _numbers(reports)
         reported = set(numbers)
         require(len(numbers) == len(reported), run, "reported twice", _doubled(numbers))
-        told = _numbers([*run.told, *batch.news])
+        told = _numbers([*run.told, *batch.losses.news])
         require(sorted(told) == sorted(numbers), run, "callbacks were told otherwise", sorted(told), sorted(numbers))
         wrongly = sorted(reported & set(stored))
         require(not wrongly, run, "reported missing, and stored", wrongly)
         heard = set(run.reports.heard) & set(range(1, run.sent + 1))
         require(heard == reported, run, "reported is not what was heard", sorted(heard), sorted(reported))
-        doubtful = _numbers(batch.doubts)
+        doubtful = _numbers(batch.losses.doubts)
         require(len(doubtful) == len(set(doubtful)), run, "in doubt twice", _doubled(doubtful))
         require(not reported & set(doubtful), run, "reported, and in doubt", sorted(reported & set(doubtful)))
         under_way = set(_numbers(run.unheard))
@@ -172,8 +172,8 @@ class KeepsPace(Judge):
             self._kept = max(self._kept, allowed + msgs_per_ack)
         run.heard.clear()
         if batch.state is FastState.OPEN:
-            require(batch.sent <= self._allowed, run, "sent more than there was room for", self._allowed)
-            require(batch.sequence <= self._kept, run, "kept more than may come early", self._kept)
+            require(batch.sender.sent <= self._allowed, run, "sent more than there was room for", self._allowed)
+            require(batch.sender.sequence <= self._kept, run, "kept more than may come early", self._kept)
 
 
 class NoStall(Judge):
@@ -186,7 +186,14 @@ class NoStall(Judge):
     def look(self, world: World, run: Run) -> None:
         assert isinstance(run, BatchRun)
         batch = run.batch
-        facts = (batch.state, batch.sequence, batch.acknowledged, len(batch.gaps), len(batch.errors), run.available)
+        facts = (
+            batch.state,
+            batch.sender.sequence,
+            batch.acknowledged,
+            len(batch.losses.gaps),
+            len(batch.losses.errors),
+            run.available,
+        )
         now = world.clock.now
         if facts != self._facts or not run.is_waiting_for_server:
             self._facts, self._since = facts, now

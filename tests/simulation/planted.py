@@ -26,6 +26,7 @@ from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_losses import FastLosses
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
 from jetspark.publish.fast_publisher import FastPublisherMachine
+from jetspark.publish.fast_sending import FastSender
 from jetspark.publish.fast_wire import FrameKind
 from jetspark.publish.outgoing import Item
 
@@ -35,6 +36,12 @@ from jetspark.publish.outgoing import Item
 class Resends(FastMachine):
     """Sends what it is not sure of again, in the same batch."""
 
+    def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
+        super().__init__(machine, owner, options)
+        self.sender = _SendsTwice(machine, options)
+
+
+class _SendsTwice(FastSender):
     def add(self, item: Item, now: float) -> None:
         super().add(item, now)
         self._machine.publish_frames([self._frames.frame(item, self.sequence, FrameKind.APPEND)])
@@ -42,13 +49,13 @@ class Resends(FastMachine):
 
 class TakesLostForStored(FastMachine):
     def _on_gap(self, missing: range, now: float) -> None:
-        self._on_ack(missing.stop - 1, self.msgs_per_ack, now)
+        self._on_ack(missing.stop - 1, self.sender.msgs_per_ack, now)
 
 
 class KeepsLossesToItself(FastMachine):
     def _on_gap(self, missing: range, now: float) -> None:
         super()._on_gap(missing, now)
-        self.gaps.clear()
+        self.losses.gaps.clear()
 
 
 class SeesNoProgressInErrors(FastMachine):
@@ -62,12 +69,24 @@ class BlamesTheWrongOne(FastMachine):
 
 
 class IgnoresThePace(FastMachine):
+    def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
+        super().__init__(machine, owner, options)
+        self.sender = _WantsAll(machine, options)
+
+
+class _WantsAll(FastSender):
     def _set_limit(self) -> None:
         super()._set_limit()
         self.wanted = self.limit
 
 
 class KeepsWithoutEnd(FastMachine):
+    def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
+        super().__init__(machine, owner, options)
+        self.sender = _HasAlwaysRoom(machine, options)
+
+
+class _HasAlwaysRoom(FastSender):
     @property
     def room(self) -> int:
         return 1000 if super().room else 0
@@ -116,23 +135,45 @@ class _ToldTwice(FastLosses):
 
 
 class IsNeverInDoubt(FastMachine):
+    def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
+        super().__init__(machine, owner, options)
+        self.losses = _WithoutDoubts()
+
+
+class _WithoutDoubts(FastLosses):
     @property
     def doubts(self) -> list[range]:
         return []
 
 
 class DoubtsEverything(FastMachine):
+    def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
+        super().__init__(machine, owner, options)
+        self.losses = _AllDoubts(self.sender)
+
+
+class _AllDoubts(FastLosses):
+    def __init__(self, sender: FastSender) -> None:
+        super().__init__()
+        self._sender = sender
+
     @property
     def doubts(self) -> list[range]:
-        return [range(1, self.sent + 1)]
+        return [range(1, self._sender.sent + 1)]
 
 
 class DoubtsWhatItKnows(FastMachine):
     """Leaves in doubt what was reported since."""
 
+    def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
+        super().__init__(machine, owner, options)
+        self.losses = _OldDoubts()
+
+
+class _OldDoubts(FastLosses):
     @property
     def doubts(self) -> list[range]:
-        return list(self.losses._unheard)
+        return list(self._unheard)
 
 
 class CountsWhatItDoubts(FastMachine):
@@ -150,8 +191,9 @@ class PingsWithoutMeasure(FastMachine):
 
     def ping(self, now: float) -> None:
         super().ping(now)
-        if self.inbox is not None and not self._machine.is_closed:
-            frame = self._frames.frame((self._first_subject, b"x" * 700_000), self.sent, FrameKind.PING)
+        sender = self.sender
+        if self.inbox.subscription is not None and not self._machine.is_closed:
+            frame = sender._frames.frame((sender.first_subject, b"x" * 700_000), sender.sent, FrameKind.PING)
             self._machine.publish_frames([frame] * 2, is_urgent=True)
 
 

@@ -457,10 +457,12 @@ def _connected() -> Connection:
 
 
 def _say(connection: Connection, batch: FastMachine, answer: Any) -> None:
-    assert batch.inbox is not None
+    assert batch.inbox.subscription is not None
     data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    subject = batch.inbox.subject.removesuffix(">") + "500.fail.1.0.$FI"
-    connection.receive_data(b"MSG %b %d %d\r\n%b\r\n" % (subject.encode(), batch.inbox.sid, len(data), data))
+    subject = batch.inbox.subscription.subject.removesuffix(">") + "500.fail.1.0.$FI"
+    connection.receive_data(
+        b"MSG %b %d %d\r\n%b\r\n" % (subject.encode(), batch.inbox.subscription.sid, len(data), data)
+    )
 
 
 def _batch_at(stage: str, gap: GapMode) -> tuple[Connection, FastMachine]:
@@ -471,7 +473,7 @@ def _batch_at(stage: str, gap: GapMode) -> tuple[Connection, FastMachine]:
     if stage != "opening":
         _say(connection, batch, FAST_ANSWERS["ack"])
         batch.on_replies(0.0)
-        batch.add_many([("s.a", b"2"), ("s.a", b"3")], 0.0)
+        batch.sender.add_many([("s.a", b"2"), ("s.a", b"3")], 0.0)
     if stage == "ended":
         batch.end(0.0)
     return connection, batch
@@ -504,13 +506,16 @@ def test_a_damaged_answer_ends_a_fast_batch_with_an_error_of_ours_or_is_passed_o
         assert batch.failure is None or isinstance(batch.failure, JetSparkError)
         assert 0 <= batch.stored <= batch.messages, damaged
         assert 0 <= batch.acknowledged <= batch.messages, damaged
-        assert batch.room <= 3 * HIGHEST_FLOW, damaged  # two acknowledgements, and what may come early
+        assert batch.sender.room <= 3 * HIGHEST_FLOW, damaged  # two acknowledgements, and what may come early
         assert all(1 <= sequence <= batch.messages for sequence in _reported(batch)), damaged
-        assert batch.doubts == [], damaged
+        assert batch.losses.doubts == [], damaged
 
 
 def _reported(batch: FastMachine) -> list[int]:
-    return [*(each for gap in batch.gaps for each in (gap.start, gap.stop - 1)), *(each[0] for each in batch.errors)]
+    return [
+        *(each for gap in batch.losses.gaps for each in (gap.start, gap.stop - 1)),
+        *(each[0] for each in batch.losses.errors),
+    ]
 
 
 @pytest.mark.parametrize("message_ids", [False, True])

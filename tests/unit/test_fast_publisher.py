@@ -73,7 +73,7 @@ class Peer:
     def say(self, *answers: dict[str, Any], place: tuple[int, int] = (1, 1), now: float = NOW) -> None:
         batch = self.endless.batch
         assert batch is not None
-        inbox = batch.inbox
+        inbox = batch.inbox.subscription
         assert inbox is not None
         subject = inbox.subject.removesuffix(">") + f"500.fail.{place[0]}.{place[1]}.$FI"
         for answer in answers:
@@ -473,9 +473,9 @@ def _nobody_listens(peer: Peer, since: float, until: float) -> float:
         if peer.pump(now):
             batch = peer.endless.batch
             assert batch is not None
-            assert batch.inbox is not None
-            subject = batch.inbox.subject.removesuffix(">") + "500.fail.1.0.$FI"
-            frame = b"HMSG %b %d 16 16\r\nNATS/1.0 503\r\n\r\n\r\n" % (subject.encode(), batch.inbox.sid)
+            assert batch.inbox.subscription is not None
+            subject = batch.inbox.subscription.subject.removesuffix(">") + "500.fail.1.0.$FI"
+            frame = b"HMSG %b %d 16 16\r\nNATS/1.0 503\r\n\r\n\r\n" % (subject.encode(), batch.inbox.subscription.sid)
             peer.connection.receive_data(frame)
             peer.endless.on_replies(now)
         now = max(now + 0.001, peer.endless.next_deadline() or 0.0)
@@ -636,7 +636,7 @@ def test_one_who_left_sends_nothing_whatever_the_server_says(opens: bool) -> Non
         peer.open(msgs=10)
     else:
         peer.pump()
-    inbox = peer.endless.batch.inbox if peer.endless.batch else None
+    inbox = peer.endless.batch.inbox.subscription if peer.endless.batch else None
     peer.endless.abandon(NOW)
     assert [operation for _, operation, _ in peer.sent()] == [3]
     left = peer.endless.unpublished()

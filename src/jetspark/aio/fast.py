@@ -80,6 +80,7 @@ class FastBatch(_FastBlock, FastBatchBase):
         super().__init__(context)
         self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step, self._tell_news)
         self._batch = self._runner.run(FastMachine(self._connection, self._runner, options))
+        self._sender = self._batch.sender  # by itself, for :meth:`add`: it is called for every message
         self._feed = BatchFeed(self._link, self._runner, self._batch, self._check_inside)
 
     async def add(
@@ -101,22 +102,22 @@ class FastBatch(_FastBlock, FastBatchBase):
             UsageError: Outside of its block; nothing is sent.
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent; the batch goes on.
         """
-        batch, link = self._batch, self._link
+        batch, sender, link = self._batch, self._sender, self._link
         item: Item = (subject, data)
         if headers is not None or msg_id is not None or expect is not None or ttl is not None:
             item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
         # In threads: with link.lock:
-        if batch.sequence >= batch.limit and await self._feed.open_or_wait(item):
+        if sender.sequence >= sender.limit and await self._feed.open_or_wait(item):
             return FastReceipt(1, batch.acknowledged)
         try:
-            batch.add(item, self._now())
+            sender.add(item, self._now())
         except BufferFull:
-            await self._runner.send(partial(batch.add, item))
+            await self._runner.send(partial(sender.add, item))
         except BaseException as error:
             self._runner.on_interrupt(error)
             raise
-        sequence = batch.sequence
-        if self._connection.out_bytes >= WRITE_AT_BYTES or sequence == batch.wanted:
+        sequence = sender.sequence
+        if self._connection.out_bytes >= WRITE_AT_BYTES or sequence == sender.wanted:
             await self._runner.write_and_wait()
         elif not link.flush_is_scheduled:
             link.flush_soon()
@@ -143,7 +144,7 @@ class FastBatch(_FastBlock, FastBatchBase):
 
     async def _add_and_commit(self, iterator: Iterator[Item]) -> FastReceipt:
         held: list[Item] = []
-        for chunk in all_but_last(iterator, held, lambda: self._batch.room):
+        for chunk in all_but_last(iterator, held, lambda: self._sender.room):
             await self._feed.add_chunk(chunk)
         if not held and self.sequence:
             await self.commit()
@@ -187,7 +188,7 @@ class FastBatch(_FastBlock, FastBatchBase):
                 if not (batch.is_new and await self._feed.begin(item, is_only=True)):
                     await self._feed.until_open()
                     await self._runner.send(partial(batch.commit, item))
-            elif batch.sequence:
+            elif self._sender.sequence:
                 await self._feed.until_open()
                 await self._runner.send(batch.end)
             else:
@@ -207,7 +208,7 @@ class FastBatch(_FastBlock, FastBatchBase):
                 self._abandon()
             elif batch.failure is not None:
                 batch.check()
-            elif batch.sequence and not batch.is_ended:
+            elif self._sender.sequence and not batch.is_ended:
                 await self.commit()
         except BaseException:
             if not batch.is_ended:  # cancelled: nobody will end it

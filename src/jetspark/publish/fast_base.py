@@ -35,7 +35,7 @@ class FastBatchBase(Block):
     @property
     def id(self) -> str:
         """Empty before the first message, unless the caller gave one."""
-        return self._batch.id
+        return self._batch.inbox.batch_id
 
     @property
     def sequence(self) -> int:
@@ -58,17 +58,17 @@ class FastBatchBase(Block):
     @property
     def flow(self) -> int:
         """The server's present pace: messages for each acknowledgement."""
-        return self._batch.msgs_per_ack
+        return self._batch.sender.msgs_per_ack
 
     @property
     def gaps(self) -> list[range]:
         """Sequences that were lost on the way, each once; counted from 1, in the order of adding."""
-        return list(self._batch.gaps)
+        return list(self._batch.losses.gaps)
 
     @property
     def errors(self) -> list[Refusal]:
         """Messages the server refused, each once; none of them is in ``gaps``, too."""
-        return list(self._batch.errors)
+        return list(self._batch.losses.errors)
 
     @property
     def doubts(self) -> list[range]:
@@ -79,7 +79,7 @@ class FastBatchBase(Block):
         acknowledged at that moment, without those that ``gaps`` and ``errors`` have reported since. Publish them again
         with the message ids they had, and each is stored once; without ids, choose between missing and doubled.
         """
-        return list(self._batch.doubts)
+        return list(self._batch.losses.doubts)
 
     @property
     def ack(self) -> PubAck:
@@ -103,9 +103,9 @@ class FastBatchBase(Block):
 
     def _tell_news(self) -> None:
         """Call the program back about what is lost; takes the lock."""
-        if self._batch.news:
+        if self._batch.losses.news:
             with self._link.lock:
-                news, self._batch.news = self._batch.news, []
+                news, self._batch.losses.news = self._batch.losses.news, []
             for entry in news:
                 if isinstance(entry, range):
                     _call(self._batch.options.on_gap, entry, self._logger)

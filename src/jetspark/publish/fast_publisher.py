@@ -270,7 +270,7 @@ class FastPublisherMachine:
         batch = self._batch
         if self._backlog or batch is None or batch.state is not FastState.OPEN:
             return True
-        return batch.sequence - batch.acknowledged >= batch.msgs_per_ack
+        return batch.sender.sequence - batch.acknowledged >= batch.sender.msgs_per_ack
 
     def _begin_patience(self, now: float) -> None:
         """It runs from the moment the server has something to answer."""
@@ -409,12 +409,13 @@ class FastPublisherMachine:
             self.batches += not self._is_proving
             self._retry_at = None
         if batch.state is FastState.NEW:
-            if batch.reopen_at is None or now >= batch.reopen_at:
+            reopen_at = batch.opening.reopen_at
+            if reopen_at is None or now >= reopen_at:
                 self._begin(batch, now)
             return False
         if batch.state is FastState.OPEN:
             # Nothing before it is wanted: it waits here just as well, and what gives up sends nothing more.
-            if self._backlog and (due := batch.due):
+            if self._backlog and (due := batch.sender.due):
                 self._send(batch, min(due, CHUNK_MESSAGES), now)
                 return True  # to more of it, or to the end that a flush is waiting for
             if self._wants_end(batch):
@@ -438,9 +439,10 @@ class FastPublisherMachine:
             self._move(1)
 
     def _send(self, batch: FastMachine, count: int, now: float) -> None:
-        before = batch.sequence
-        batch.add_up_to(count, self._backlog, now)
-        self._move(batch.sequence - before)
+        sender = batch.sender
+        before = sender.sequence
+        sender.add_up_to(count, self._backlog, now)
+        self._move(sender.sequence - before)
 
     def _move(self, count: int) -> None:
         """The first of the backlog are sent. One call into C, so an interrupt finds each of them in one place."""
@@ -450,7 +452,7 @@ class FastPublisherMachine:
         """Only an end tells that the last messages are stored: acknowledgements come after ``flow`` messages."""
         if self._is_closing:
             return not self._backlog
-        if self.room == 0 and not self._backlog and batch.due > 0:
+        if self.room == 0 and not self._backlog and batch.sender.due > 0:
             return True  # the server waits for more before it acknowledges, and we have no room for more
         return self.published < self._flush_to <= self.published + len(self._claimed) + len(self._sent)
 
@@ -567,7 +569,9 @@ class FastPublisherMachine:
         self._send_again(self._sent)
         if not self._is_stream_known or (_is_hopeless(failure) and refusal is None):
             self.fail(failure)
-        elif self.failure is None and refusal is None and (batch.errors or not isinstance(failure, BatchCutShort)):
+        elif (
+            self.failure is None and refusal is None and (batch.losses.errors or not isinstance(failure, BatchCutShort))
+        ):
             self._retry_later(now)
 
     def _on_doubt(self) -> None:
@@ -589,7 +593,7 @@ class FastPublisherMachine:
         if self._claimed:
             return None  # a proof comes first; then it is refused again
         first_missing = self._settled_in_batch + 1
-        for refusal in batch.errors:
+        for refusal in batch.losses.errors:
             is_final = not _is_hopeless(refusal.error) and refusal.error.err_code != Code.DUPLICATE_IN_PROCESS
             if refusal.sequence == first_missing and self._sent and is_final:
                 return refusal.error
@@ -617,7 +621,8 @@ class FastPublisherMachine:
             return None
         deadline = self._moved_at + self.options.patience_s if self._is_owed else math.inf
         if self._batch is not None:
-            deadline = min(deadline, self._batch.next_deadline() or math.inf, self._batch.reopen_at or math.inf)
+            reopen_at = self._batch.opening.reopen_at
+            deadline = min(deadline, self._batch.next_deadline() or math.inf, reopen_at or math.inf)
         elif (self._claimed or self._backlog) and self._retry_at is not None:
             deadline = min(deadline, self._retry_at)
         deadline = min(deadline, math.inf if self._linger_until is None else self._linger_until)
@@ -653,7 +658,7 @@ class FastPublisherMachine:
         if isinstance(refusal, JetStreamUnavailable | ServerError) and not is_in_doubt:
             self.fail(refusal)
         reason = refusal or reason
-        doubt = BatchInDoubt(self._batch.id if self._batch else "", str(reason), 0)
+        doubt = BatchInDoubt(self._batch.inbox.batch_id if self._batch else "", str(reason), 0)
         doubt.__cause__ = reason if isinstance(reason, Exception) else None
         self.fail(doubt)
         if self._batch is not None:
