@@ -191,8 +191,8 @@ def _left(world: World) -> Counter[str]:
     client = world.nc._target if world.is_blocking else world.nc
     machine, link = client._machine, client._link
     left = Counter[str]()
-    left["subscriptions"] = len(machine.subscriptions)
-    left["requests"] = len(machine._requests)
+    left["subscriptions"] = len(machine.subscriptions.all)
+    left["requests"] = len(machine.requests)
     left["flushes"] = sum(ping.handle is not None for ping in machine._pings)
     left["attached"] = len(link.dispatcher.attached)
     left["threads"] = sum(not thread.name.startswith(("test", "asyncio_")) for thread in threading.enumerate())

@@ -383,7 +383,7 @@ class ConfirmsEarly(Connection):
 class DeliversTwice(Connection):
     def receive_data(self, data: bytes) -> None:
         super().receive_data(data)
-        for subscription in self.subscriptions:
+        for subscription in self.subscriptions.all:
             if len(subscription.pending) == 3:
                 subscription.pending.append(subscription.pending[-1])
 

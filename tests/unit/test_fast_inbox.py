@@ -26,7 +26,7 @@ def test_each_opening_has_a_subject_and_an_id_of_its_own() -> None:
     assert (inbox.batch_id, first.subject) == ("me-1", "_INBOX.me-1.>")
     assert inbox.open() == "_INBOX.me-2"
     assert first.is_finished
-    assert connection.subscriptions == [inbox.subscription]
+    assert connection.subscriptions.all == [inbox.subscription]
 
 
 def test_an_id_that_is_given_stays_and_the_subject_is_another_one_all_the_same() -> None:
@@ -41,7 +41,7 @@ def test_closing_drops_interest_and_keeps_the_id() -> None:
     inbox.open()
     inbox.close()
     inbox.close()
-    assert (inbox.subscription, connection.subscriptions, inbox.batch_id) == (None, [], "me-1")
+    assert (inbox.subscription, connection.subscriptions.all, inbox.batch_id) == (None, [], "me-1")
 
 
 def test_a_connection_that_is_closed_has_nothing_to_drop() -> None:

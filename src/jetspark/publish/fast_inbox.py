@@ -24,7 +24,7 @@ class FastInbox:
     def open(self) -> str:
         """Subscribe, anew if need be; returns the prefix of reply subjects, which ends with the batch's id."""
         self.close()
-        prefix, batch_id = self._machine.new_batch()
+        prefix, batch_id = self._machine.names.new_batch()
         if self._given_id is not None:
             prefix, batch_id = f"{prefix}.{batch_id}", self._given_id
         # No more can arrive than was asked for: an answer a message at the very most.

@@ -220,7 +220,7 @@ class FastPublisherMachine:
         self._failures = 0
         self._last_error: Exception | None = None
         self._moved_at = now
-        prefix = options.id_prefix or machine.new_batch()[1]
+        prefix = options.id_prefix or machine.names.new_batch()[1]
         self._ids = f"{prefix}-" if options.message_ids else None
         self._id_head = f"NATS/1.0\r\nNats-Msg-Id: {prefix}-".encode() if options.message_ids else None
 
