@@ -70,11 +70,13 @@ MODULES = {
     "batcher/circuit.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/dead_letters.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/jetstream_sinks.py": ["tests/unit/test_batcher_sinks.py"],
+    "batcher/fences.py": ["tests/unit/test_batcher_fences.py"],
     "batcher/machine.py": ["tests/unit/test_batcher_machine.py"],
     "batcher/metered.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/rate_limit.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/retry.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/sink_base.py": ["tests/unit/test_batcher_sinks.py"],
+    "batcher/waiting.py": ["tests/unit/test_batcher_waiting.py"],
     "core/auth.py": ["tests/unit/test_auth.py"],
     "core/backoff.py": ["tests/unit/test_backoff.py"],
     "core/connection.py": [

@@ -41,7 +41,6 @@ LARGEST = {
     "Link": 41,
     "Conformance": 46,
     "FastPublisherMachine": 45,
-    "BatchMachine": 44,
 }
 
 
