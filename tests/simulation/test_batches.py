@@ -35,7 +35,8 @@ from support import seeds
 from jetspark.publish.atomic import AtomicMachine
 from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_options import FastBatchOptions, GapMode
-from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions, Refused
+from jetspark.publish.fast_publisher import FastPublisherMachine
+from jetspark.publish.fast_publisher_options import FastPublisherOptions, Refused
 from jetspark.testing import BatchLimits
 from jetspark.testing.simulation import FaultPlan
 

@@ -19,7 +19,8 @@ from jetspark.errors import BufferFull, JetSparkError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.publish.fast import FastMachine, FastState
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
-from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
+from jetspark.publish.fast_publisher import FastPublisherMachine
+from jetspark.publish.fast_publisher_options import FastPublisherOptions
 from jetspark.publish.outgoing import CHUNK_MESSAGES, Item
 from jetspark.testing import BatchLimits, Delivery, ModelServer
 from jetspark.testing.network import Front, Network, NetworkTimer, VirtualClock
@@ -488,17 +489,17 @@ class EndlessRun(Run):
         endless = self.endless
         if self.has_left:
             return True
-        return endless.failure is not None or (endless.accepted == self.total and endless.is_idle)
+        return endless.failure is not None or (endless.places.accepted == self.total and endless.is_idle)
 
     def step(self) -> None:
         endless, now = self.endless, self.clock.now
-        accepted = endless.accepted
+        accepted = endless.places.accepted
         while not self.has_left and endless.failure is None and accepted < self.available and (room := endless.room):
             count = min(self.available - accepted, 1 if self._accepts_one_by_one else room, CHUNK_MESSAGES)
             endless.accept([self.item(accepted + 1 + place) for place in range(count)], now)
-            accepted = endless.accepted
+            accepted = endless.places.accepted
             if self._flushes_every and accepted % self._flushes_every == 0:
-                endless.flush()
+                endless.wishes.flush()
         if accepted == self.total and self.available == self.total:
             endless.close()
         try:
@@ -512,8 +513,8 @@ class EndlessRun(Run):
     def describe(self) -> str:
         endless = self.endless
         return (
-            f"accepted {endless.accepted}, published {endless.published}, batches {endless.batches}, "
-            f"possibly doubled {endless.possibly_doubled}, refused {self.refused}, pending {endless.pending}, "
+            f"accepted {endless.places.accepted}, published {endless.places.published}, batches {endless.batches}, "
+            f"possibly doubled {endless.possibly_doubled}, refused {self.refused}, pending {endless.places.pending}, "
             f"{endless.failure!r}"
         )
 

@@ -37,7 +37,8 @@ from jetspark.jetstream.publishing import publish
 from jetspark.jetstream.pull import Fetch, Puller
 from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_options import HIGHEST_FLOW, FastBatchOptions, GapMode
-from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
+from jetspark.publish.fast_publisher import FastPublisherMachine
+from jetspark.publish.fast_publisher_options import FastPublisherOptions
 from jetspark.publish.outgoing import Item
 
 SEED = 20261116
@@ -533,9 +534,9 @@ def test_a_damaged_answer_loses_no_message_of_a_fast_publisher(kind: str, stage:
         _say(connection, publisher.batch, damaged)
         assert _complaint(lambda: publisher.on_replies(now), damaged) is None  # noqa: B023
         assert publisher.failure is None or isinstance(publisher.failure, JetSparkError)
-        assert publisher.published + len(publisher.unpublished()) == 3, damaged
-        left = items[publisher.published :]
-        assert [each[:2] for each in publisher.unpublished()] == left, damaged
+        assert publisher.places.published + len(publisher.places.unpublished()) == 3, damaged
+        left = items[publisher.places.published :]
+        assert [each[:2] for each in publisher.places.unpublished()] == left, damaged
 
 
 def _drive(publisher: FastPublisherMachine, connection: Connection, stage: str) -> float:
@@ -554,7 +555,7 @@ def _drive(publisher: FastPublisherMachine, connection: Connection, stage: str) 
     _say(connection, publisher.batch, FAST_ANSWERS["ack"])
     publisher.on_replies(now)
     if stage == "ended":
-        publisher.flush()
+        publisher.wishes.flush()
     while publisher.pump(now):
         pass
     return now

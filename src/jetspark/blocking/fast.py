@@ -25,7 +25,8 @@ from jetspark.publish.block import Block
 from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_base import FastBatchBase, FastPublisherBase
 from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
-from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
+from jetspark.publish.fast_publisher import FastPublisherMachine
+from jetspark.publish.fast_publisher_options import FastPublisherOptions
 from jetspark.publish.outgoing import (
     CHUNK_BYTES,
     CHUNK_MESSAGES,
@@ -266,7 +267,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             self._publisher.accept(items, self._now(), are_checked=are_checked)
         finally:
             self._pump()
-        position = self._publisher.accepted
+        position = self._publisher.places.accepted
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             self._runner.write_and_wait()
         return position
@@ -330,10 +331,9 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             JetSparkError: The publisher gave up.
         """
         check_timeout(timeout)
-        machine = self._publisher
         with self._link.lock:
-            position = machine.flush()
-            self._until(lambda: machine.published >= position, timeout)
+            position = self._publisher.wishes.flush()
+            self._until(lambda: self._publisher.places.published >= position, timeout)
 
     def wait_published(self, position: int, timeout: float | None = None, *, linger_s: float = 0.0) -> None:
         """Return when everything up to a position is stored; :meth:`publish` and :meth:`publish_many` return positions.
@@ -349,8 +349,8 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         check_timeout(timeout)
         machine = self._publisher
         with self._link.lock:
-            machine.want(position, self._now(), linger_s)
-            self._until(lambda: machine.published >= position, timeout)
+            machine.wishes.want(position, self._now(), linger_s)
+            self._until(lambda: machine.places.published >= position, timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Store everything, end the batch, accept nothing more; after an error, send nothing more either.
@@ -376,7 +376,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             if self._publisher.failure is not None:
                 raise self._publisher.failure.with_traceback(None)
             if deadline is not None and self._now() >= deadline:
-                raise RequestTimeout(f"{self._publisher.pending} messages to be stored", timeout or 0)
+                raise RequestTimeout(f"{self._publisher.places.pending} messages to be stored", timeout or 0)
             self._runner.wait(deadline)
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
@@ -389,7 +389,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         except JetSparkError as failure:
             if kind is None:
                 raise
-            self._logger.warning("%s; %d messages are not stored", failure, self._publisher.pending)
+            self._logger.warning("%s; %d messages are not stored", failure, self._publisher.places.pending)
         finally:
             try:
                 self._leave()

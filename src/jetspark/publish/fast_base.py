@@ -133,12 +133,12 @@ class FastPublisherBase(Block):
 
     def published(self) -> int:
         """Everything up to this position is stored (or was handed to ``on_refused``); it never goes back."""
-        return self._publisher.published
+        return self._publisher.places.published
 
     @property
     def accepted(self) -> int:
         """Position of the last message accepted, counted from 1."""
-        return self._publisher.accepted
+        return self._publisher.places.accepted
 
     @property
     def failure(self) -> Exception | None:
@@ -148,7 +148,7 @@ class FastPublisherBase(Block):
     @property
     def pending(self) -> int:
         """Accepted, and not known to be stored."""
-        return self._publisher.pending
+        return self._publisher.places.pending
 
     @property
     def possibly_doubled(self) -> int:
@@ -166,7 +166,7 @@ class FastPublisherBase(Block):
         Once the publisher gave up or was left, this stays as it is: nothing is sent any more. The first ones may be
         stored all the same, because they were on their way.
         """
-        return self._publisher.unpublished()
+        return self._publisher.places.unpublished()
 
     def _enter(self) -> Self:
         super()._enter()
