@@ -45,7 +45,8 @@ pytestmark = pytest.mark.timeout(300 + 5 * len(SEEDS))
 HELD = {
     "jetspark.core.parser.Parser": 1,
     "jetspark.core.parser._Sizes": 1,  # the parser's
-    "jetspark.core.parser.HandshakeReader": 1,
+    "jetspark.core.handshake.Handshake": 1,
+    "jetspark.core.parser.HandshakeReader": 1,  # the handshake's
     "jetspark.core.parser._Kind": 2,  # of the messages that came last, and of the run they may be
     "jetspark.core.parser._Run": 1,
     "jetspark.core.info.ServerInfo": 2,
