@@ -3,6 +3,7 @@ that folds the stream from its first message to its last."""
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -252,5 +253,6 @@ def test_the_command_line_folds_on_spark_until_it_is_told_to_end(server: NatsSer
         assert process.wait(250) == 0
     finally:
         process.kill()
-        process.communicate()
+        _, told = process.communicate()
     check(bank)
+    assert not re.findall(r"Setting default log level| WARN | ERROR |Traceback", told), told

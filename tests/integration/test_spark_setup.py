@@ -245,14 +245,32 @@ def test_the_version_of_java_is_read(shown: str, major: int | None) -> None:
     assert _major(shown) == major
 
 
-def test_without_a_connect_server_the_error_comes_at_once() -> None:
+@pytest.mark.parametrize(
+    ("start", "end", "who"),
+    [("sc://", "/;user_id=a", "Spark Connect server"), ("spark://", "", "Spark master")],
+)
+def test_where_nobody_listens_the_error_comes_at_once(start: str, end: str, who: str) -> None:
     with socket.socket() as taken:  # bound, and nobody listens
         taken.bind(("127.0.0.1", 0))
-        url = f"sc://127.0.0.1:{taken.getsockname()[1]}/;user_id=a"
-        with pytest.raises(ConfigError, match=r"no Spark Connect server at 127.0.0.1:\d+: "):
-            session(master=url)
-    with pytest.raises(ConfigError, match="expected an address such as sc://host:15002"):
-        session(master="sc://host:many")
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=rf"no {who} at 127.0.0.1:\d+: "):
+            session(master=f"{start}{address}{end}")
+        with pytest.raises(ConfigError, match=rf"no Spark master at {address}: .*, {address}: "):
+            session(master=f"spark://{address},{address}")
+    with pytest.raises(ConfigError, match=rf"expected an address such as {start}host:\d+: "):
+        session(master=f"{start}host:many")
+
+
+@pytest.mark.parametrize("master", ["", "somewhere", "localhost:7077", "http://host:7077", "SPARK://host", "sc:host"])
+def test_what_is_no_master_is_refused_before_spark_is_started(master: str) -> None:
+    with pytest.raises(ConfigError, match=rf"master='{master}': expected spark://HOST:7077, sc://HOST, yarn"):
+        session(master=master)
+
+
+def test_a_file_for_workers_that_is_not_there_is_refused_before_spark_is_started(tmp_path: Path) -> None:
+    for path in (tmp_path / "nothing.py", tmp_path):
+        with pytest.raises(ConfigError, match=rf"py_files: '{path}' is no file, seen from "):
+            session(py_files=[str(path)])
 
 
 def test_without_java_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

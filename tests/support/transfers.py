@@ -165,7 +165,9 @@ async def witness(client: AppClient) -> AsyncIterator[dict[int, Seen]]:
     try:
         yield seen
         last = (await stream.info()).state.last_sequence
-        await until(lambda: max(seen, default=0) >= last)
+        await until(lambda: reading.done() or max(seen, default=0) >= last)
+        if reading.done():
+            reading.result()
     finally:
         reading.cancel()
         await asyncio.wait([reading])

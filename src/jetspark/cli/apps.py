@@ -6,11 +6,14 @@ import asyncio
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+import jetspark
 from jetspark.cli.contexts import context_options
 from jetspark.errors import ConfigError
 
@@ -46,7 +49,8 @@ def load_app(name: str) -> App:
     """Import an application; modules of the present folder are found first.
 
     Raises:
-        ConfigError: There is no such module or application; the message says what was found.
+        ConfigError: There is no such module or application, or importing it failed; the message says what was found,
+            or where it failed.
     """
     from jetspark.app import App
 
@@ -61,13 +65,27 @@ def load_app(name: str) -> App:
     except ModuleNotFoundError as error:
         if error.name is not None and module_name.startswith(error.name):
             raise ConfigError(f"{name!r}: there is no module {error.name!r} in {folder} or on Python's path") from error
-        raise
+        raise ConfigError(_failed_import(name, error)) from error
+    except Exception as error:
+        raise ConfigError(_failed_import(name, error)) from error
     found = getattr(module, attribute, None)
     if not isinstance(found, App):
         apps = sorted(known for known, value in vars(module).items() if isinstance(value, App))
         what = "is no App" if found is not None else "is not there"
         raise ConfigError(f"{name!r}: {attribute!r} {what}; apps in {module_name}: {', '.join(apps) or 'none'}")
     return found
+
+
+def _failed_import(name: str, error: Exception) -> str:
+    """The user's part of a traceback: of Python's import and of JetSpark there is nothing to learn for them."""
+    ours = str(Path(jetspark.__file__).parent)
+    frames = [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if not each.filename.startswith((ours, "<frozen importlib", importlib.__file__))
+    ]
+    told = "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)]).rstrip()
+    return f"{name!r}: importing it failed:\n{told}"
 
 
 def with_server(app: str, servers: str | None, work: Callable[[JetStream, App], Coroutine[Any, Any, T]]) -> T:

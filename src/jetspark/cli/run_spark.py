@@ -25,6 +25,8 @@ __all__ = ["run_on_spark", "spark_options"]
 
 # How soon we notice that the query ended by itself; a signal wakes us at once.
 POLL_S = 0.2
+# How long a micro-batch may take when we are to end.
+MICRO_BATCH_S = 5.0
 _SECRET = "JETSPARK_SPARK_SECRET"
 
 
@@ -49,6 +51,7 @@ def run_on_spark(
 
 def _fold(name: str, app: App, place: SparkPlace, only: Sequence[str], options: dict[str, Any]) -> None:
     from jetspark.spark import run, session
+    from jetspark.spark.ending import stop_between_batches
     from jetspark.spark.failures import failure_of
 
     spark = session(f"jetspark-{app.name}", master=place.master, py_files=place.py_files)
@@ -59,7 +62,7 @@ def _fold(name: str, app: App, place: SparkPlace, only: Sequence[str], options: 
         while query.isActive and not end_signal.wait(POLL_S):
             pass
         if end_signal.is_received:
-            query.stop()
+            stop_between_batches(query, MICRO_BATCH_S)
         elif (failure := query.exception()) is not None:
             raise failure_of(str(failure)) from failure
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -24,8 +25,10 @@ __all__ = ["check_java", "session", "short_session"]
 
 CONNECT = "sc://"
 """What addresses of Spark Connect begin with."""
-CONNECT_PORT = 15002
+CONNECT_PORT, MASTER_PORT = 15002, 7077
 CONNECT_TIMEOUT_S = 10.0
+_MASTERS = {CONNECT: (CONNECT_PORT, "Spark Connect server"), "spark://": (MASTER_PORT, "Spark master")}
+_OTHER_MASTERS = re.compile(r"local(-cluster)?(\[.*\])?|yarn|k8s://.+")
 JAVA_VERSION = 17
 _REMEDY = f"install Java {JAVA_VERSION} or newer, for example `apt install openjdk-{JAVA_VERSION}-jre-headless`"
 
@@ -66,9 +69,10 @@ def session(
         py_files: Modules and zip files that workers shall be able to import.
 
     Raises:
-        ConfigError: There is no Java, or it is too old; the message says what to install. Or a session exists already,
-            and it is of another master.
+        ConfigError: There is no Java, or it is too old; the message says what to install. Nobody is at ``master``, or
+            one of ``py_files`` is not there. Or a session exists already, and it is of another master.
     """
+    _check_place(master, py_files)
     if master is not None and master.startswith(CONNECT):
         return _connect_session(app_name, master, py_files, conf or {})
     _find_java()
@@ -121,7 +125,6 @@ def _connect_session(app_name: str, url: str, py_files: Sequence[str], conf: Map
 
     from jetspark.spark.registration import register
 
-    _check_somebody_listens(url)
     try:
         builder = SparkSession.builder.appName(app_name).remote(url)
         for name, value in conf.items():
@@ -137,21 +140,41 @@ def _connect_session(app_name: str, url: str, py_files: Sequence[str], conf: Map
     return spark
 
 
-def _check_somebody_listens(url: str) -> None:
-    """Before Spark's client asks, which goes on for ten minutes.
+def _check_place(master: str | None, py_files: Sequence[str]) -> None:
+    """What Spark would say of these is a page long, and comes after a minute.
 
     Raises:
-        ConfigError: Nobody does.
+        ConfigError: There is no such master, or nobody is there; or a file is not there.
     """
-    try:
-        place = urlsplit(url)
-        host, port = place.hostname or "localhost", place.port or CONNECT_PORT
-    except ValueError as error:
-        raise ConfigError(f"master={url!r}: expected an address such as sc://host:{CONNECT_PORT}: {error}") from None
-    try:
-        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        raise ConfigError(f"master={url!r}: no Spark Connect server at {host}:{port}: {error}") from None
+    for path in py_files:
+        if "://" not in path and not Path(path).is_file():
+            raise ConfigError(f"py_files: {path!r} is no file, seen from {os.getcwd()}")
+    if master is None or _OTHER_MASTERS.fullmatch(master):
+        return
+    for start, (port, who) in _MASTERS.items():
+        if master.startswith(start):
+            _check_somebody_listens(master, start, port, who)
+            return
+    raise ConfigError(
+        f"master={master!r}: expected spark://HOST:{MASTER_PORT}, {CONNECT}HOST, yarn, k8s://URL or local[CORES]"
+    )
+
+
+def _check_somebody_listens(master: str, start: str, port: int, who: str) -> None:
+    """Of several masters, joined by commas, one is enough."""
+    refused = []
+    for address in master.removeprefix(start).split(","):
+        try:
+            place = urlsplit(f"//{address}")
+            host, at = place.hostname or "localhost", place.port or port
+        except ValueError as error:
+            raise ConfigError(f"master={master!r}: expected an address such as {start}host:{port}: {error}") from None
+        try:
+            socket.create_connection((host, at), timeout=CONNECT_TIMEOUT_S).close()
+            return
+        except OSError as error:
+            refused.append(f"{host}:{at}: {error}")
+    raise ConfigError(f"master={master!r}: no {who} at {', '.join(refused)}")
 
 
 @contextmanager

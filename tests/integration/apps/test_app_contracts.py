@@ -373,6 +373,30 @@ def test_an_error_of_the_command_is_one_line(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("import nothing_there\n", ["ModuleNotFoundError: No module named 'nothing_there'"]),
+        ("def broken(:\n", ["SyntaxError: invalid syntax"]),
+        ("app.stream_of_dreams\n", ["AttributeError: 'App' object has no attribute 'stream_of_dreams'"]),
+        (
+            "class Paid(app_module.Event, type='paid', key='id', subject='o.{id}'):\n    id: str\n    price: float\n",
+            ["price", "float"],
+        ),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_told_where_the_user_wrote_it(
+    shell: Any, wrong: str, told: list[str]
+) -> None:
+    with pytest.raises(errors.ConfigError) as info:
+        shell("check", "orders:app", module=f"import jetspark.app as app_module\n{MODULE}\n{wrong}")
+    first, *lines = str(info.value).splitlines()
+    assert first == "'orders:app': importing it failed:"
+    assert [each for each in lines if "orders.py" in each], lines
+    assert not [each for each in lines if "importlib" in each or "jetspark/cli" in each or "typer" in each], lines
+    assert all(each in "\n".join(lines[1:]) for each in told), lines
+
+
 def test_schemas_from_the_shell(shell: Any, tmp_path: Path) -> None:
     assert shell("schema", "fixtures", "orders:app", "golden")[0] == 0
     golden = (tmp_path / "golden" / "order.paid.v1.json").read_bytes()

@@ -1,0 +1,54 @@
+"""A query that is asked to end: behind its micro-batch, or in the middle where that takes too long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from jetspark.spark.ending import stop_between_batches
+
+pytest_plugins = ["support.sparks"]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture
+def start(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[str], StreamingQuery]]:
+    """Starts a query whose first micro-batch evaluates an expression, and waits until it does."""
+    started = []
+
+    def begin(expression: str) -> StreamingQuery:
+        rows = spark.readStream.format("rate").option("rowsPerSecond", 1).load().selectExpr(expression)
+        query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+        started.append(query)
+        while not query.status["isTriggerActive"]:
+            time.sleep(0.01)
+        return query
+
+    yield begin
+    for query in started:
+        query.stop()
+
+
+def test_a_micro_batch_that_ends_in_time_is_waited_for(start: Callable[[str], StreamingQuery]) -> None:
+    query = start("value")
+    stop_between_batches(query, 100.0)
+    assert not query.isActive
+    assert query.lastProgress is not None
+
+
+def test_one_that_takes_longer_is_cut_off(start: Callable[[str], StreamingQuery]) -> None:
+    query = start("java_method('java.lang.Thread', 'sleep', 100000L)")
+    while query.lastProgress is None or not query.status["isTriggerActive"]:  # the first has no rows, the second has
+        time.sleep(0.01)
+    stop_between_batches(query, 0.5)
+    assert not query.isActive
+    assert query.lastProgress is not None
+    assert query.lastProgress["numInputRows"] == 0
