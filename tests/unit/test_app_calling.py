@@ -185,6 +185,31 @@ async def test_a_cancellation_of_something_else_is_an_error_of_the_handler(batch
     assert len(starts) == 2
 
 
+@pytest.mark.parametrize("error", [SystemExit, BaseException])
+@pytest.mark.parametrize("batch", [None, 10])
+async def test_no_event_ends_a_worker_whatever_its_handler_raises(
+    batch: int | None, error: type[BaseException]
+) -> None:
+    """The event would come to the next worker, and end that one, too."""
+    app, starts = App("exits", stream="EXITS", subjects=["orders.>"]), []
+
+    async def handle(event: Any) -> None:
+        starts.append(event)
+        raise error("on purpose")
+
+    if batch is None:
+        app.handler(Paid, durable="exits", concurrency=1, retry=Retry(attempts=2, first_s=1))(handle)
+    else:
+        app.batch_handler(Paid, durable="exits", batch=batch, retry=Retry(attempts=2, first_s=1))(handle)
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+        [letter] = test.dead_letters
+        assert letter.cause is not None
+        assert letter.cause.error == error.__name__
+    assert len(starts) == 2
+
+
 async def test_a_batch_that_waits_begins_when_its_timer_fires_however_the_clock_is_rounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -74,7 +74,7 @@ def test_states_in_a_stream_that_is_no_buckets_have_a_subject_of_the_application
     spec = app.entities("orders", state=Order)
     [stream] = app.topology().streams
     assert stream.subjects == ["orders.>", "states.shop.>"]
-    assert (stream.allow_rollup, stream.max_messages_per_subject) == (True, None)
+    assert (stream.allow_rollup, stream.max_messages_per_subject) == (True, -1)
     assert (spec.subject_of("o.1"), spec.place.bucket) == ("states.shop.orders.o=2E1", None)
 
 
@@ -131,11 +131,25 @@ def test_the_state_carries_the_guard_and_each_message_ends_one_timer() -> None:
     assert "Nats-Scheduler" not in timer.headers
 
 
+def test_timers_that_no_message_is_left_for_have_one_each() -> None:
+    cancels = [{"Nats-Scheduler": f"timers.{name}"} for name in "abcd"]
+    change = pending(events=1, cancels=cancels, timers=[Encoded("timers.x", b"", {})])
+    messages = [*change.messages()]
+    assert len(messages) == change.count == 5
+    assert sorted(each.headers.get("Nats-Scheduler", "") for each in messages) == [
+        "",
+        *(f"timers.{name}" for name in "abcd"),
+    ]
+    assert [each.subject for each in messages[2:]] == ["timers.c.cancelled", "timers.d.cancelled", "timers.x"]
+    with pytest.raises(UsageError, match="cancel a timer of the same name"):
+        joint(change, pending("e", "other", cancels=cancels))
+
+
 def test_more_than_a_batch_holds_is_refused() -> None:
     with pytest.raises(UsageError, match="1000 or fewer"):
         joint(pending(events=MAX_MESSAGES))
-    with pytest.raises(UsageError, match="a message ends one timer"):
-        pending(cancels=[{}, {}])
+    with pytest.raises(UsageError, match="1000 or fewer"):
+        joint(pending(cancels=[{"Nats-Scheduler": f"timers.{number}"} for number in range(MAX_MESSAGES + 1)]))
 
 
 def joint(*parts: PendingChange) -> JointChange:

@@ -5,6 +5,7 @@ import datetime
 import json
 import pickle
 import sys
+import uuid
 from typing import Annotated, Any
 
 import msgspec
@@ -15,6 +16,7 @@ from pydantic import BaseModel, Field
 
 from jetspark import errors
 from jetspark.app import Catalogue, Decoded, Event, Timestamp, decode, derived_id, encode, event, upcast
+from jetspark.app.contracts.envelope import read_data, read_envelope, read_key
 from jetspark.core import headers as header_block
 
 NOW = datetime.datetime(2026, 3, 31, 10, 15, 30, tzinfo=datetime.UTC)
@@ -467,7 +469,104 @@ def test_what_is_written_is_read(order_id: str, amount_cents: int, id: str, sour
 def test_a_derived_id_is_a_function_of_its_cause() -> None:
     assert derived_id("evt-1", "billing", 0) == "7c43a23b-0d09-8d5d-883d-e2a34928059f"
     triples = [(cause, name, index) for cause in ("a", "a1", "ab") for name in ("b", "1b", "") for index in (0, 1, 11)]
-    assert len({derived_id(*triple) for triple in triples}) == len(triples)
+    found = [uuid.UUID(derived_id(*triple)) for triple in triples]
+    assert len(set(found)) == len(triples)
+    assert {(each.version, each.variant) for each in found} == {(8, uuid.RFC_4122)}
+    # These must never change: who runs again publishes what it published before.
+    assert derived_id("evt-2", "billing", 1) == "e7dd4775-6c7c-8cac-80de-30ca1dc9a94e"
+    assert derived_id("a", "b", 0) == "20f544d3-3a17-8ccf-a53a-8ccba2bb1414"
+    assert derived_id("x", "y", 7) == "ad21f6d0-050d-85c8-ba8d-b0cc1c59a3cc"
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_block", [False, True])
+@pytest.mark.parametrize(
+    ("following", "is_another"), [("2026-04-01T00:00:00Z", True), ("2026-04-02T00:00:00Z", True), ("purge", False)]
+)
+def test_a_timer_that_fires_again_is_another_event_each_time(following: str, is_another: bool, as_block: bool) -> None:
+    body = {**ENVELOPE, "time": "2026-03-31T10:15:30Z", "data": DATA}
+    headers: Any = {"Nats-Schedule-Next": following}
+    decoded = read(body, header_block.encode(headers) if as_block else headers)
+    if is_another:
+        assert (decoded.id, decoded.time) == (derived_id("evt-1", following, 0), None)
+    else:
+        assert (decoded.id, decoded.time) == ("evt-1", NOW)
+    assert decoded.event == PAID
+
+
+def test_other_headers_leave_an_event_as_it_is() -> None:
+    body = {**ENVELOPE, "data": DATA}
+    for headers in ({"X": "y"}, header_block.encode({"X": "y"}), header_block.encode({"X": "Nats-Schedule-Next"})):
+        assert read(body, headers).id == "evt-1"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "key"),
+    [
+        ({**ENVELOPE, "subject": "o-1", "data": "broken"}, None, "o-1"),
+        ({"specversion": 7, "subject": "o-1"}, None, "o-1"),
+        (ENVELOPE, None, None),
+        ({"subject": "o-1"}, None, None),  # no CloudEvent
+        ({**ENVELOPE, "subject": 7}, None, None),
+        ({**ENVELOPE, "subject": "o-1"}, {"ce-subject": "o%202"}, "o 2"),
+        ({}, {"ce-subject": ""}, ""),
+    ],
+)
+def test_a_key_is_read_whatever_is_wrong_with_the_rest(body: object, headers: Any, key: str | None) -> None:
+    assert read_key(json.dumps(body).encode(), headers) == key
+    assert read_key(b"{", None) is None
+
+
+def test_an_envelope_is_read_alone() -> None:
+    envelope = read_envelope(json.dumps({**ENVELOPE, "data": DATA}).encode())
+    assert (envelope.id, envelope.type, envelope.schemaversion) == ("evt-1", "order.paid", 3)
+    with pytest.raises(msgspec.DecodeError):
+        read_envelope(b"{")
+
+
+def test_data_is_read_again_as_it_was_before() -> None:
+    for version, data in (
+        (1, {"id": "o-1", "total_cents": 500}),
+        (2, {"order_id": "o-1", "total_cents": 500}),
+        (3, {"order_id": "o-1", "amount_cents": 500}),
+    ):
+        assert read_data(CATALOGUE.readings["order.paid", version], json.dumps(data).encode()) == PAID
+
+
+@pytest.mark.parametrize(("version", "failing"), [(1, 2), (None, 2), (1, 1), (None, 1), (2, 2)])
+def test_an_upcast_that_raises_is_named_with_its_version(version: int | None, failing: int) -> None:
+    body = {**ENVELOPE, "type": "broken", "schemaversion": version, "data": {"fails_from": failing}}
+    with pytest.raises(errors.UpcastFailed, match=f"from version {failing}: ValueError"):
+        read(body, None, Catalogue(Broken))
+
+
+def test_what_was_read_does_not_change() -> None:
+    decoded = read({**ENVELOPE, "data": DATA})
+    for part, name in ((decoded, "subject"), (decoded.envelope, "id")):
+        with pytest.raises(AttributeError):
+            setattr(part, name, "other")
+
+
+class Broken(Event, type="broken", version=3, subject="broken"):
+    fails_from: int
+
+
+def _fail(old: dict[str, Any], version: int) -> dict[str, Any]:
+    if old["fails_from"] == version:
+        raise ValueError("no")
+    return old
+
+
+@upcast(Broken, from_version=1)
+def _broken_first(old: dict[str, Any]) -> dict[str, Any]:
+    return _fail(old, 1)
+
+
+@upcast(Broken, from_version=2)
+def _broken_second(old: dict[str, Any]) -> dict[str, Any]:
+    return _fail(old, 2)
 
 
 class Careful(Event, type="careful", subject="careful"):

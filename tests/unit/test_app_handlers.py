@@ -17,7 +17,7 @@ from jetspark.app.dead_letters.letters import (
 )
 from jetspark.app.handlers.lanes import Lanes, WorkItem
 from jetspark.app.handlers.machine import Credit, HandlerLimits, HandlerMachine
-from jetspark.app.handlers.retry import Breaker, Bury, Finish, Reject, RetryPolicy, WaitHere
+from jetspark.app.handlers.retry import Breaker, Bury, Finish, Reject, RetryPolicy, Skip, WaitHere
 from jetspark.app.handlers.settling import is_plain
 from jetspark.core.headers import Headers, decode, encode
 from jetspark.errors import ProtocolError
@@ -81,13 +81,74 @@ def test_a_redelivery_takes_the_place_of_its_sequence() -> None:
     for sequence in (5, 9, 7, 6):
         lanes.add(WorkItem("a", sequence))
     order = []
-    while (item := lanes.next()) is not None:
+    while (item := lanes.peek()) is not None:
+        lanes.start_first()
         order.append(item.sequence)
         if item.sequence == 5:
             lanes.add(WorkItem("a", 4))  # overtakes nobody who has begun
         lanes.leave(item)
     assert order == [5, 4, 6, 7, 9]
     assert len(lanes) == 0
+
+
+def test_a_redelivery_waits_behind_the_only_event_that_has_begun() -> None:
+    machine = machine_of()
+    receive(machine, ("a", 5))
+    assert taken(machine) == [5]
+    receive(machine, ("a", 4))
+    receive(machine, ("a", 6))
+    assert taken(machine) == []
+    done(machine, 5)
+    assert taken(machine) == [4]
+    done(machine, 4)
+    assert taken(machine) == [6]
+
+
+def test_keys_take_turns() -> None:
+    machine = machine_of(concurrency=1)
+    receive(machine, ("a", 1), ("a", 2), ("a", 3), ("b", 4))
+    order = []
+    while found := taken(machine):
+        order += found
+        done(machine, found[0])
+    assert order == [1, 4, 2, 3]
+
+
+def test_an_event_that_is_expected_late_still_comes_first() -> None:
+    machine = machine_of()
+    receive(machine, ("a", 5), ("b", 6))
+    machine.expect("a", 3, now=0.0)
+    machine.expect("b", 6, now=0.0)  # it is here already, and waits for nothing
+    assert taken(machine) == [6]
+    receive(machine, ("a", 3))
+    assert taken(machine) == [3]
+    done(machine, 3)
+    assert taken(machine) == [5]
+
+
+def test_an_item_begins_with_nothing_known_of_it() -> None:
+    item = WorkItem("a", 7, "message", "event", partition=3)
+    assert (item.message, item.event, item.partition) == ("message", "event", 3)
+    assert (item.size_bytes, item.delivered, item.attempts, item.carried, item.redrives) == (0, 1, 0, 0, 0)
+    assert (item.touched_at, item.heard_at, item.generation) == (0.0, 0.0, 0)
+    assert not any((item.is_behind, item.is_checked, item.is_taken, item.is_timed_out))
+    assert WorkItem("a", 7, attempts=2).carried == 2
+
+
+def test_a_message_of_the_retry_stream_is_another_one_for_each_attempt_and_redrive() -> None:
+    def identity(**how: Any) -> Any:
+        return WorkItem("a", 7, **how).identity
+
+    assert identity(attempts=1, redrives=1) == identity()
+    different = [
+        identity(),
+        identity(source="retry", attempts=1),
+        identity(source="retry", attempts=2),
+        identity(source="retry", attempts=2, redrives=1),
+        identity(source="redrive", attempts=2, redrives=1),
+    ]
+    assert len(set(different)) == len(different)
+    assert identity(source="retry", attempts=1) == identity(source="retry", attempts=1)
 
 
 def test_an_expected_event_holds_back_later_ones_of_its_key_only() -> None:
@@ -130,6 +191,16 @@ def test_room_is_made_for_what_everything_held_waits_for() -> None:
     assert machine.lanes.expected == [3]
 
 
+def test_room_is_made_again_when_what_came_instead_was_new() -> None:
+    machine = machine_of(max_messages=3, ack_wait_s=30.0)
+    assert machine.surplus(0.0) == []
+    machine.expect("a", 1, now=0.0)
+    receive(machine, ("a", 2), ("a", 3), ("a", 4))
+    assert [item.sequence for item in machine.surplus(30.0)] == [4]
+    assert machine.surplus(44.9) == []
+    assert [item.sequence for item in machine.surplus(45.0)] == [2, 3]
+
+
 # ---- bounds ---------------------------------------------------------------------------------------------------------
 
 
@@ -168,6 +239,11 @@ def test_messages_and_bytes_bound_what_is_pulled() -> None:
     machine.is_stopping = True
     assert machine.credit() == Credit(0, 0)
     assert machine.take(0.0) is None
+    machine = machine_of(max_messages=9, max_bytes=20)
+    receive(machine, (None, 1), (None, 2))
+    assert (machine.held, machine.held_bytes, machine.credit()) == (2, 20, Credit(0, 0))
+    usual = HandlerLimits(concurrency=16, timeout_s=30.0, ack_wait_s=30.0, max_messages=1024, max_bytes=64 << 20)
+    assert HandlerLimits() == usual
 
 
 def test_an_event_is_not_held_twice() -> None:
@@ -180,6 +256,8 @@ def test_an_event_is_not_held_twice() -> None:
     taken(machine)
     done(machine, 1)
     assert machine.receive(WorkItem("a", 1, "third", delivered=3), 2.0) == "done"
+    assert machine.was_settled(again)
+    assert not machine.was_settled(WorkItem("a", 2))
     assert machine.receive(WorkItem("a", 1, "retry", source="retry", attempts=1), 2.0) == "new"
 
 
@@ -191,7 +269,86 @@ def test_only_the_last_settled_events_are_remembered(monkeypatch: pytest.MonkeyP
         taken(machine)
         done(machine, sequence)
     assert machine.receive(WorkItem(None, 3, delivered=2), 0.0) == "done"
+    assert machine.receive(WorkItem(None, 2, delivered=2), 0.0) == "done"
     assert machine.receive(WorkItem(None, 1, delivered=2), 0.0) == "new"
+    # One that comes for the first time is another: the stream was deleted, and counts from 1 again.
+    assert machine.receive(WorkItem(None, 2, delivered=1), 0.0) == "new"
+
+
+def test_what_is_given_back_or_waits_does_not_run() -> None:
+    machine = machine_of()
+    receive(machine, (None, 1), (None, 2), (None, 3))
+    assert taken(machine) == [1, 2, 3]
+    first, second, third = machine.items
+    machine.given_back(first)
+    assert (machine.running, machine.held, first.is_taken) == (2, 2, False)
+    machine.wait_here(second, 5.0, 0.0)
+    assert (machine.running, machine.held, second.is_taken) == (1, 2, False)
+    machine.release(second)
+    assert (machine.running, machine.held) == (1, 1)
+    machine.settled(third)
+    assert (machine.running, machine.held, third.is_taken) == (0, 0, False)
+    assert machine.on_time(1000.0).timed_out == []  # there is nothing to cancel
+    assert machine.next_deadline() is None
+
+
+def test_those_that_wait_keep_their_order_when_one_of_them_is_released() -> None:
+    machine = machine_of(ack_wait_s=1000.0)
+    receive(machine, *((None, sequence) for sequence in range(1, 8)))
+    taken(machine)
+    items = {item.sequence: item for item in machine.items}
+    for sequence, seconds in ((1, 1.0), (2, 5.0), (3, 2.0), (4, 6.0), (5, 7.0), (6, 3.0), (7, 4.0)):
+        machine.wait_here(items[sequence], seconds, 0.0)
+    assert machine.next_deadline() == 1.0
+    machine.release(items[1])
+    assert machine.next_deadline() == 2.0
+    assert machine.take(2.5) is items[3]
+    machine.release(items[6])
+    assert taken(machine, 10.0) == [7, 2, 4, 5]
+
+
+def test_what_is_due_can_be_released() -> None:
+    machine = machine_of(concurrency=1)
+    receive(machine, (None, 1), (None, 2))
+    first, second = machine.items
+    for item in (first, second):
+        assert machine.take(0.0) is item
+        machine.wait_here(item, 1.0, 0.0)
+    assert machine.take(2.0) is first
+    machine.release(second)  # it is due, and there was no room to run it
+    machine.settled(first)
+    assert machine.take(2.0) is None
+    assert (machine.held, machine.running) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("how", "is_expected"),
+    [({"key": "a"}, True), ({"key": None}, False), ({"key": "a", "source": "retry", "attempts": 1}, False)],
+)
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_item_that_may_be_with_another_worker_is_let_go(how: dict[str, Any], is_expected: bool, waits: bool) -> None:
+    machine = machine_of(ack_wait_s=30.0)
+    item = WorkItem(sequence=1, size_bytes=10, **how)
+    machine.receive(item, 0.0)
+    if waits:
+        assert machine.take(0.0) is item
+        machine.wait_here(item, 1.0, 0.0)
+    assert not machine.has_lapsed(item, 29.9)
+    assert machine.has_lapsed(item, 30.0)
+    assert machine.take(30.0) is None
+    assert machine.lapsed == [item]
+    assert (machine.held, machine.held_bytes, machine.running) == (0, 0, 0)
+    assert machine.lanes.expected == ([1] if is_expected else [])
+    receive(machine, ("a", 2), now=31.0)
+    assert taken(machine, 31.0) == ([] if is_expected else [2])
+
+
+def test_an_item_that_was_delivered_again_is_ours_again() -> None:
+    machine = machine_of(ack_wait_s=30.0)
+    receive(machine, ("a", 1))
+    assert machine.receive(WorkItem("a", 1, delivered=2), 20.0) == "held"
+    assert machine.on_time(25.0).progress == []
+    assert taken(machine, 45.0) == [1]
 
 
 # ---- time -----------------------------------------------------------------------------------------------------------
@@ -203,14 +360,70 @@ def test_what_is_held_for_long_is_in_progress_and_what_runs_for_long_is_cancelle
     assert taken(machine) == [1]
     assert machine.next_deadline() == 5.0
     assert machine.on_time(5.0).progress == []
+    assert machine.next_deadline() == 10.0
     due = machine.on_time(10.0)
     assert [item.sequence for item in due.progress] == [1, 2]
     assert due.timed_out == []
     due = machine.on_time(12.0)
     assert [item.sequence for item in due.timed_out] == [1]
+    assert item_of(machine, 1).is_timed_out
     assert due.progress == []
     assert machine.on_time(12.5).timed_out == []
     assert machine.next_deadline() == 15.0
+    assert machine.on_time(15.0).progress == []  # the server was told at 10
+    assert len(machine.on_time(20.0).progress) == 2
+
+
+def test_the_first_that_is_held_sets_the_time_to_look_at_all() -> None:
+    machine = machine_of(ack_wait_s=30.0)
+    receive(machine, ("a", 1))
+    receive(machine, ("a", 2), now=4.0)
+    assert machine.next_deadline() == 5.0
+
+
+def test_what_has_ended_is_not_cancelled() -> None:
+    machine = machine_of(ack_wait_s=300.0, timeout_s=2.0)
+    receive(machine, (None, 1), (None, 2), now=0.0)
+    assert taken(machine) == [1, 2]
+    assert machine.next_deadline() == 2.0
+    first, second = machine.items
+    assert machine.on_time(2.0).timed_out == [first, second]
+    machine.restart_clock(first, 3.0)
+    machine.restart_clock(second, 3.0)
+    assert not any((first.is_timed_out, second.is_timed_out))
+    machine.finish(first, None, 4.0)
+    machine.dismiss(second)
+    assert machine.on_time(9.0).timed_out == []
+    machine.restart_clock(first, 10.0)
+    assert machine.on_time(12.0).timed_out == [first]
+    machine.finish(first, None, 12.0)
+    assert not first.is_timed_out
+
+
+def test_a_clock_that_begins_again_does_not_hide_one_that_ends_before() -> None:
+    machine = machine_of(ack_wait_s=300.0, timeout_s=10.0)
+    receive(machine, (None, 1))
+    assert taken(machine, 0.0) == [1]
+    receive(machine, (None, 2))
+    assert taken(machine, 1.0) == [2]
+    machine.restart_clock(item_of(machine, 1), 5.0)
+    assert machine.next_deadline() == 11.0
+    assert [item.sequence for item in machine.on_time(11.0).timed_out] == [2]
+
+
+def test_nothing_is_due_that_could_not_begin() -> None:
+    machine = machine_of(ack_wait_s=300.0, timeout_s=100.0, concurrency=1)
+    receive(machine, (None, 1), (None, 2))
+    item = machine.take(0.0)
+    assert item is not None
+    machine.wait_here(item, 3.0, 0.0)
+    assert machine.next_deadline() == 3.0
+    assert taken(machine, 1.0) == [2]
+    assert machine.next_deadline() == 50.0  # no room: to say in_progress is next
+    machine.settled(item_of(machine, 2))
+    assert machine.next_deadline() == 3.0
+    machine.is_stopping = True
+    assert machine.next_deadline() == 50.0
 
 
 def test_the_time_of_a_look_up_is_not_the_handlers() -> None:
@@ -244,6 +457,57 @@ def test_the_breaker_opens_after_failures_in_a_row_and_tries_one() -> None:
     done(machine, 1, 11.0)
     assert not bool(machine.is_open)
     assert taken(machine, 11.0) == [3, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("error", "begins"),
+    [(None, [3, 4]), (Skip("nothing"), [3, 4]), (Reject("the event's own fault"), [3]), (OSError(), [])],
+)
+def test_a_trial_closes_the_breaker_or_lets_another_try_or_opens_it_again(
+    error: Exception | None, begins: list[int]
+) -> None:
+    machine = machine_of(breaker=Breaker(failures=1, open_s=10.0), ack_wait_s=300.0)
+    receive(machine, *((None, sequence) for sequence in (1, 2, 3, 4)))
+    failed = machine.take(0.0)
+    assert failed is not None
+    machine.finish(failed, OSError(), 0.0)
+    machine.settled(failed)
+    assert taken(machine, 5.0) == []
+    assert machine.next_deadline() == 10.0
+    trial = machine.take(10.0)
+    assert trial is not None
+    assert taken(machine, 10.0) == []
+    machine.finish(trial, error, 10.0)
+    machine.settled(trial)
+    assert taken(machine, 10.0) == begins
+
+
+def test_the_breaker_costs_no_tokens() -> None:
+    machine = machine_of(breaker=Breaker(failures=1, open_s=10.0), rate=0.01, burst=3, ack_wait_s=300.0)
+    receive(machine, *((None, sequence) for sequence in range(1, 6)))
+    failed = machine.take(0.0)
+    assert failed is not None
+    machine.finish(failed, OSError(), 0.0)
+    machine.settled(failed)
+    for now in (1.0, 2.0, 3.0, 4.0):
+        machine._begin_at = 0.0
+        assert machine.take(now) is None
+    trial = machine.take(10.0)
+    assert trial is not None
+    machine.finish(trial, None, 10.0)
+    assert taken(machine, 10.0) == [3]  # three in all
+
+
+def test_a_token_that_was_waited_for_is_not_waited_for_again() -> None:
+    machine = machine_of(rate=10.0, burst=1, concurrency=1, ack_wait_s=300.0, timeout_s=200.0)
+    receive(machine, (None, 1), (None, 2), (None, 3), now=100.0)
+    assert taken(machine, 100.0) == [1]
+    done(machine, 1, 100.0)
+    assert taken(machine, 100.0) == []
+    assert machine.next_deadline() == pytest.approx(100.1)
+    assert taken(machine, 100.1) == [2]
+    done(machine, 2, 100.1)
+    assert machine.next_deadline() == 150.0  # something may begin, and nobody knows that it may not
 
 
 def test_events_of_a_parked_key_are_put_behind_it_and_earlier_ones_are_not() -> None:

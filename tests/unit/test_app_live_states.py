@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
 from jetspark.app import DELETE, Event
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.states import CacheLimits, LiveStates, StateGone
-from jetspark.state.changes import Change, Current, Outcome
+from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.marks import FOREIGN, Mark
+from jetspark.app.projections.states import ENTRY_BYTES, CacheLimits, LiveStates, StateGone
+from jetspark.state.changes import NOTHING, Change, Current, Outcome
 
 
 class Counted(Event, type="cache.counted", version=1, key="name", subject="counts.{name}"):
@@ -104,6 +107,13 @@ def test_a_key_in_conflict_is_folded_onto_what_the_bucket_has() -> None:
     assert not cache.is_dirty  # the other one is beyond
 
 
+def test_a_state_that_another_engine_has_made_larger_counts_for_what_it_is() -> None:
+    cache = states()
+    fold(cache, ("a", 1, 1))
+    cache.settle(cache.take(), Outcome(0, ("a",), present={"a": Current(b"1" * 1000, 9, 4, None, "1")}))
+    assert cache._size == ENTRY_BYTES + 1 + 2000
+
+
 def test_a_revision_that_is_not_sure_is_looked_up_before_the_next_write() -> None:
     cache = states()
     fold(cache, ("a", 1, 1))
@@ -129,3 +139,226 @@ def test_a_state_that_is_gone_is_told_and_a_mark_that_was_tidied_away_is_not() -
     assert "was removed" in (parking.mark or "")
     [change] = [each for each in cache.take() if each.key == "b"]
     assert (change.value, change.sequence, change.revision) == (b"1", 5, 0)
+
+
+def sizes(cache: LiveStates) -> int:
+    """What the states in hand should count for."""
+    return sum(
+        ENTRY_BYTES + len(key) + 2 * len(entry.state.value or b"")
+        for key, entry in cache._keys.items()
+        if entry.sent is None and key not in cache._dirty
+    )
+
+
+def test_everything_begins_with_nothing() -> None:
+    cache = states()
+    assert (len(cache), cache.is_dirty, cache.applied, cache.known, cache.waiting) == (0, False, 0, 0, 0)
+    fold(cache, ("a", 1, 1))
+    assert (len(cache), cache.is_dirty, cache.unsure()) == (1, True, [])
+
+
+def test_events_are_counted_once() -> None:
+    cache = states()
+    fold(cache, ("a", 1, 1), ("a", 2, 1))
+    assert cache.applied == 0  # nothing is stored
+    store(cache)
+    fold(cache, ("a", 2, 1), ("a", 3, 1))
+    store(cache, 2)
+    assert (cache.applied, cache.known, cache.waiting) == (3, 1, 0)
+    fold(cache, ("b", 5, 1), ("b", 6, 1), ("b", 7, 1), loaded={"b": Current(b"9", 6, 1, None, "1")})
+    assert cache.known == 3
+    [change] = store(cache, 3)
+    assert (change.value, change.sequence) == (b"10", 7)
+    assert cache.applied == 4
+
+
+def test_events_of_a_parked_key_wait_and_are_not_kept_once_the_bucket_knows() -> None:
+    cache = states()
+    fold(cache, ("a", 1, 666), ("a", 2, 1))
+    assert cache.waiting == 1
+    changes = cache.take()
+    fold(cache, ("a", 3, 1))
+    assert (cache.waiting, cache.is_dirty) == (2, True)
+    cache.settle(changes, Outcome(1, revisions={"a": 1}))
+    assert cache.take() == []
+    fold(cache, ("a", 4, 1))
+    assert (cache.waiting, cache.is_dirty) == (3, False)
+    fold(cache, ("b", 5, 1), loaded={"b": Current(b"1", 4, 2, None, "1 parked 4 no")})
+    assert (cache.waiting, cache.is_dirty, sorted(cache.parked)) == (4, False, ["a", "b"])
+
+
+def test_what_waits_for_a_key_that_another_engine_has_parked_is_counted_and_let_go() -> None:
+    cache = states()
+    fold(cache, ("a", 1, 1), ("a", 2, 1))
+    changes = cache.take()
+    cache.settle(changes, Outcome(0, ("a",), present={"a": Current(b"0", 0, 3, None, "1 parked 1 no")}))
+    assert (cache.waiting, cache.is_dirty, list(cache.parked)) == (2, False, ["a"])
+    assert cache._keys["a"].rows == []
+
+
+def test_a_key_that_was_repaired_meanwhile_goes_on() -> None:
+    cache = states()
+    fold(cache, ("a", 1, 666))
+    changes = cache.take()
+    assert cache.parked == {}  # nobody but this engine knows
+    cache.settle(changes, Outcome(0, ("a",), present={"a": Current(b"7", 1, 3, None, "1")}))
+    assert (cache.parked, cache.is_dirty) == ({}, False)
+    cache = states()
+    fold(cache, ("a", 2, 1), loaded={"a": Current(b"1", 1, 1, None, "1 parked 2 no")})
+    assert list(cache.parked) == ["a"]
+    cache.look_again(["a"], {"a": Current(b"7", 2, 3, None, "1")})
+    assert cache.parked == {}
+
+
+def test_a_bucket_that_is_as_far_or_further_leaves_nothing_to_store() -> None:
+    for sequence, is_dirty in ((1, True), (2, False), (9, False)):
+        cache = states()
+        fold(cache, ("a", 1, 1))
+        cache.settle(cache.take(), Outcome(1))
+        fold(cache, ("a", 2, 1))
+        assert cache.unsure() == ["a"]
+        cache.look_again(["a"], {"a": Current(b"2", sequence, 9, None, "1")})
+        assert (cache.is_dirty, cache.unsure()) == (is_dirty, [])
+
+
+def test_a_state_that_was_replaced_by_an_older_one_is_parked_as_it_is() -> None:
+    cache = states()
+    fold(cache, ("a", 1, 1), ("a", 3, 1))
+    store(cache)
+    fold(cache, ("a", 4, 1))
+    with pytest.raises(StateGone) as caught:
+        cache.settle(cache.take(), Outcome(0, ("a",), present={"a": Current(b"1", 1, 9, None, "1")}))
+    [parking] = caught.value.changes
+    assert (parking.value, parking.operation, parking.sequence, parking.revision) == (b"1", "put", 1, 9)
+    mark = Mark.read(parking.mark)
+    assert mark is not None
+    assert mark.parked is not None
+    assert mark.parked.sequence == 0  # it was not an event
+    assert caught.value.projection == "counts"
+    assert caught.value.args == ("counts", [parking])
+
+
+def test_a_value_of_somebody_else_is_not_gone_and_not_overwritten() -> None:
+    cache = states()
+    fold(cache, ("a", 3, 1))
+    store(cache)
+    fold(cache, ("a", 4, 1))
+    cache.settle(cache.take(), Outcome(0, ("a",), present={"a": Current(b"theirs", 0, 1, None, None)}))
+    assert cache.parked == {"a": FOREIGN}
+    assert not cache.is_dirty
+
+
+def test_an_old_event_does_not_raise_a_key_whose_mark_was_tidied_away() -> None:
+    cache = states()
+    fold(cache, ("b", 2, 1), ("b", 3, 0))
+    store(cache)
+    cache.look_again(["b"], {})
+    fold(cache, ("b", 2, 100), ("b", 3, 100))
+    assert (cache.known, cache.is_dirty) == (2, False)
+    fold(cache, ("b", 6, 1))
+    [change] = cache.take()
+    assert (change.value, change.sequence, change.revision) == (b"1", 6, 0)
+
+
+def test_events_that_came_while_a_key_was_parked_are_not_folded_onto_its_repair() -> None:
+    """It may have passed by others before them; events of a key that goes on are in hand."""
+    for by, repaired in ((666, True), (1, False)):
+        cache = states()
+        fold(cache, ("a", 1, by))
+        changes = cache.take()
+        fold(cache, ("a", 3, 10))
+        cache.settle(changes, Outcome(1))
+        assert cache.unsure() == ["a"]
+        cache.look_again(["a"], {"a": Current(b"1", 1, 5, None, "1")})
+        assert [change.value for change in cache.take()] == ([] if repaired else [b"11"])
+
+
+@pytest.mark.parametrize(("keys", "left"), [(8, 7), (16, 14), (18, 15)])
+def test_too_many_keys_are_cut_to_seven_eighths(keys: int, left: int) -> None:
+    cache = states(keys=keys)
+    fold(cache, *((f"k{number:02}", number + 1, 1) for number in range(keys)))
+    store(cache)
+    cache.shrink()
+    assert len(cache) == keys
+    fold(cache, ("last", 100, 1))
+    store(cache)
+    cache.shrink()
+    assert len(cache) == left
+    assert cache._size == sizes(cache)
+
+
+def test_too_many_bytes_are_cut_to_seven_eighths() -> None:
+    each = ENTRY_BYTES + 3 + 2
+    for short, left in ((0, 16), (1, 13)):
+        cache = states(size=16 * each - short)
+        fold(cache, *((f"k{number:02}", number + 1, 1) for number in range(16)))
+        store(cache)
+        assert cache._size == sizes(cache) == 16 * each
+        cache.shrink()
+        assert len(cache) == left
+        assert cache._size == sizes(cache) == left * each
+    cache = states(size=16 * each - 8)
+    fold(cache, *((f"k{number:02}", number + 1, 1) for number in range(16)))
+    store(cache)
+    cache.shrink()
+    assert cache._size == 13 * each <= (16 * each - 8) * 7 // 8 < 14 * each
+
+
+def test_what_was_used_last_is_kept() -> None:
+    cache = states(keys=4)
+    fold(cache, ("a", 1, 1), ("b", 2, 1), ("c", 3, 1), ("d", 4, 1))
+    fold(cache, ("a", 5, 1))
+    fold(cache, ("e", 6, 1))
+    store(cache)
+    cache.shrink()
+    assert cache.missing([(key, 9, None) for key in "abcde"]) == ["b", "c"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_two_engines_and_a_bucket_come_to_what_folding_alone_makes(seed: int) -> None:
+    """Whoever is first, whatever is not sure, and however little is kept."""
+    rng = random.Random(seed)
+    events = [(rng.choice("abc"), rng.randrange(4)) for _ in range(rng.randint(1, 25))]
+    bucket: dict[str, Current] = {}
+    engines = [states(keys=2), states(keys=2)]
+    places = [0, 0]
+    revision = 0
+
+    def flush(engine: LiveStates) -> None:
+        nonlocal revision
+        if unsure := engine.unsure():
+            engine.look_again(unsure, bucket)
+        changes = engine.take()
+        other = engines[engines.index(engine) - 1]
+        if other.is_dirty and not other.unsure() and rng.random() < 0.5:
+            flush(other)  # meanwhile
+        conflicts, revisions = [], {}
+        for change in changes:
+            if bucket.get(change.key, NOTHING).revision != change.revision:
+                conflicts.append(change.key)
+                continue
+            revision += 1
+            value = change.value if change.operation == "put" else None
+            bucket[change.key] = Current(value, change.sequence or 0, revision, None, change.mark)
+            if rng.random() < 0.5:
+                revisions[change.key] = revision
+        outcome = Outcome(len(changes) - len(conflicts), tuple(conflicts), revisions=revisions, present=dict(bucket))
+        engine.settle(changes, outcome)
+        engine.shrink()
+
+    while any(place < len(events) for place in places) or any(engine.is_dirty for engine in engines):
+        number = rng.randrange(2)
+        engine, place = engines[number], places[number]
+        count = rng.randint(0, 5)
+        rows = [(key, place + 1 + n, by) for n, (key, by) in enumerate(events[place : place + count])]
+        fold(engine, *rows, loaded=bucket)
+        places[number] += len(rows)
+        flush(engine)
+        if not engine.is_dirty:
+            assert engine._size == sizes(engine)
+    for key in "abc":
+        state = KeyState(SPEC, key, NOTHING)
+        for sequence, (name, by) in enumerate(events, 1):
+            if name == key:
+                state.apply(SPEC, key, sequence, Counted(name=key, by=by))
+        assert bucket.get(key, NOTHING).value == state.value

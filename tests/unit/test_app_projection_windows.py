@@ -101,3 +101,30 @@ def test_every_way_of_routing_has_the_same_keys() -> None:
     assert [key for key, _, _ in rows] == ["s=2E1.20260331T113000Z", "s=2E1.20260331T120000Z"]
     with pytest.raises(ConfigError, match="expected a Window"):
         app.projection("x", events=[Sold], bucket="x", window=3600)(Takings)  # type: ignore[arg-type]
+
+
+def test_a_window_is_named_by_its_begin_a_moment_in_it_or_as_late() -> None:
+    hour = Window(size_s=3600)
+    assert hour.part("20260331T120000Z") == "20260331T120000Z"
+    assert hour.part("late") == "late"
+    assert hour.part(NOON + minutes(59)) == "20260331T120000Z"
+    with pytest.raises(ConfigError, match="expected a time zone"):
+        hour.part(NOON.replace(tzinfo=None))
+    for wrong in ("", "Late", "20260331", "20260331T120000", "20260331T120000Z "):
+        with pytest.raises(ConfigError, match="expected its begin, such as 19700101T000000Z, or 'late'"):
+            hour.part(wrong)
+
+
+def test_windows_that_keep_what_is_late_are_all_of_it() -> None:
+    late = us(NOON + minutes(10_000))
+    assert Window(size_s=3600, late="keep").parts(None, NOON, late) == ["20260331T120000Z"]
+    sliding = Window(size_s=3600, every_s=1800, late="keep")
+    assert sliding.parts(None, NOON, late) == ["20260331T113000Z", "20260331T120000Z"]
+    seconds = Window(size_s=2, every_s=1, late="keep")
+    assert seconds.parts(None, NOON, late) == ["20260331T115959Z", "20260331T120000Z"]
+
+
+def test_a_window_begins_at_most_a_hundred_times_before_it_ends() -> None:
+    assert Window(size_s=100, every_s=1).step_s == 1
+    with pytest.raises(ConfigError, match="at most 100 times"):
+        Window(size_s=101, every_s=1)

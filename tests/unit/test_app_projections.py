@@ -11,7 +11,7 @@ import pytest
 from jetspark.app import DELETE, App, Event, encode
 from jetspark.app.clock import utc_now
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.folding import KeyState, Recorded, Router
+from jetspark.app.projections.folding import KeyState, Recorded, Router, Routing
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked
 from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.kv import KVConfig
@@ -266,6 +266,89 @@ def test_a_router_tells_rows_from_what_cannot_be_read() -> None:
     bad = router.route(Recorded(6, "accounts.a.opened", b"{", None, 0))
     assert not bad.rows
     assert [(failure.projections, failure.sequence) for failure in bad.failures] == [(("balances",), 6)]
+
+
+def test_a_router_sorts_many_messages_by_projection_and_tells_which_cannot_be_read() -> None:
+    class ByFirst:
+        def key(self, event: Moved) -> str:
+            if event.cents < 0:
+                raise ValueError("no such key")
+            return event.source
+
+        def apply(self, state: int | None, event: Moved) -> int:
+            return (state or 0) + 1
+
+    counts = ProjectionSpec("counts", ByFirst, events=[Moved], bucket="counts")
+    app = App("bank", stream="BANK", subjects=["accounts.>"], events=[Opened, Moved, Closed])
+    router = Router([balances(), counts], app.catalogue)
+    messages = []
+    for sequence, event in ((5, Moved(source="a", target="b", cents=1)), (6, Moved(source="c", target="d", cents=-1))):
+        encoded = encode(event, id=str(sequence), source="/bank", time=utc_now())
+        messages.append(Recorded(sequence, encoded.subject, encoded.data, encoded.headers, 0))
+    messages += [Recorded(7, "accounts.a.opened", b"{", None, 0), Recorded(8, "accounts.a.other", b"{", None, 0)]
+    rows: dict[str, list[Any]] = {"balances": [], "counts": []}
+    failed = router.sort(messages, rows)
+    assert [(key, sequence) for key, sequence, _ in rows["balances"]] == [("a", 5), ("b", 5), ("c", 6), ("d", 6)]
+    assert [(key, sequence) for key, sequence, _ in rows["counts"]] == [("a", 5)]
+    assert [(message.sequence, [failure.projections for failure in failures]) for message, failures in failed] == [
+        (6, [("counts",)]),
+        (7, [("balances", "counts")]),
+    ]
+    assert router.route(messages[-1]) == Routing([], [])  # nobody has asked for it
+
+
+@pytest.mark.parametrize(
+    ("owns_stream", "filtered", "reading"),
+    [
+        (None, False, ["accounts.*.*"]),
+        (False, False, ["accounts.*.*"]),
+        (True, True, ["accounts.*.*"]),
+        (True, False, []),
+    ],
+)
+def test_a_router_that_reads_more_than_it_wants_leaves_the_rest_out(
+    owns_stream: bool | None, filtered: bool, reading: list[str]
+) -> None:
+    app = App("bank", stream="BANK", subjects=["accounts.>"], events=[Opened, Moved, Closed])
+    options: dict[str, Any] = {} if owns_stream is None else {"owns_stream": owns_stream}
+    router = Router([balances(filtered=filtered)], app.catalogue, **options)
+    assert router.reading == reading
+    assert router.is_wanted is not None
+    assert router.is_wanted("accounts.a.opened")
+    assert not router.is_wanted("accounts.a.other")
+    alone = ProjectionSpec("alone", Balances, events=[Opened], bucket="alone")
+    assert Router([alone], app.catalogue).is_wanted is None  # the server leaves it out
+
+
+def test_events_that_were_applied_are_counted() -> None:
+    state = fold(balances(), "a", HISTORY)
+    assert (state.applied, state.known, state.waiting) == (4, 0, 0)
+
+
+def test_a_key_that_was_parked_while_it_was_stored_has_that_to_store() -> None:
+    class Fussy:
+        def key(self, event: Opened) -> str:
+            return event.account
+
+        def apply(self, state: int | None, event: Opened) -> int:
+            if state is not None:
+                raise ValueError("x" * 1000)
+            return 1
+
+    spec = ProjectionSpec("fussy", Fussy, events=[Opened], bucket="fussy")
+    state = fold(spec, "a", [(1, Opened(account="a"))])
+    change = state.change(spec, "a")
+    assert change is not None
+    state.apply(spec, "a", 2, Opened(account="a"))
+    state.stored(change, 7)
+    assert (state.is_parked_in_bucket, state.loaded) == (False, stored(change, 7))
+    parking = state.change(spec, "a")
+    assert parking is not None
+    state.stored(parking, 8)
+    assert state.is_parked_in_bucket
+    assert state.change(spec, "a") is None
+    assert state.parked is not None
+    assert len(state.parked.reason) == 300  # as much as a header has room for
 
 
 def test_a_router_reads_no_subject_twice() -> None:

@@ -61,6 +61,7 @@ def test_the_nearest_class_that_is_named_decides() -> None:
         {"first_s": 2, "max_s": 1},
         {"first_s": -1},
         {"max_s": float("inf")},
+        {"max_s": 1e10},
         {"jitter": 1.5},
         {"in_lane_s": -1},
         {"unknown": "drop"},
@@ -76,11 +77,31 @@ def test_a_breaker_names_the_value_it_cannot_use() -> None:
         Breaker(failures=0)
     with pytest.raises(ConfigError, match="open_s=0"):
         Breaker(open_s=0)
-    with pytest.raises(ConfigError, match="RetryIn"):
-        RetryIn(-1)
+    with pytest.raises(ConfigError, match="open_s=10000000000"):
+        Breaker(open_s=10_000_000_000)  # a date that no calendar has
+    for seconds in (-1, 1e10, float("nan")):
+        with pytest.raises(ConfigError, match="RetryIn"):
+            RetryIn(seconds)
 
 
 @pytest.mark.parametrize("error", [Reject("a"), Skip("b"), RetryIn(3, "c"), HandlerTimeout("bill", 2.5)])
 def test_errors_survive_pickle(error: Exception) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+
+
+def test_limits_may_be_as_low_as_they_say() -> None:
+    assert Retry(attempts=1, first_s=0, max_s=0, in_lane_s=0).attempts == 1
+    assert Retry(in_lane_s=0.5).in_lane_s == 0.5
+    assert Breaker(failures=1, open_s=0.001).failures == 1
+    assert RetryIn(0).seconds == 0
+    assert RetryIn(0.5).seconds == 0.5
+    assert (Retry().attempts, Breaker().failures) == (5, 20)
+
+
+def test_what_a_handler_says_is_there_to_be_read() -> None:
+    for error in (Reject("why"), Skip("why"), RetryIn(5.0, "why")):
+        assert error.reason == "why"
+        assert "why" in str(error)
+    assert RetryIn(5.0, "why").args == (5.0, "why")
+    assert HandlerTimeout("mail", 3.0).may_pass is True

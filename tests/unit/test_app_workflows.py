@@ -96,6 +96,16 @@ def test_an_older_state_is_brought_up_to_date() -> None:
         spec().state_of(RunRecord(2))
 
 
+def test_an_upcast_that_returns_nothing_does_not_empty_a_run() -> None:
+    class Forgetful(Fulfilment):
+        def upcast(self, state: dict[str, Any], version: int) -> None:
+            state["step"] = "waiting"
+
+    with pytest.raises(ConfigError, match="upcast of version 1 returned None, and not the state"):
+        spec(Forgetful, version=2).state_of(RunRecord(1, state=msgspec.Raw(b'{"stage":"waiting"}')))
+    assert spec(Forgetful, version=2).state_of(RunRecord(1, state=msgspec.Raw(b"null"))) is None
+
+
 class OldRelease(Event, type="stock.release", version=1, key="order", subject="orders.{order}.release"):
     order: str
 

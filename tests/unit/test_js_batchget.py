@@ -147,3 +147,45 @@ def test_an_answer_the_server_cut_short_is_not_taken_for_all_of_it() -> None:
     get.accept(stored(3, 0))
     with pytest.raises(ConfigError, match=r"2 of the last messages .* 64 MB"):
         get.accept(ended("204 EOB", "Nats-Num-Pending: 2", "Nats-Last-Sequence: 3"))
+
+
+def test_nothing_is_over_before_it_was_asked_for_and_a_request_begins_anew() -> None:
+    get = reading()
+    assert (get.is_over, get.is_done) == (False, False)
+    get.request()
+    get.lost()
+    ends = [get.is_over]
+    get.request()
+    assert [*ends, get.is_over] == [True, False]
+    last = LastGet("$JS.API", "S", [">"], None)
+    assert (last.is_over, last.is_broken, last.is_empty, last.messages) == (False, False, False, [])
+
+
+def test_what_a_server_does_not_say_is_nothing() -> None:
+    """The first of a batch has no message before it, and an end without a number has nothing pending."""
+    block = (stored(3, 0).raw_headers or b"").replace(b"Nats-Last-Sequence: 0\r\n", b"")
+    first = CoreMessage("inbox", b"", None, block, None)
+    get = LastGet("$JS.API", "S", [">"], None)
+    get.request()
+    get.accept(first)
+    get.accept(ended("204 EOB", "Nats-Last-Sequence: 3"))
+    assert (get.is_over, get.is_broken) == (True, False)
+
+
+def test_subjects_without_messages_and_a_stream_without_answers_are_told_apart() -> None:
+    get = LastGet("$JS.API", "S", [">"], None)
+    get.request()
+    get.accept(ended("404 No Results"))
+    assert (get.is_over, get.is_broken, get.messages) == (True, False, [])
+    with pytest.raises(JetStreamUnavailable):
+        get.accept(ended("503"))
+    with pytest.raises(ServerError) as refused:
+        get.accept(ended("408 Bad Request"))
+    assert (refused.value.code, refused.value.stream) == (408, "S")
+
+
+def test_before_the_first_message_there_was_nothing() -> None:
+    assert LastGet("$JS.API", "S", [">"], 0).is_empty
+    assert not LastGet("$JS.API", "S", [">"], 1).is_empty
+    with pytest.raises(ConfigError, match="up_to_sequence=-1"):
+        LastGet("$JS.API", "S", [">"], -1)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.connections import connected
 
 from jetspark.core.connection import Connection
 from jetspark.core.message import CoreMessage
@@ -981,19 +982,9 @@ def test_requests_are_compact_json() -> None:
 # ---- what the server can do ------------------------------------------------------------------------------------------
 
 
-def _connected(**info: Any) -> Connection:
-    connection = Connection(ConnectOptions(), [Server("a", 4222)], inbox="_INBOX.me", jitter=lambda: 0.0)
-    connection.begin(Server("a", 4222))
-    connection.receive_data(f"INFO {json.dumps({'max_payload': 1024, **info})}\r\n".encode())
-    connection.login(None)
-    connection.data_to_send()
-    connection.receive_data(b"PONG\r\n")
-    return connection
-
-
 def _api_of(version: str, level: int) -> Api:
     """As one that is connected to such a server has it."""
-    return Api(connection=_connected(version=version, jetstream=True, api_lvl=level))
+    return Api(connection=connected(version=version, jetstream=True, api_lvl=level))
 
 
 @pytest.mark.parametrize(
@@ -1009,11 +1000,11 @@ def _api_of(version: str, level: int) -> Api:
     ],
 )
 def test_the_connected_server_speaks_for_its_own_jetstream(info: dict[str, Any], facts: tuple[Any, str]) -> None:
-    assert Api(connection=_connected(**info)).known() == facts
+    assert Api(connection=connected(**info)).known() == facts
 
 
 def test_another_servers_level_is_asked_for_once_in_a_session() -> None:
-    connection = _connected(version="2.15.1", jetstream=True, api_lvl=5)
+    connection = connected(version="2.15.1", jetstream=True, api_lvl=5)
     api = Api("$JS.hub.API", connection)
     assert api.known() == (None, "")
     asked = _ask(api.facts(), {"api": {"level": 3, "total": 1}})
@@ -1032,7 +1023,7 @@ def test_another_servers_level_is_asked_for_once_in_a_session() -> None:
 
 @pytest.mark.parametrize("reply", [{"config": {}}, _failed(503, 10039, "no JetStream"), b"what?"])
 def test_what_cannot_be_known_is_not_refused_and_not_asked_again(reply: Any) -> None:
-    api = Api("$JS.hub.API", _connected(version="2.9.10"))
+    api = Api("$JS.hub.API", connected(version="2.9.10"))
     assert _ask(api.facts(), reply).result == (None, "")
     assert _told(api.require(FAST_INGEST)) is None
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import datetime
 import itertools
 import json
@@ -42,7 +41,7 @@ from jetspark.jetstream.ordered import (
     heartbeat_for,
     retry_pauses,
 )
-from jetspark.jetstream.pull import Ask, Wait
+from jetspark.jetstream.pull import Ask, PullLimits, Wait, size_bytes
 from jetspark.jetstream.push import answer_to, check_status, silence_s
 
 
@@ -73,6 +72,31 @@ def test_the_first_consumer_begins_where_the_options_say() -> None:
         config = OrderedReader(options).config("inbox")
         assert (config.deliver_policy, config.start_sequence, config.start_time) == expected
         assert (config.ack_policy, config.replicas, config.memory_storage) == ("none", 1, True)
+        assert (config.max_deliver, config.headers_only) == (1, None)
+    assert OrderedReader(OrderedOptions(headers_only=True)).config("inbox").headers_only is True
+
+
+def test_options_come_from_keywords() -> None:
+    assert OrderedOptions.of(["a"], {"start_sequence": 5}) == OrderedOptions(filter_subjects=["a"], start_sequence=5)
+    unknown: Any = {"start": 5}
+    with pytest.raises(ConfigError, match="start"):
+        OrderedOptions.of([], unknown)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"filter_subjects": "a"}, "filter_subjects"),
+        ({"filter_subjects": ["a..b"]}, "'a..b'"),
+        ({"headers_only": 1}, "headers_only"),
+        ({"start_time": "2026-01-01"}, "start_time"),
+        ({"deliver_policy": "by_start_sequence"}, "deliver_policy"),
+        ({"start_sequence": 0}, "start_sequence"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(wrong: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        OrderedOptions(**wrong)
 
 
 def test_the_next_consumer_begins_after_the_last_message() -> None:
@@ -230,19 +254,43 @@ def consumer(pending: int = 0) -> bytes:
     return json.dumps({"stream_name": "S", "name": "c", "config": {}, "num_pending": pending}).encode()
 
 
-def opened(reader: OrderedReader, *answers: bytes) -> list[str]:
-    """Run the operation with these answers; returns what was asked."""
+def opened(reader: OrderedReader, *answers: bytes, made: list[ConsumerInfo] | None = None) -> list[str]:
+    """Run the operation with these answers; returns what was asked. ``made`` gets the consumer."""
     asked = []
     operation = reader.open(Api(), "S", "name")
     step = next(operation)
     coming = iter(answers)
-    with contextlib.suppress(StopIteration):
+    try:
         while True:
             assert isinstance(step, Request)
             asked.append(step.subject.removeprefix("$JS.API."))
             answer = b"" if step.is_silent else next(coming)
             step = operation.send(CoreMessage("r", answer, None, None, None))
+    except StopIteration as ended:
+        if made is not None:
+            made.append(ended.value)
     return asked
+
+
+@pytest.mark.parametrize("pending", [0, 3])
+def test_the_consumer_that_was_made_is_returned_and_what_waits_in_it_is_known(pending: int) -> None:
+    reader = OrderedReader(OrderedOptions())
+    made: list[ConsumerInfo] = []
+    opened(reader, stream(1, 9), consumer(pending), made=made)
+    assert [each.name for each in made] == ["c"]
+    assert reader.is_caught_up is (pending == 0)
+
+
+def test_an_empty_stream_that_stays_empty_has_not_gone_back() -> None:
+    reader = OrderedReader(OrderedOptions())
+    opened(reader, stream(1, 0), consumer())
+    assert opened(reader, consumer(), stream(1, 0)) == ["CONSUMER.CREATE.S.name", "STREAM.INFO.S"]
+
+
+def test_a_stream_that_went_back_is_waited_for_from_the_beginning() -> None:
+    reader = OrderedReader(OrderedOptions())
+    verdicts = [reader.may_pass(StreamWentBack("S", 10, 4)) for _ in range(ordered.MAX_ATTEMPTS_BEHIND)]
+    assert verdicts == [True] * (ordered.MAX_ATTEMPTS_BEHIND - 1) + [False]
 
 
 def test_the_stream_is_asked_before_the_first_consumer_and_after_every_other() -> None:
@@ -289,6 +337,8 @@ def test_a_stream_that_ends_before_our_place_is_an_error_only_if_it_stays_so() -
 def test_patience_is_for_lack_of_progress() -> None:
     patience = Patience("keys of bucket 'b'", 2.0, now=100.0)
     assert (patience.left_s(100.5, 12.5), patience.left_s(100.5, 0.1)) == (1.5, 0.1)
+    assert patience.give_up_at == 102.0
+    assert Patience("anything", None, now=100.0).give_up_at is None
     patience.check(101.9)
     patience.renew(101.9)
     patience.check(103.8)
@@ -325,6 +375,20 @@ def test_where_it_begins_is_remembered_before_anything_came(policy: DeliverPolic
     reader.config("one")
     reader.created(SequencePair(stream_sequence=place), 0)
     assert reader.config("two").start_sequence == place + 1
+
+
+def test_where_a_later_consumer_begins_is_not_where_the_reading_is() -> None:
+    reader = OrderedReader(OrderedOptions(deliver_policy="new"))
+    reader.config("one")
+    reader.created(SequencePair(consumer_sequence=0, stream_sequence=40), 0)
+    accept(reader, delivered(50, 1))
+    assert reader.config("two").start_sequence == 51
+    reader.created(SequencePair(consumer_sequence=0, stream_sequence=60), 0)
+    assert reader.config("three").start_sequence == 51
+    everything = OrderedReader(OrderedOptions())
+    everything.config("one")
+    everything.created(SequencePair(consumer_sequence=0, stream_sequence=7), 3)
+    assert everything.config("two").start_sequence is None  # nothing came: from the beginning again
 
 
 def test_only_what_passes_is_waited_for() -> None:
@@ -397,9 +461,35 @@ def test_a_part_with_a_gap_ends_before_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("came", "right"),
+    [
+        ([6, 7, 8], 3),
+        ([6, 7, 9], 2),
+        ([6, 7, 10], 2),
+        ([6, 7, 7], 2),
+        ([6, 6], 1),
+        ([6, 3], 1),
+        ([5, 7], 0),
+        ([7, 8], 0),
+    ],
+)
+def test_the_first_and_the_last_are_as_far_apart_as_there_are_messages(came: list[int], right: int) -> None:
+    reader = OrderedReader(OrderedOptions(deliver_policy="new"))
+    reader.config("one")
+    reader.created(SequencePair(), 0)
+    reader._last_consumer_sequence = 15
+    messages = [delivered(20 + place, 10 + number, 5) for place, number in enumerate(came)]
+    assert reader.accept(messages) == (messages[:right], right)
+
+
+@pytest.mark.parametrize(
     "came",
     [
         [(1, 1), (10, 10), (3, 3)],  # longer numbers between
+        [(1, 1), (2, 10), (3, 3)],
+        [(11, 11), (12, 100), (13, 13)],
+        [(111, 1), (112, 10), (113, 3)],
+        [(1, 111), (2, 1000), (3, 113)],
         [(1001, 1001), (20, 1), (3003, 1003)],  # a shorter one: its consumer sequence ends where the first one's begins
         [(1001, 11), (20, 1), (1003, 13)],
     ],
@@ -477,7 +567,7 @@ def flow_of(
 ) -> tuple[OrderedPuller[AckableMessage], OrderedFlow[AckableMessage]]:
     reader.config("one")
     reader.created(SequencePair(), pending)
-    puller: OrderedPuller[AckableMessage] = OrderedPuller("inbox", "next", reader)
+    puller: OrderedPuller[AckableMessage] = OrderedPuller("inbox", "$JS.API.CONSUMER.MSG.NEXT.S.c", reader)
     return puller, OrderedFlow(puller, reader, ConnectOptions(**options), 1 << 20)
 
 
@@ -528,6 +618,53 @@ def test_two_missing_heartbeats_are_the_end_of_a_consumer() -> None:
     assert flow.step(14.9, 1) == Wait(15.0)
     puller.on_time(15.0)
     assert flow.step(15.0, 1) is None
+
+
+@pytest.mark.parametrize(
+    "line", ["100 Idle Heartbeat", "404 No Messages", "408 Request Timeout", "409 Batch Completed"]
+)
+def test_a_consumer_that_was_heard_of_and_then_is_nowhere_is_lost(line: str) -> None:
+    puller, flow = flow_of(OrderedReader(OrderedOptions()))
+    asked(flow.step(0.0, 1))
+    puller.absorb([status(line)], 0.1)
+    assert puller.wants_wake()
+    puller.absorb([status("503")], 0.2)
+    assert flow.step(0.2, 1) is None
+
+
+@pytest.mark.parametrize("line", ["400 Bad Request", "409 Exceeded MaxRequestBatch of 5"])
+def test_a_request_that_breaks_a_rule_is_an_error_and_not_the_end_of_a_consumer(line: str) -> None:
+    puller, flow = flow_of(OrderedReader(OrderedOptions()))
+    asked(flow.step(0.0, 1))
+    puller.absorb([status(line)], 0.1)
+    assert not puller.is_lost
+    with pytest.raises((ServerError, ConfigError)):
+        flow.step(0.1, 1)
+
+
+def test_a_consumer_that_says_that_it_is_there_is_good_for_something() -> None:
+    reader = OrderedReader(OrderedOptions())
+    puller, flow = flow_of(reader)
+    asked(flow.step(0.0, 1))
+    for _ in range(3):
+        reader.lost()
+    assert reader.pause_s() > 0
+    puller.absorb([status("100 Idle Heartbeat", "Nats-Last-Consumer: 0")], 5.0)
+    assert reader.pause_s() == 0.0
+    reader.lost()
+    assert reader.pause_s() == 0.0  # the first that is lost again
+    puller.absorb([delivered(1, 1)], 5.1)
+    assert not puller.is_idle
+
+
+def test_a_session_that_begins_at_once_is_the_end_of_a_consumer_too() -> None:
+    puller, flow = flow_of(OrderedReader(OrderedOptions()), 9)
+    asked(flow.step(0.0, 3))
+    puller.absorb([delivered(1, 1, 8)], 0.1)
+    assert flow.step(0.2, 4) == 1  # what came counts
+    flow.take(1)
+    assert flow.step(0.2, 4) is None
+    assert puller.outstanding == 0
 
 
 def test_another_session_is_the_end_of_a_consumer() -> None:
@@ -587,6 +724,58 @@ def test_a_heartbeat_says_that_nothing_is_left_of_what_was_counted() -> None:
     assert reader.is_caught_up
 
 
+def test_no_more_is_taken_than_was_asked_for() -> None:
+    puller, flow = flow_of(OrderedReader(OrderedOptions()), 9)
+    asked(flow.step(0.0, 1))
+    messages = [delivered(number, number, 9 - number) for number in (1, 2, 3)]
+    puller.absorb(messages, 0.1)
+    assert flow.take(2) == messages[:2]
+    assert list(puller.buffer) == messages[2:]
+    assert flow.take(1) == messages[2:]
+
+
+def test_where_waiting_costs_nothing_a_request_waits_for_long_once_all_that_was_there_has_come() -> None:
+    for policy, pending, expires_s in (("all", 0, 100), ("all", 9, 30), ("last_per_subject", 9, 30)):
+        puller, flow = flow_of(OrderedReader(OrderedOptions(deliver_policy=policy)), pending)  # type: ignore[arg-type]
+        puller.idle_s = 100.0
+        assert asked(flow.step(0.0, 1))["expires"] == expires_s * 1_000_000_000
+
+
+def test_a_listing_reserves_twice_what_its_largest_message_has() -> None:
+    reader = OrderedReader(OrderedOptions(deliver_policy="last_per_subject"))
+    _, flow = flow_of(reader, 5000)
+    reader.came([5000])
+    fields = asked(flow.step(0.0, 1))
+    assert fields["batch"] == ordered.MAX_BYTES // 20_000
+    assert fields["max_bytes"] == 2 * fields["batch"] * 5000
+
+
+def test_nobody_waits_for_a_courtesy_as_long_as_for_a_sign_of_life() -> None:
+    assert ordered.CLEAN_UP_TIMEOUT_S < ordered.HEARTBEAT_S
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "largest", "window"),
+    [
+        (1000, 0, (4, 0)),  # nothing is known of them
+        (1000, 10, (25, 10)),
+        (1000, 50, (5, 50)),
+        (1000, 62, (4, 0)),  # no more than surely fit: no bound of bytes is needed
+        (1000, 200, (4, 0)),
+        (200, 0, (1, 0)),
+        (200, 200, (1, 0)),
+        (100_000, 10, (1000, 10)),
+        (10_000_000, 0, (1000, 0)),
+    ],
+)
+def test_a_listing_has_as_many_ahead_as_have_room_four_times(
+    max_bytes: int, largest: int, window: tuple[int, int]
+) -> None:
+    reader = OrderedReader(OrderedOptions(deliver_policy="last_per_subject"))
+    reader.came([largest])
+    assert reader.listing_window(PullLimits(max_messages=1000, max_bytes=max_bytes), 250) == window
+
+
 def test_what_comes_behind_a_gap_is_thrown_away() -> None:
     reader = OrderedReader(OrderedOptions())
     puller, flow = flow_of(reader, 9)
@@ -622,7 +811,8 @@ def test_a_listing_asks_for_as_many_as_surely_fit() -> None:
     puller.absorb([delivered(n, n, 5000 - n) for n in range(1, 17)], 0.1)
     second = asked(flow.step(0.1, 1))
     assert second["batch"] + 16 == ordered.MAX_MESSAGES
-    assert second["max_bytes"] > second["batch"] * 60  # these have some 50
+    size = size_bytes(delivered(16, 16, 4984))
+    assert second["max_bytes"] == max(ordered.MAX_BYTES // 16, 2 * second["batch"] * size)
     large = delivered(17, 17, 4983)
     large.data = b"x" * 50_000
     puller.absorb([large], 0.2)
@@ -669,6 +859,9 @@ def test_no_wait_is_longer_than_its_deadline() -> None:
     assert flow.step(0.0, None) == Wait(2.0)
     asked(flow.step(0.0, 1))
     assert flow.step(0.0, 1) == Wait(2.0)
+    flow.deadline = 20.0
+    assert flow.step(0.0, 1) == Wait(10.0)  # two heartbeats
+    flow.deadline = 2.0
     puller.absorb([status("408 Request Timeout")], 2.0)
     assert flow.step(2.0, 1) == Wait(2.0)  # it does not ask any more
     flow.deadline = None
@@ -728,7 +921,7 @@ def test_whatever_happens_everything_comes_once_and_in_order(
     while len(received) < count:
         server.create(reader.config("name"))
         reader.created(SequencePair(), count - server.next + 1)
-        puller: OrderedPuller[AckableMessage] = OrderedPuller("inbox", "next", reader)
+        puller: OrderedPuller[AckableMessage] = OrderedPuller("inbox", "$JS.API.CONSUMER.MSG.NEXT.S.c", reader)
         flow = OrderedFlow(puller, reader, ConnectOptions(max_pending_messages=window), 1 << 20)
         while (step := flow.step(now, session)) is not None:
             if isinstance(step, Ask):

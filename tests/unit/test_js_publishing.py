@@ -4,19 +4,37 @@ import re
 from typing import Any
 
 import pytest
+from support.connections import connected
 
 from jetspark.core.headers import Headers, encode
 from jetspark.core.message import CoreMessage
 from jetspark.errors import (
     ConfigError,
+    ConnectionClosed,
+    ConnectionLost,
     InvalidHeader,
+    JetSparkError,
     JetStreamNotEnabled,
+    JetStreamUnavailable,
     ProtocolError,
+    RequestTimeout,
     ServerError,
     WrongLastSequence,
 )
 from jetspark.jetstream.info import PubAck
-from jetspark.jetstream.publishing import Expect, publish_headers, read_pub_ack
+from jetspark.jetstream.operations import Api, Operation, Request
+from jetspark.jetstream.publishing import (
+    MAX_ACK_DIGITS,
+    PLAIN_ACK,
+    Expect,
+    check_batch_id,
+    header_block,
+    may_be_stored,
+    publish,
+    publish_headers,
+    publish_with_ttl,
+    read_pub_ack,
+)
 
 
 def _headers(
@@ -71,6 +89,22 @@ def test_arguments_replace_headers_of_the_same_meaning_in_any_spelling() -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "beside"),
+    [
+        ({"headers": {"A": "1"}}, ("A", "1")),
+        ({"expect": Expect(last_subject_sequence=0)}, ("Nats-Expected-Last-Subject-Sequence", "0")),
+        ({"ttl_s": 5}, ("Nats-TTL", "5s")),
+    ],
+)
+def test_a_message_id_goes_out_beside_any_other_option(given: dict[str, Any], beside: tuple[str, str]) -> None:
+    assert sorted(_headers(msg_id="id", **given)) == sorted([beside, ("Nats-Msg-Id", "id")])
+
+
+def test_a_block_is_encoded_headers() -> None:
+    assert header_block({"A": "1"}) == b"NATS/1.0\r\nA: 1\r\n\r\n"
+
+
 @pytest.mark.parametrize("headers", [{"A": "1\r\nB: 2"}, {"A:": "1"}, {"": "1"}, {"A": 5}])
 def test_headers_that_would_break_the_frame_are_refused(headers: Any) -> None:
     with pytest.raises(InvalidHeader):
@@ -90,6 +124,8 @@ def test_the_header_that_stops_a_replicated_stream_is_refused_in_any_spelling(na
         publish_headers({"A": "1", name: value}, None, None, None)
     with pytest.raises(ConfigError, match="Nats-Expected-Last-Msg-Id"):
         publish_headers({name: value}, "id", Expect(stream="S"), 5)
+    with pytest.raises(ConfigError, match="Nats-Expected-Last-Msg-Id"):
+        header_block({"A": "1", name: value})
     if isinstance(value, str):
         with pytest.raises(ConfigError, match="Nats-Expected-Last-Msg-Id"):
             publish_headers([("A", "1"), (name, value)], None, None, None)
@@ -98,6 +134,7 @@ def test_the_header_that_stops_a_replicated_stream_is_refused_in_any_spelling(na
 def test_headers_with_similar_names_are_fine() -> None:
     names = ["Nats-Expected-Last-Msg-Id2", "X-Nats-Expected-Last-Msg-Id", "Nats-Expected-Last-Sequence"]
     assert [name for name, _ in _headers(dict.fromkeys(names, "1"))] == names
+    assert header_block(dict.fromkeys(names, "1")) == encode(dict.fromkeys(names, "1"))
 
 
 # ---- message ids ---------------------------------------------------------------------------------------------------
@@ -194,11 +231,81 @@ def test_an_expected_sequence_is_zero_or_more(name: str) -> None:
         Expect(**wrong)
 
 
+@pytest.mark.parametrize("name", ["stream", "last_subject_sequence_subject"])
+def test_an_expected_name_is_a_text(name: str) -> None:
+    wrong: dict[str, Any] = {"last_subject_sequence": 0, name: 5}
+    with pytest.raises(ConfigError, match=f"{name}=5: expected a str"):
+        Expect(**wrong)
+
+
+def test_what_is_expected_is_an_expectation() -> None:
+    wrong: Any = {"stream": "S"}
+    with pytest.raises(ConfigError, match=re.escape("expect={'stream': 'S'}: expected an Expect")):
+        publish_headers(None, None, wrong, None)
+
+
 def test_an_expectation_does_not_change_and_takes_keywords_only() -> None:
     with pytest.raises(AttributeError):
         Expect().stream = "S"  # type: ignore[misc]
     with pytest.raises(TypeError):
         Expect("S")  # type: ignore[call-arg]
+
+
+# ---- batches -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_id", ["a", "aZ0_-", "x" * 64])
+def test_an_id_of_a_batch_is_what_the_server_can_give_back(batch_id: str) -> None:
+    assert check_batch_id(batch_id) == batch_id
+
+
+@pytest.mark.parametrize("batch_id", ["", "x" * 65, "a.b", "a b", "ü", "a\n", None, 7])
+def test_other_ids_are_refused(batch_id: Any) -> None:
+    with pytest.raises(ConfigError, match=r"batch_id=.*: expected 1 to 64 of the characters"):
+        check_batch_id(batch_id)
+
+
+# ---- publishing ----------------------------------------------------------------------------------------------------
+
+
+def _finish(operation: Operation[PubAck], data: bytes) -> PubAck:
+    with pytest.raises(StopIteration) as finished:
+        operation.send(CoreMessage("_INBOX.x.1", data, None, None, None))
+    ack: PubAck = finished.value.value
+    return ack
+
+
+def test_a_publish_is_one_request_that_may_find_no_leader_and_ends_with_the_acknowledgement() -> None:
+    operation = publish("a", b"x", {"A": "1"})
+    assert next(operation) == Request("a", b"x", {"A": "1"}, may_be_leaderless=True)
+    assert _finish(operation, b'{"stream":"S","seq":17}') == PubAck(stream="S", sequence=17)
+
+
+def test_a_publish_with_a_ttl_asks_first_whether_the_server_knows_ttls() -> None:
+    operation = publish_with_ttl(Api(connection=connected()), "a", b"x", {"Nats-TTL": "5s"})
+    first = next(operation)
+    assert isinstance(first, Request)
+    assert first.subject == "$JS.API.INFO"
+    info = b'{"memory":0,"storage":0,"streams":0,"consumers":0,"limits":{},"api":{"level":1,"total":0,"errors":0}}'
+    second = operation.send(CoreMessage("_INBOX.x.1", info, None, None, None))
+    assert second == Request("a", b"x", {"Nats-TTL": "5s"}, may_be_leaderless=True)
+    assert _finish(operation, b'{"stream":"S","seq":17}') == PubAck(stream="S", sequence=17)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_possible"),
+    [
+        (RequestTimeout("publish", 1.0), True),
+        (RequestTimeout("publish", 1.0, was_sent=False), False),
+        (ConnectionLost("cut"), True),
+        (JetStreamUnavailable("a"), False),
+        (ServerError(400, 10071, "wrong last sequence: 7"), False),
+        (ConnectionClosed("closed"), False),
+        (ConfigError("no"), False),
+    ],
+)
+def test_only_what_was_sent_and_not_answered_may_be_stored(error: JetSparkError, is_possible: bool) -> None:
+    assert may_be_stored(error) is is_possible
 
 
 # ---- acknowledgements ----------------------------------------------------------------------------------------------
@@ -219,6 +326,13 @@ def test_an_acknowledgement_tells_domain_batch_and_counter() -> None:
     ack = _ack(b'{"stream":"S","domain":"hub","seq":4,"batch":"B1","count":4,"val":"12","future":[1]}')
     assert (ack.domain, ack.batch, ack.batch_size, ack.value) == ("hub", "B1", 4, "12")
     assert ack.extra == {"future": [1]}
+
+
+def test_a_plain_acknowledgement_has_as_many_digits_as_are_read_without_looking() -> None:
+    """A window of many compares what is around the digits, and does not look for another end of them."""
+    for digits, is_plain in ((1, True), (MAX_ACK_DIGITS, True), (MAX_ACK_DIGITS + 1, False)):
+        data = b'{"stream":"S","seq":' + b"9" * digits + b"}"
+        assert (PLAIN_ACK.fullmatch(data) is not None) is is_plain
 
 
 def test_sequences_beyond_a_floats_precision_are_exact() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,6 +164,46 @@ def test_it_finds_what_the_tests_do_not_notice(
         file.write("\ndef test_fails(): assert False\n")
     with pytest.raises(SystemExit, match="test_fails fails without any mistake"):
         tool.examine("small.py", survivors)
+
+
+WAITING_TESTS = """
+import os, time
+
+def test_waits():
+    with open("begun", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("begun", "running")
+    time.sleep(600)
+"""
+RUN = """
+import sys
+from pathlib import Path
+
+import mutants
+
+mutants.PACKAGE = mutants.REPOSITORY = Path.cwd()
+mutants.CACHE = Path.cwd() / "kept"
+mutants.MODULES = {"small.py": ["test_small.py"], "other.py": ["test_small.py"]}
+sys.argv = ["mutants.py"]
+sys.exit(mutants.main())
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_told_to_end_ends_with_its_children(tmp_path: Path) -> None:
+    for name, text in {"small.py": SMALL, "other.py": SMALL, "test_small.py": WAITING_TESTS}.items():
+        (tmp_path / name).write_text(text)
+    environment = os.environ | {"PYTHONPATH": str(Path(tool.__file__).parent)}
+    with subprocess.Popen([sys.executable, "-c", RUN], cwd=tmp_path, env=environment) as run:
+        while not (tmp_path / "running").exists():
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.terminate()
+        assert run.wait(60) == 1
+    child = Path("/proc") / (tmp_path / "running").read_text()
+    while child.exists():  # until it is reaped
+        time.sleep(0.05)
+    assert not (tmp_path / "kept").exists()  # what was interrupted found nothing out
 
 
 def test_a_mistake_that_waits_for_ever_is_ended() -> None:

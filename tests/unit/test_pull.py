@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jetspark.errors import ConfigError, ConsumerNotFound, JetStreamUnavailable, ServerError
+from jetspark.core.subscription import SubscriptionState
+from jetspark.errors import ConfigError, ConnectionClosed, ConsumerNotFound, JetStreamUnavailable, ServerError
 from jetspark.jetstream import pull
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.pull import Ask, Fetch, Flow, Priority, Puller, PullLimits, Wait
@@ -22,8 +24,14 @@ def message(number: int = 0, size: int = 10, headers: bytes | None = None) -> Ac
     return AckableMessage("s", b"x" * size, reply, headers, None)
 
 
-def status(ask: Ask, line: str, undelivered: int | None = None) -> AckableMessage:
-    pending = "" if undelivered is None else f"Nats-Pending-Messages: {undelivered}\r\nNats-Pending-Bytes: 0\r\n"
+def of_size(size: int) -> AckableMessage:
+    """One that counts for this many bytes."""
+    return message(1, size - pull.size_bytes(message(1, 0)))
+
+
+def status(ask: Ask, line: str, undelivered: int | None = None, bytes_left: int = 0) -> AckableMessage:
+    told = f"Nats-Pending-Messages: {undelivered}\r\nNats-Pending-Bytes: {bytes_left}\r\n"
+    pending = "" if undelivered is None else told
     return AckableMessage(ask.reply, b"", None, f"NATS/1.0 {line}\r\n{pending}\r\n".encode(), None)
 
 
@@ -132,6 +140,54 @@ def test_what_the_server_says_of_a_request_counts_for_that_one_alone_when_older_
     assert machine.owed == owed - 10
 
 
+@pytest.mark.parametrize("max_bytes", [1000, None])
+def test_a_request_that_older_ones_became_a_part_of_is_struck_with_all_of_them(max_bytes: int | None) -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits())
+    asks = [
+        machine.ask(flow, 10 + number, now=0.0, expires_s=30.0, max_bytes=max_bytes, is_whole=False)
+        for number in range(pull.MAX_REQUESTS + 3)
+    ]
+    owed, owed_bytes = machine.owed, machine.owed_bytes
+    assert (machine.outstanding, owed_bytes) == (pull.MAX_REQUESTS, len(asks) * (max_bytes or 0))
+    machine.take_back(asks[3])
+    assert machine.owed == owed - (10 + 11 + 12 + 13)
+    assert machine.owed_bytes == owed_bytes - 4 * (max_bytes or 0)
+    machine.take_back(asks[4])  # one that none became a part of
+    assert machine.owed == owed - (10 + 11 + 12 + 13 + 14)
+    assert machine.owed_bytes == owed_bytes - 5 * (max_bytes or 0)
+
+
+def test_a_request_without_a_bound_of_bytes_leaves_none_to_the_next() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits())
+    asks = [
+        machine.ask(flow, 1, now=0.0, expires_s=30.0, max_bytes=1000 if number else None, is_whole=False)
+        for number in range(pull.MAX_REQUESTS + 1)
+    ]
+    machine.take_back(asks[1])
+    assert (machine.owed, machine.owed_bytes) == (pull.MAX_REQUESTS - 1, 1000 * (pull.MAX_REQUESTS - 1))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_request_that_does_not_wait_and_one_that_does_stay_apart(which: int) -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits())
+    for number in range(pull.MAX_REQUESTS + 1):
+        machine.ask(flow, 1, now=0.0, expires_s=30.0, no_wait=number == which)
+    assert machine.outstanding == pull.MAX_REQUESTS + 1
+
+
+def test_what_a_status_says_of_bytes_counts_and_what_it_does_not_say_is_all_of_them() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits())
+    asks = [machine.ask(flow, 10, now=0.0, expires_s=30.0, max_bytes=1000, is_whole=False) for _ in range(3)]
+    machine.absorb([status(asks[0], "408 Request Timeout", 4, 300)], 0.1)
+    assert (machine.owed, machine.owed_bytes) == (26, 2700)
+    machine.absorb([status(asks[1], "408 Request Timeout")], 0.1)
+    assert (machine.owed, machine.owed_bytes) == (16, 1700)
+
+
 def test_requests_of_different_readers_stay_apart() -> None:
     machine = puller()
     readers = [fetch(machine, 1, timeout_s=5.0) for _ in range(pull.MAX_REQUESTS + 5)]
@@ -219,6 +275,16 @@ def test_a_request_left_behind_with_another_priority_is_not_relied_on() -> None:
     assert len(reader.messages) == 2
 
 
+@pytest.mark.parametrize("left_behind", [1, 2, 3, 4])
+def test_requests_with_another_priority_are_not_counted_on_however_much_they_owe(left_behind: int) -> None:
+    machine = puller()
+    picky = fetch(machine, left_behind, timeout_s=30.0, priority=Priority(group="g", min_pending=1000))
+    asked(picky.step(0.0, 1))
+    picky.leave(is_cancelled=True)
+    reader = fetch(machine, 3, now=1.0, timeout_s=30.0, priority=Priority(group="g"))
+    assert body(reader.step(1.0, 1))["batch"] == 3
+
+
 def test_two_fetches_ask_for_both_together() -> None:
     machine = puller()
     one, other = fetch(machine, 3), fetch(machine, 4)
@@ -276,6 +342,27 @@ def test_bytes_bound_what_a_fetch_takes_from_the_buffer() -> None:
     assert (len(reader.messages), len(machine.buffer)) == (2, 1)
 
 
+@pytest.mark.parametrize(("last", "is_over"), [(599, False), (600, True), (601, True)])
+def test_a_fetch_is_over_when_its_bytes_are_used_to_the_last(last: int, is_over: bool) -> None:
+    machine = puller()
+    machine.absorb([of_size(400), of_size(last)], 0.0)
+    reader = fetch(machine, 10, max_bytes=1000)
+    step = reader.step(0.0, 1)
+    assert (step is None) is is_over
+    assert len(reader.messages) == (2 if last <= 600 else 1)
+    if step is not None:
+        assert body(step)["max_bytes"] == 1
+
+
+@pytest.mark.parametrize(("last", "is_over"), [(599, False), (600, True)])
+def test_bytes_that_are_used_up_are_worth_waking_for_though_messages_are_missing(last: int, is_over: bool) -> None:
+    machine = puller()
+    reader = fetch(machine, 10, max_bytes=1000)
+    asked(reader.step(0.0, 1))
+    machine.absorb([of_size(400), of_size(last)], 0.1)
+    assert (machine.wants_wake(), machine.outstanding == 0) == (is_over, is_over)
+
+
 def test_bytes_too_few_for_any_message_are_an_error() -> None:
     machine = puller()
     reader = fetch(machine, 10, max_bytes=100)
@@ -294,6 +381,101 @@ def test_bytes_left_over_that_are_too_few_end_a_fetch() -> None:
     machine.absorb([status(ask, "409 Message Size Exceeds MaxBytes", 9)], 0.1)
     assert reader.step(0.1, 1) is None
     assert len(reader.messages) == 1
+
+
+def test_a_fetch_asks_once_however_late_and_no_more_near_its_end() -> None:
+    late = fetch(puller(), 1, timeout_s=1.0)
+    assert late.step(0.0, None) == Wait(1.0)
+    assert isinstance(late.step(0.99, 1), Ask)
+    for now, asks_again in ((0.86, True), (0.9, False), (0.95, False)):
+        machine = puller()
+        reader = fetch(machine, 2, timeout_s=1.0)
+        machine.absorb([status(asked(reader.step(0.0, 1)), "408 Request Timeout", 2)], now)
+        step = reader.step(now, 1)
+        assert isinstance(step, Ask) if asks_again else step is None
+
+
+def test_a_driver_in_virtual_time_gets_fewer_signs_of_life() -> None:
+    machine = puller()
+    machine.idle_s = 100.0
+    assert body(fetch(machine, 1, timeout_s=1000.05).step(0.0, 1))["idle_heartbeat"] == 25_000_000_000
+    assert body(fetch(machine, 3, timeout_s=40.05).step(0.0, 1))["idle_heartbeat"] == 10_000_000_000
+    assert body(Flow(machine, PullLimits()).step(0.0, 1)) == {
+        "batch": 496,
+        "expires": 100_000_000_000,
+        "idle_heartbeat": 25_000_000_000,
+    }
+    machine = puller()
+    machine.idle_s = 30.0
+    assert body(Flow(machine, PullLimits(expires_s=30.0)).step(0.0, 1))["idle_heartbeat"] == 5_000_000_000
+
+
+@pytest.mark.parametrize("wrong", [{"count": 0}, {"count": 1.5}, {"timeout_s": 0.0}, {"max_bytes": 0}])
+def test_a_fetch_of_nothing_makes_no_sense(wrong: dict[str, Any]) -> None:
+    name = {"count": "n", "timeout_s": "timeout", "max_bytes": "max_bytes"}[next(iter(wrong))]
+    machine = puller()
+    with pytest.raises(ConfigError, match=f"^{name}="):
+        fetch(machine, **wrong)
+    assert machine.fetches == []
+
+
+# ---- what arrives --------------------------------------------------------------------------------------------------
+
+
+def inbox(*arrived: AckableMessage, counted: tuple[int, int] = (0, 0)) -> SubscriptionState:
+    state = SubscriptionState(1, "_INBOX.1.*", "", max_pending_messages=100, max_pending_bytes=1 << 20)
+    state.pending.extend(arrived)
+    state.counted_messages, state.counted_bytes = counted
+    return state
+
+
+def test_everything_in_the_inbox_is_taken_once() -> None:
+    machine = puller()
+    asked(fetch(machine, 3, max_bytes=1000).step(0.0, 1))
+    messages = [message(1), message(2)]
+    state = inbox(*messages, counted=(2, 300))
+    assert not machine.on_replies(state, 7.0)  # the fetch needs three
+    assert list(machine.buffer) == messages
+    assert (machine.owed, machine.owed_bytes, machine.heard_at) == (1, 700, 7.0)  # the parser has counted
+    assert (len(state.pending), state.counted_messages, state.counted_bytes) == (0, 0, 0)
+    state.pending.append(message(3))
+    assert machine.on_replies(state, 8.0)
+    assert machine.owed == 0
+
+
+def test_bytes_are_counted_here_where_the_parser_has_not_counted_all_messages() -> None:
+    machine = puller()
+    asked(fetch(machine, 3, max_bytes=1000).step(0.0, 1))
+    machine.on_replies(inbox(of_size(200), of_size(300), counted=(1, 300)), 0.1)
+    assert machine.owed_bytes == 500
+
+
+def test_an_inbox_that_has_nothing_is_another_session_or_the_end_and_worth_one_look() -> None:
+    machine = puller()
+    asked(fetch(machine, 3).step(0.0, 1))
+    assert machine.on_replies(inbox(), 0.1)
+    assert not machine.wants_wake()
+    assert machine.error is None
+
+
+def test_a_subscription_that_is_over_is_an_error_after_what_it_brought() -> None:
+    for error in (None, ConfigError("cut off")):
+        machine = puller()
+        flow = Flow(machine, PullLimits())
+        asked(flow.step(0.0, 1))
+        state = inbox(message(1))
+        state.is_finished, state.error = True, error
+        assert machine.on_replies(state, 0.1)
+        assert flow.step(0.1, 1) == 1
+        machine.buffer.clear()
+        with pytest.raises(type(error) if error else ConnectionClosed, match="cut off" if error else "is over"):
+            flow.step(0.2, 1)
+    machine = puller()
+    machine.error = first = ConfigError("first")
+    state = inbox()
+    state.is_finished = True
+    machine.on_replies(state, 0.1)
+    assert machine.error is first
 
 
 # ---- statuses ------------------------------------------------------------------------------------------------------
@@ -359,8 +541,12 @@ def test_these_are_errors(line: str, kind: type[Exception], text: str) -> None:
     ask = asked(reader.step(0.0, 1))
     machine.absorb([status(ask, line)], 0.1)
     assert machine.wants_wake()
-    with pytest.raises(kind, match=text):
+    with pytest.raises(kind, match=text) as raised:
         reader.step(0.1, 1)
+    if isinstance(raised.value, ConsumerNotFound):
+        assert (raised.value.code, raised.value.err_code) == (404, 10014)
+    elif isinstance(raised.value, ServerError):
+        assert (raised.value.code, raised.value.err_code) == (int(line[:3]), 0)
     reader.leave(is_cancelled=True)
     assert isinstance(fetch(machine, 1).step(0.2, 1), Ask)  # the next one starts from nothing
 
@@ -372,6 +558,39 @@ def test_these_are_errors(line: str, kind: type[Exception], text: str) -> None:
     machine.buffer.clear()
     with pytest.raises(kind, match=text):
         flow.step(0.2, 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_unknown"),
+    [
+        ("404 No Messages", False),
+        ("408 Requests Pending", False),
+        ("409 Leadership Change", False),
+        ("409 Server Shutdown", False),
+        ("409 Exceeded MaxWaiting", False),
+        ("409 Something New", True),
+        ("418 Leadership Change", True),
+        ("405 No Messages", True),
+    ],
+)
+def test_only_a_status_that_nobody_knows_is_logged(
+    line: str, is_unknown: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = puller()
+    ask = asked(fetch(machine, 1, timeout_s=100).step(0.0, 1))
+    with caplog.at_level(logging.WARNING, "jetspark.pull"):
+        machine.absorb([status(ask, line)], 0.0)
+    assert ("unknown status" in caplog.text) is is_unknown
+    assert machine.may_ask_at() > 0  # either way it is asked again
+
+
+def test_a_session_that_begins_ends_the_pause() -> None:
+    machine = puller()
+    reader = fetch(machine, 1, timeout_s=100)
+    machine.absorb([status(asked(reader.step(0.0, 1)), "503")], 0.0)
+    assert isinstance(reader.step(0.01, 1), Wait)
+    assert isinstance(reader.step(0.01, 2), Ask)
+    assert not machine.is_unavailable
 
 
 def test_an_error_does_not_take_away_messages() -> None:
@@ -386,7 +605,7 @@ def test_an_error_does_not_take_away_messages() -> None:
 def test_nobody_there_is_bearable_for_a_time() -> None:
     machine = puller()
     flow = Flow(machine, PullLimits())
-    now = 0.0
+    now = begun = 1000.0
     while machine.error is None:
         step = flow.step(now, 1)
         if isinstance(step, Ask):
@@ -397,7 +616,12 @@ def test_nobody_there_is_bearable_for_a_time() -> None:
             now = step.until
     with pytest.raises(JetStreamUnavailable):
         flow.step(now, 1)
-    assert pull.UNAVAILABLE_S <= now < pull.UNAVAILABLE_S + 2
+    assert pull.UNAVAILABLE_S <= now - begun < pull.UNAVAILABLE_S + 2
+    machine = puller()
+    for since, is_over in ((0.0, False), (pull.UNAVAILABLE_S - 0.1, False), (pull.UNAVAILABLE_S, True)):
+        ask = machine.ask(flow, 1, now=since, expires_s=30.0)
+        machine.absorb([status(ask, "503")], since)
+        assert (machine.error is not None) is is_over
 
 
 def test_a_fetch_whose_whole_time_nobody_was_there_says_so() -> None:
@@ -409,11 +633,12 @@ def test_a_fetch_whose_whole_time_nobody_was_there_says_so() -> None:
         reader.step(0.3, 1)
 
 
-def test_what_is_neither_message_nor_status_changes_nothing() -> None:
+def test_what_is_neither_message_nor_status_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     machine = puller()
     ask = asked(fetch(machine, 1).step(0.0, 1))
     machine.absorb([AckableMessage(ask.reply, b"?", None, None, None)], 0.1)
     assert (machine.owed, len(machine.buffer)) == (1, 0)
+    assert "neither message nor status" in caplog.text
 
 
 # ---- sessions ------------------------------------------------------------------------------------------------------
@@ -509,6 +734,29 @@ def test_a_reader_that_keeps_up_is_given_more_at_a_time() -> None:
         now, batch = work(flow, machine, now, each_s=1e-5)
         batches.append(batch)
     assert (batches[0], max(batches)) == (500, 3000)
+    assert flow._window == 3000
+
+
+def test_a_window_is_doubled_from_its_beginning_at_any_time() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=10_000))
+    now, windows = 1000.0, []
+    for _ in range(8):
+        now, _ = work(flow, machine, now, each_s=1e-6)
+        windows.append(flow._window)
+    assert windows[0] == pull.FIRST_WINDOW
+    assert list(dict.fromkeys(windows)) == [500, 1000, 2000, 4000, 8000, 10_000][: len(set(windows))]
+    assert len(set(windows)) > 3
+
+
+def test_a_reader_goes_on_one_by_one_where_asking_is_due_and_not_possible() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=10))
+    ask = asked(flow.step(0.0, 1))
+    machine.absorb([message(1), message(2), message(3), status(ask, "409 Leadership Change", 7)], 0.1)
+    assert flow.step(0.1, 1) == 1  # the server has just refused
+    assert flow.step(0.1, None) == 1  # there is no session
+    assert body(flow.step(1.0, 1))["batch"] == 7
 
 
 def test_a_slow_reader_is_given_what_it_takes_in_a_second() -> None:
@@ -574,6 +822,43 @@ def test_bytes_bound_a_flow() -> None:
         flow.step(0.6, 1)
 
 
+def test_a_flow_that_had_to_be_empty_once_asks_again_at_half_of_its_bytes() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=100, max_bytes=1000))
+    machine.absorb([of_size(300)], 0.0)
+    part = machine.ask(flow, 9, now=0.0, expires_s=30.0, max_bytes=700, is_whole=False)
+    machine.absorb([status(part, "409 Message Size Exceeds MaxBytes", 9, 700)], 0.1)
+    assert flow.must_empty
+    machine.buffer.clear()
+    whole = asked(flow.step(0.2, 1))
+    assert body(whole)["max_bytes"] == 1000
+    machine.absorb([of_size(400), status(whole, "409 Message Size Exceeds MaxBytes", 90, 600)], 0.3)
+    assert isinstance(flow.step(0.3, 1), Ask)
+
+
+def test_a_flow_learns_how_large_its_messages_are() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=20, max_bytes=100_000))
+    first = asked(flow.step(0.0, 1))
+    assert body(first)["max_bytes"] == 100_000  # nothing is known: one request at a time
+    machine.absorb([of_size(250), of_size(200), status(first, "409 Batch Completed", 18, 99_550)], 0.1)
+    second = asked(flow.step(0.1, 1))
+    assert (body(second)["batch"], body(second)["max_bytes"]) == (18, 2 * 18 * 250)
+    machine.buffer.clear()
+    machine.absorb([status(second, "409 Batch Completed", 18, 9000)], 0.2)
+    assert body(flow.step(0.2, 1))["max_bytes"] == 2 * 20 * 250
+    flow = Flow(puller(), PullLimits(max_bytes=pull.SHARES * pull.LARGEST_USUAL_BYTES))
+    assert body(flow.step(0.0, 1))["max_bytes"] == pull.LARGEST_USUAL_BYTES
+
+
+def test_where_bytes_are_short_they_are_counted_after_an_eighth_of_the_buffer() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=100, max_bytes=10_000))
+    asked(flow.step(0.0, 1))
+    machine.absorb([of_size(100)] * 72, 0.1)
+    assert flow.step(0.1, 1) == 9
+
+
 def test_a_flow_believes_what_a_status_says_is_undelivered_and_asks_for_that_only() -> None:
     machine = puller()
     flow = Flow(machine, PullLimits(max_messages=10))
@@ -612,6 +897,8 @@ def test_bytes_are_counted_as_the_server_does() -> None:
     asked(flow.step(0.0, 1))
     machine.absorb([AckableMessage("ü", b"12345", b"$JS.ACK", b"NATS/1.0\r\n\r\n", None)], 0.1)
     assert machine.owed_bytes == 1000 - 2 - 5 - 7 - 12
+    assert pull.size_bytes(machine.buffer[0]) == 2 + 5 + 7 + 12
+    assert pull.size_bytes(AckableMessage("ab", b"12345", None, None, None)) == 7
 
 
 def test_small_messages_do_not_make_a_request_wait_for_the_bytes_of_another() -> None:
@@ -724,6 +1011,7 @@ def test_a_pin_is_remembered_and_forgotten() -> None:
 def test_priorities_and_limits_may_be_as_low_and_as_high_as_they_say() -> None:
     for priority in (0, 9):
         assert Priority(group="g", min_pending=1, min_ack_pending=1, priority=priority).priority == priority
+    assert PullLimits() == PullLimits(max_messages=4096, max_bytes=None, expires_s=30.0, heartbeat_s=None)
     limits = PullLimits(max_messages=1, max_bytes=1, expires_s=4.0, heartbeat_s=2.0)
     assert (limits.max_bytes, limits.heartbeat_s) == (1, 2.0)
     fetch(puller(), 1, max_bytes=1)
@@ -813,11 +1101,18 @@ def test_priorities_are_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"min_pending": 1}, {"group": "g", "priority": 10}, {"group": "g", "min_ack_pending": 0}]
+    "wrong", [{"min_pending": 1}, {"group": "g", "priority": 10}, {"group": "g", "min_ack_pending": 0}, {"group": 7}]
 )
 def test_priorities_that_make_no_sense(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Priority(**wrong)
+
+
+def test_keywords_without_a_group_say_nothing_or_are_refused() -> None:
+    assert Priority.of(None, None, None, None) is None
+    assert Priority.of("g", 1, 2, 3) == Priority(group="g", min_pending=1, min_ack_pending=2, priority=3)
+    with pytest.raises(ConfigError, match="give group= too"):
+        Priority.of(None, None, None, 3)
 
 
 # ---- a server that does anything -----------------------------------------------------------------------------------

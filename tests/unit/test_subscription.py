@@ -195,3 +195,13 @@ def test_whatever_happens_the_numbers_add_up(
         assert state.dropped == dropped
         assert state.received == taken + len(state.pending) + dropped == min(sent, max_messages or sent)
         assert state.is_finished == (0 < max_messages <= sent)
+
+
+def test_nothing_is_counted_before_it_came_nor_of_what_comes_too_late() -> None:
+    state = subscription()
+    assert (state.counted_messages, state.counted_bytes) == (0, 0)
+    assert (state.is_inbox, state.follows_sessions, state.ends_with_session) == (False, False, False)
+    state.counted_messages = 2  # as a parser does that has just read them
+    state.is_finished = True
+    assert settle(state, b"1", b"2") == 0
+    assert (state.counted_messages, len(state.arrived), len(state.pending)) == (0, 0, 0)

@@ -7,7 +7,10 @@ import datetime
 import time
 from collections.abc import Callable
 
-__all__ = ["idle_s", "nanoseconds_now", "seconds_now", "utc_now"]
+__all__ = ["HUNDRED_YEARS_S", "idle_s", "nanoseconds_now", "seconds_now", "utc_now"]
+
+HUNDRED_YEARS_S = 100 * 366 * 86_400
+"""What may be put off is put off for at most this long. A server's time ends in 2262, and Python's in 9999."""
 
 
 def seconds_now() -> float:

@@ -21,7 +21,7 @@ from jetspark.app.entities.declaring import MANY, EntitySpec, StatePlace, Truth
 from jetspark.app.handlers.partitions import PIN_GROUP, partition_consumer, partition_filter, partition_transforms
 from jetspark.app.timers import check_stream, timer_subjects
 from jetspark.app.topology.declared import OWNER, ConsumerPlace, Topology, TopologyPlan
-from jetspark.app.topology.keeping import check_keeps
+from jetspark.app.topology.keeping import check_keeps, keeping
 from jetspark.app.topology.names import (
     ADVISORY_KINDS,
     advisory_stream,
@@ -346,8 +346,9 @@ class Declarations:
         defaults: dict[str, Any] = {"allow_direct": True, "allow_atomic": True, "allow_batched": True}
         if self.has_timers:
             defaults |= {"allow_message_schedules": True, "allow_message_ttl": True, "allow_rollup": True}
+            defaults |= keeping(survives_age=True)
         if self.entity_specs:
-            defaults["allow_rollup"] = True
+            defaults |= {"allow_rollup": True, "max_messages_per_subject": -1, **keeping(survives_age=False)}
             if StatePlace.of(self.name, self.stream).bucket is not None:
                 defaults["max_messages_per_subject"] = MANY
         age_s = self.stream_config.max_age_s

@@ -4,6 +4,7 @@ Every contender stores one event for each command in one of 100 ledgers, on disk
 it looked. ``guarded-publish`` knows what is there and only publishes: what the server and the network need.
 ``nats-py`` is the loop that one writes by hand: read the last message, decide, publish with the expected sequence, and
 again if that was wrong. ``jetspark`` is ``call`` to a worker in a process of its own, which decides on all events.
+``bare-call`` takes the same way through the server by hand, on plain sockets: a command cannot be faster.
 """
 
 from __future__ import annotations
@@ -106,6 +107,21 @@ async def _call(job: Job, at_a_time: int) -> Values:
             return await _measured(job, call, at_a_time)
 
 
+async def _bare_call(job: Job) -> Values:
+    from jetspark.bench.bare_ledgers import bare_caller
+    from jetspark.bench.ledgers import worker
+
+    async with _stream(job):
+        with worker(job.url, module="jetspark.bench.bare_ledgers"):
+            connection, call_and_wait = bare_caller(job.url, payload_of(job.payload_bytes))
+
+            async def call(ledger: int) -> None:
+                call_and_wait(ledger)
+
+            with connection:
+                return await _measured(job, call, 1)
+
+
 def _contenders(at_a_time: int) -> tuple[Contender, ...]:
     async def guarded_publish(job: Job) -> Values:
         return await _guarded_publish(job, at_a_time)
@@ -117,8 +133,10 @@ def _contenders(at_a_time: int) -> tuple[Contender, ...]:
         return await _call(job, at_a_time)
 
     what = "await publish(expect=), the last sequence known"
+    by_hand = Contender(name="bare-call", what="sendall, recv; a bare worker", run=_bare_call, needs="msgspec")
     return (
         Contender(name="guarded-publish", what=what, run=guarded_publish, needs="msgspec"),
+        *((by_hand,) if at_a_time == 1 else ()),
         Contender(name="nats-py", what="get_last_msg(), decide, publish(), repeat", run=nats_py, needs="nats"),
         Contender(name="jetspark", what="await call(), a worker in its own process", run=jetspark, needs="msgspec"),
     )

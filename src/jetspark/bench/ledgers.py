@@ -48,9 +48,9 @@ def ledgers(replicas: int = 1) -> App:
 
 
 @contextlib.contextmanager
-def worker(url: str, replicas: int = 1) -> Iterator[None]:
+def worker(url: str, replicas: int = 1, *, module: str = "jetspark.bench.ledgers") -> Iterator[None]:
     """A worker in a process of its own, for as long as the block lasts."""
-    command = [sys.executable, "-m", "jetspark.bench.ledgers", url, str(replicas)]
+    command = [sys.executable, "-m", module, url, str(replicas)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None

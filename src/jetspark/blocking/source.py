@@ -15,8 +15,8 @@ from jetspark.blocking.transport import Link
 from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError
 from jetspark.jetstream.acks import NAK
 from jetspark.jetstream.info import ConsumerInfo
-from jetspark.jetstream.pull import LEAVING_S, QUIET_S, Ask, Fetch, Flow, Puller, Wait
-from jetspark.jetstream.pull_source import SourceBase, SourceReaderBase
+from jetspark.jetstream.pull import Ask, Fetch, Flow, Puller, Wait
+from jetspark.jetstream.pull_source import LEAVING_S, QUIET_S, SourceBase, SourceReaderBase
 
 __all__ = ["Source"]
 

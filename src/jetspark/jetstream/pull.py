@@ -80,9 +80,6 @@ MARGIN_S = 0.05
 PAUSE = Backoff(first_s=0.05, max_s=1.0)
 # Elections and restarts are over within seconds. A consumer nobody has answered for this long is gone.
 UNAVAILABLE_S = 20.0
-# Leaving: after this many seconds of silence nothing is under way; and the longest that is waited for that.
-QUIET_S = 0.01
-LEAVING_S = 1.0
 # A flow with a bound of bytes reserves a sixteenth of it for each request, so that several can be out, if every message
 # of a server with the default max_payload fits into that. Where it does not, it learns the size of the messages first.
 SHARES = 16
@@ -453,9 +450,7 @@ class Puller(Generic[M]):
     def on_time(self, now: float) -> None:
         """Nothing arrived for a while; strike what the server must have forgotten."""
         for token in [token for token, request in self._requests.items() if now >= self._given_up_at(request)]:
-            request = self._strike(token)
-            if request is not None and request.no_wait:
-                request.reader.is_over = True
+            self._strike(token)
 
     def _given_up_at(self, request: _Request) -> float:
         if request.heartbeat_s is None:
@@ -577,8 +572,8 @@ class Fetch(_Reader, Generic[M]):
         else:
             # Of all fetches together: the server does not say for which request a message is.
             shortfall = sum(each.need for each in puller.fetches) - puller.owed
-            if shortfall <= 0 and not puller.has_request_with(self._priority):
-                shortfall = self.need  # one left behind by another fetch may wait for what we do not
+            if not puller.has_request_with(self._priority):
+                shortfall = self.need  # those left behind by other fetches may wait for what we do not
         if shortfall > 0:
             # So near the end the answer to another request would come too late, and lie here for the next fetch.
             if self._has_asked and now >= self.deadline - 2 * self._margin_s:
@@ -735,7 +730,7 @@ class Flow(_Reader, Generic[M]):
             wanted = max(limits.max_bytes // SHARES, 2 * batch * self._largest_bytes)
             max_bytes = min(wanted, limits.max_bytes - self._claimed_bytes)
             self._claimed_bytes += max_bytes
-        self.must_empty = self.is_over = False
+        self.must_empty = False
         expires_s, heartbeat_s = self._times()
         return self._puller.ask(
             self,

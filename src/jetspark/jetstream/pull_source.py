@@ -17,9 +17,13 @@ from jetspark.jetstream.acks import NAK, AckableMessage
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.pull import Puller
 
-__all__ = ["SourceBase", "SourceReaderBase"]
+__all__ = ["LEAVING_S", "QUIET_S", "SourceBase", "SourceReaderBase"]
 
 J = TypeVar("J", bound=AckableMessage)
+
+# Leaving: after this many seconds of silence nothing is under way; and the longest that is waited for that.
+QUIET_S = 0.01
+LEAVING_S = 1.0
 
 
 class SourceBase(Generic[J]):

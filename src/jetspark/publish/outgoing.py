@@ -123,7 +123,7 @@ def all_but_last(items: Iterator[Item], held: list[Item], room: Callable[[], int
 def some_of(items: list[Item], at: int, max_messages: int, max_bytes: int) -> list[Item]:
     """Those that :func:`take` would take, from the place ``at`` on, of messages that are known to be messages."""
     chunk = items[at : at + max_messages]
-    if sum(map(len, map(data_of, chunk))) <= max_bytes:
+    if sum(map(len, map(data_of, chunk))) < max_bytes:
         return chunk
     fitting: list[Item] = []
     take(iter(chunk), fitting, max_messages, max_bytes)

@@ -324,6 +324,86 @@ async def test_a_refusal_of_ones_own_class_is_a_refusal_whatever_it_says(url: st
             assert len(caught.value.reason) == length
 
 
+RAISED: dict[str, type[BaseException]] = {
+    "SystemExit": SystemExit,
+    "CancelledError": asyncio.CancelledError,
+    "GeneratorExit": GeneratorExit,
+    "BaseException": BaseException,
+    "ValueError": ValueError,
+}
+
+
+class Misbehave(Command):
+    """Raises something, and where it is told to."""
+
+    ledger: str
+    where: str
+    what: str
+
+    def reads(self) -> list[str]:
+        self._raise("reads")
+        return [f"ledgers.{self.ledger}"]
+
+    def decide(self, past: Past) -> None:
+        self._raise("decide")
+
+    def _raise(self, where: str) -> None:
+        if where == self.where:
+            raise RAISED[self.what]("on purpose")
+
+
+@pytest.mark.parametrize("what", RAISED)
+@pytest.mark.parametrize("where", ["reads", "decide"])
+async def test_whatever_a_command_raises_is_answered_and_its_boundary_goes_on(url: str, where: str, what: str) -> None:
+    app = bank()
+    app.command("misbehave")(Misbehave)
+    async with served(app, url) as client:
+        for number in (1, 2):  # the boundary is read the first time, and remembered the second
+            with pytest.raises(jetspark.CommandFailed, match=f"{where}: {what}: on purpose"):
+                await client.call(Misbehave(ledger="x", where=where, what=what), timeout=20.0)
+            assert (await client.call(Enter(ledger="x", writer="w"), timeout=20.0)).data == number
+
+
+class Tamper(Command):
+    ledger: str
+
+    def reads(self) -> list[str]:
+        return [f"ledgers.{self.ledger}"]
+
+    def decide(self, past: Past) -> None:
+        past.entries.clear()  # type: ignore[attr-defined]
+
+
+async def test_a_command_cannot_change_the_past_that_others_are_decided_on(url: str) -> None:
+    app = bank()
+    app.command("tamper")(Tamper)
+    async with served(app, url) as client:
+        assert (await client.call(Enter(ledger="x", writer="w"))).data == 1
+        with pytest.raises(jetspark.CommandFailed, match="'tuple' object has no attribute 'clear'"):
+            await client.call(Tamper(ledger="x"))
+        assert (await client.call(Enter(ledger="x", writer="w"))).data == 2
+
+
+class Describe(Command):
+    ledger: str
+    size: int
+
+    def reads(self) -> list[str]:
+        return [f"ledgers.{self.ledger}"]
+
+    def decide(self, past: Past) -> Decision:
+        return Decision(reply="x" * self.size)
+
+
+async def test_a_reply_that_no_message_can_carry_is_told_as_what_it_is(url: str) -> None:
+    app = bank()
+    app.command("describe")(Describe)
+    async with served(app, url) as client:
+        assert len((await client.call(Describe(ledger="x", size=100_000))).data) == 100_000
+        with pytest.raises(jetspark.CommandFailed, match=r"its reply cannot be sent: message of .* bytes"):
+            await client.call(Describe(ledger="x", size=2_000_000), timeout=20.0)
+
+
 async def test_those_that_wait_for_one_boundary_leave_room_for_others(url: str) -> None:
     """With a place for each that waits, two callers of a slow boundary would stop a worker with two places."""
     app = bank()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 from collections import Counter
 from typing import Any
@@ -96,6 +97,64 @@ async def test_a_change_stores_state_events_and_timers_together(nats_url: str, s
             assert change.state is None
             change.set(Account(1))
         assert await accounts.get("a") == Account(1)
+
+
+@pytest.mark.parametrize("is_set_before", [False, True])
+@pytest.mark.parametrize("done", ["sc", "cs", "ss", "cc", "scs", "csc", "ssc"])
+async def test_of_all_that_a_change_does_to_a_timer_the_last_counts(
+    nats_url: str, done: str, is_set_before: bool
+) -> None:
+    """``s`` sets it, and ``c`` cancels it."""
+    app = bank("KV_bank")
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client:
+        if is_set_before:
+            await client.timers.set("overdrawn a", Overdrawn(account="a"), after=3600)
+        ids: list[str] = []
+        async with client.entities("accounts").change("a") as change:
+            change.set(Account(-5))
+            for each in done:
+                if each == "s":
+                    ids.append(change.set_timer("overdrawn a", Overdrawn(account="a"), after=3600))
+                else:
+                    change.cancel_timer("overdrawn a")
+        timer = await client.timers.get("overdrawn a")
+        assert len({*ids}) == done.count("s")
+        if done.endswith("c"):
+            assert timer is None
+        else:
+            assert timer is not None
+            assert json.loads(timer.data)["id"] == ids[-1]
+
+
+@pytest.mark.parametrize("emitted", [0, 2, 8])
+async def test_a_change_ends_more_timers_than_it_has_messages(nats_url: str, emitted: int) -> None:
+    app = bank()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client:
+        accounts, names = client.entities("accounts"), [f"timer {number}" for number in range(7)]
+        async with accounts.change("a") as change:
+            for name in names:
+                change.set_timer(name, Overdrawn(account="a"), after=3600)
+        async with accounts.change("a") as change:
+            change.set(Account(1))
+            change.set_timer("another", Overdrawn(account="a"), after=3600)
+            for _ in range(emitted):
+                change.emit(Moved(account="a", cents=1, balance=1))
+            for name in names[1:]:
+                change.cancel_timer(name)
+            change.cancel_timer("never set")
+        assert {timer.name async for timer in client.timers.list()} == {"another", names[0]}
+        assert (await accounts.get("a"), await count(client, "accounts.>")) == (Account(1), emitted)
+
+        async def end_too_many() -> None:
+            async with accounts.change("a") as change:
+                for number in range(1001):
+                    change.cancel_timer(f"timer {number}")
+
+        with pytest.raises(UsageError, match="a change of 1001 messages"):
+            await end_too_many()
+        assert {timer.name async for timer in client.timers.list()} == {"another", names[0]}
 
 
 @pytest.mark.parametrize("stream", STREAMS)

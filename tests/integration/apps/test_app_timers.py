@@ -7,6 +7,7 @@ import datetime
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from support.apps import until
@@ -15,7 +16,7 @@ from support.reminding import LATE, reminding, set_timer
 import jetspark
 from jetspark.app import App, AppClient, Context, Event, Reject, Retry, RetryIn, Timers
 from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
-from jetspark.errors import ConfigError
+from jetspark.errors import ConfigError, TopologyDrift
 from jetspark.server import NatsServer
 
 
@@ -72,6 +73,25 @@ async def test_a_timer_publishes_its_event_when_it_is_due_and_not_before(nats_ur
         assert await orders.timers.get("overdue o-1") is None
         assert [each async for each in orders.timers.list()] == []
         assert not await orders.timers.cancel("overdue o-1")
+
+
+async def test_the_first_moment_of_all_is_at_once_and_the_last_one_is_not_now(nats_url: str) -> None:
+    """The server knows 1678 to 2262: outside of that it fires never, and at once."""
+    app = shop()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as orders:
+        last = datetime.datetime(2262, 4, 11, 23, 47, 16, tzinfo=datetime.UTC)
+        await orders.timers.set("last", Overdue(order_id="last"), at=last)
+        with pytest.raises(ConfigError, match="up to 2262-04-11"):
+            await orders.timers.set("later", Overdue(order_id="later"), at=last + datetime.timedelta(seconds=1))
+        await orders.timers.set("first", Overdue(order_id="first"), at=datetime.datetime(1, 1, 1, tzinfo=datetime.UTC))
+
+        async def has_fired() -> bool:
+            return await stored(orders.js, "orders.first.overdue") == 1
+
+        await until(has_fired)
+        assert await stored(orders.js, "orders.*.overdue") == 1
+        assert [each.name async for each in orders.timers.list()] == ["last"]
 
 
 async def test_what_makes_a_timer_needless_ends_it_in_the_same_step(nats_url: str) -> None:
@@ -238,6 +258,41 @@ async def test_what_the_server_does_not_understand_is_said_in_words(nats_url: st
         with pytest.raises(ConfigError, match="time zone 'Mars/Crater'"):
             await orders.timers.set("x", Overdue(order_id="o-1"), cron="@daily", time_zone="Mars/Crater")
         assert [each async for each in orders.timers.list()] == []
+
+
+LIMITS: list[tuple[str, dict[str, Any]]] = [
+    ("timers", {"max_messages": 10}),
+    ("timers", {"max_bytes": 10_000}),
+    ("entities", {"max_messages": 10}),
+    ("entities", {"max_bytes": 10_000}),
+    ("entities", {"max_age_s": 3600.0}),
+    ("entities", {"max_messages_per_subject": 5}),
+]
+
+
+@pytest.mark.parametrize(("keeps", "limit"), LIMITS, ids=[f"{keeps}-{next(iter(limit))}" for keeps, limit in LIMITS])
+async def test_a_limit_that_others_give_the_stream_is_a_difference(
+    nats_url: str, keeps: str, limit: dict[str, Any]
+) -> None:
+    """The stream would drop timers or states at its limit, and nobody would hear of it."""
+    app = shop(timers=keeps == "timers")
+    if keeps == "entities":
+        app.entities("counts", state=int)
+
+    @app.handler(Placed, durable="placing")
+    async def place(event: Placed) -> None:
+        pass
+
+    await app.apply(nats_url)
+    async with jetspark.connect(nats_url) as nc:
+        stream = await nc.jetstream().stream("ORDERS")
+        await stream.update(**limit)
+        with pytest.raises(TopologyDrift, match=f"{next(iter(limit))}: "):
+            await app.run(nats_url)
+        await app.apply(nats_url)
+        [found] = [getattr((await stream.info()).config, name) for name in limit]
+        assert (found or 0) <= 0
+        assert (await app.plan(nats_url)).is_empty
 
 
 async def test_an_app_without_timers_says_how_to_have_them(nats_url: str) -> None:

@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import msgspec
 import pytest
 from support.apps import is_settled, until
 from support.fulfilment import Paid, Placed, fulfilment
@@ -37,7 +38,7 @@ from support.runs import (
 )
 from typer.testing import CliRunner
 
-from jetspark.app import App, AppClient, Event, WorkflowRun
+from jetspark.app import App, AppClient, Decision, Event, WorkflowRun
 from jetspark.app.workflows.declaring import RunStatus
 from jetspark.cli.commands import app as cli
 from jetspark.errors import NetworkError
@@ -198,6 +199,59 @@ def test_the_check_of_runs_rejects_what_is_broken() -> None:
     ):
         with pytest.raises(WrongRun, match=words):
             check_runs(runs, events)
+
+
+class Patience(msgspec.Struct, frozen=True):
+    step: str
+
+
+class Reminder(Event, type="order.reminder", key="order_id", subject="orders.{order_id}.reminder"):
+    order_id: str
+    number: int
+
+
+class Patient:
+    """Reminds several times, unless it is paid."""
+
+    def react(self, state: Patience | None, event: Placed | Paid | Reminder) -> Decision | None:
+        match event:
+            case Placed() if state is None:
+                reminders = [Reminder(order_id=event.order_id, number=number) for number in range(5)]
+                timers = {f"r{each.number}": (each, 3600) for each in reminders}
+                return Decision(state=Patience("waiting"), timers=timers)
+            case Paid():
+                return Decision(state=Patience("paid"), is_done=True)
+        return None
+
+
+async def test_a_run_that_is_over_leaves_no_timer_for_others_to_hear() -> None:
+    app = App("shop", stream="ORDERS", subjects=["orders.>"], events=[Placed, Paid, Reminder], timers=True)
+    app.workflow("patient", key="order_id")(Patient)
+    async with NatsServer() as server:
+        await app.apply(server.url)
+        async with app.connect(server.url) as shop, running(app, server.url):
+            runs = shop.workflow("patient")
+            for id in ("paid", "cancelled"):
+                await shop.publish(Placed(order_id=id))
+            await until(lambda: has_timers(shop, 10))
+            await shop.publish(Paid(order_id="paid"))
+            assert await runs.cancel("cancelled")
+            assert (await runs.wait_for_end("paid", timeout=60)).status == "done"
+            assert [timer.name async for timer in shop.timers.list()] == []
+
+
+async def has_timers(shop: AppClient, count: int) -> bool:
+    return len([timer async for timer in shop.timers.list()]) == count
+
+
+@asynccontextmanager
+async def running(app: App, url: str) -> AsyncIterator[None]:
+    workers = asyncio.create_task(app.run(url))
+    try:
+        yield
+    finally:
+        workers.cancel()
+        await asyncio.wait([workers])
 
 
 async def test_runs_are_listed_shown_and_ended_on_the_command_line(

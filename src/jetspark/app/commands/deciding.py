@@ -281,8 +281,8 @@ class Deciding:
         """
         try:
             return spec.boundary(command, self.stored)
-        except Exception as error:
-            raise CommandFailed(spec.name, f"reads: {type(error).__name__}: {error}") from error
+        except BaseException as error:
+            raise failed_by(spec, "reads", error) from error
 
     def run(self, spec: CommandSpec, request: CommandRequest, boundary: tuple[str, ...]) -> CommandSteps[CommandReply]:
         """Decide a command, and store what follows.
@@ -317,6 +317,19 @@ class Deciding:
         return PAUSE.wait_s(failures) * self._random()
 
 
+def failed_by(spec: CommandSpec, method: str, error: BaseException) -> CommandFailed:
+    """What the caller is told when a method of the command raised an error.
+
+    That may be ``SystemExit`` or ``CancelledError``, too. Neither is a pure function's to raise: they would end a
+    worker, or leave a request that nobody answers, and the same command would do so to the next worker.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    failed = CommandFailed(spec.name, f"{method}: {type(error).__name__}: {error}")
+    failed.__cause__ = error
+    return failed
+
+
 class _DecidingRun:
     """One command."""
 
@@ -336,7 +349,10 @@ class _DecidingRun:
     def run(self) -> CommandSteps[CommandReply]:
         self._time = self._deciding.clock()
         if self._projection is not None:
-            self._key_text = self._call(lambda: text_of(self._request.command.snapshot_key()))
+            try:
+                self._key_text = text_of(self._request.command.snapshot_key())
+            except BaseException as error:
+                raise failed_by(self._spec, "snapshot_key", error) from error
             self._key = escape(self._key_text)
         conflicts = failures = 0
         is_version_asked = False
@@ -543,17 +559,9 @@ class _DecidingRun:
             return CommandDecision.of(self._request.command.decide(past))
         except CommandRefused as refusal:
             return refusal
-        except Exception as error:
+        except BaseException as error:
             # Boundaries that were read one after the other may not fit together: only an error on those that do counts.
-            failed = CommandFailed(self._spec.name, f"decide: {type(error).__name__}: {error}")
-            failed.__cause__ = error
-            return failed
-
-    def _call(self, function: Callable[[], T]) -> T:
-        try:
-            return function()
-        except Exception as error:
-            raise CommandFailed(self._spec.name, f"{type(error).__name__}: {error}") from error
+            return failed_by(self._spec, "decide", error)
 
     # ---- storing -----------------------------------------------------------------------------------------------
 

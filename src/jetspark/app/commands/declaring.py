@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
 import msgspec
@@ -216,21 +216,26 @@ class Past:
     def __init__(
         self, entries: Sequence[PastEvent], *, version: int = 0, state: Callable[[], Any] | None = None
     ) -> None:
-        self.entries = entries
-        """With sequence, id, time and cause."""
+        self._entries = entries
         self.version = version
         """The sequence of the last event of the boundary; 0 if there is none."""
         self._state = state
 
     def __iter__(self) -> Iterator[Any]:
-        return (entry.event for entry in self.entries)
+        return (entry.event for entry in self._entries)
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return len(self._entries)
+
+    @cached_property
+    def entries(self) -> Sequence[PastEvent]:
+        """With sequence, id, time and cause."""
+        # A copy, for those who ask: a worker remembers the list, and the next command is decided on it.
+        return tuple(self._entries)
 
     def of(self, kind: type[E]) -> list[E]:
         """Those of a type."""
-        return [entry.event for entry in self.entries if isinstance(entry.event, kind)]
+        return [entry.event for entry in self._entries if isinstance(entry.event, kind)]
 
     @property
     def state(self) -> Any:

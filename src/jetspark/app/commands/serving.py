@@ -36,6 +36,7 @@ from jetspark.errors import (
     ContractViolation,
     JetSparkError,
     NoResponders,
+    PayloadTooLarge,
     RequestTimeout,
     WorkersBusy,
 )
@@ -173,6 +174,9 @@ class Serving:
                 self._begin(served, headers)
             except Exception as error:
                 self._end(served, error)
+            except BaseException:
+                self._close(served, None)
+                raise
 
     def _may_answer(self, reply: str | None) -> bool:
         """Whether an answer to this subject reaches a caller, and is no message of the stream, nor to the server.
@@ -219,6 +223,9 @@ class Serving:
             self._end(served, finished.value)
         except Exception as error:
             self._end(served, error)
+        except BaseException:
+            self._close(served, None)  # others wait for the turn and the place
+            raise
 
     def _send(self, served: _Served, step: Append) -> bool:
         """Send the one message of a decision; False if that has to wait."""
@@ -306,8 +313,11 @@ class Serving:
             _logger.debug("command %s: not decided within the caller's time", served.spec.name)
         elif not isinstance(outcome, ConnectionClosed) and served.message.reply:
             try:
-                body, headers = self._answer(served.spec, outcome)
-                self._respond(served.message, body, headers)
+                try:
+                    self._respond(served.message, *self._answer(served.spec, outcome))
+                except PayloadTooLarge as large:
+                    reason = f"its reply cannot be sent: {large}. Return an id, and let the caller read a view"
+                    self._respond(served.message, *self._answer(served.spec, CommandFailed(served.spec.name, reason)))
             except ConnectionClosed:
                 pass
             except Exception:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jetspark.app.contracts.envelope import Encoded
+from jetspark.app.timers import ending_message
 from jetspark.errors import UsageError
 
 __all__ = [
@@ -61,20 +62,13 @@ class PendingChange:
     events: Sequence[Encoded] = ()
     timers: Sequence[Encoded] = ()
     cancels: Sequence[dict[str, str]] = ()
-    """Headers that end a timer; each goes onto another message."""
+    """Headers that end a timer; each goes onto another message, and the last ones onto messages of their own."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """More headers of the state."""
 
-    def __post_init__(self) -> None:
-        if len(self.cancels) > 1 + len(self.events):
-            raise UsageError(
-                f"a change that cancels {len(self.cancels)} timers and emits {len(self.events)} events: expected one "
-                "event less than timers or more, since a message ends one timer. Cancel the others afterwards"
-            )
-
     def messages(self) -> Iterator[EntityMessage]:
         """In the order in which they are stored."""
-        cancels = list(self.cancels)
+        cancels = list(self.cancels[: 1 + len(self.events)])
         recent = ",".join([self.id, *self.recent][:RECENT])
         headers = {**self.headers, CHANGES_HEADER: recent, **_ROLLUP, **(cancels.pop() if cancels else {})}
         if self.state is None:
@@ -83,12 +77,22 @@ class PendingChange:
         for event in self.events:
             ending = cancels.pop() if cancels else {}
             yield EntityMessage(event.subject, event.data, event.headers | ending)
-        for timer in self.timers:
-            yield EntityMessage(timer.subject, timer.data, timer.headers)
+        for message in (*self.endings, *self.timers):
+            yield EntityMessage(message.subject, message.data, message.headers)
+
+    @property
+    def endings(self) -> list[Encoded]:
+        """Messages that do nothing but end a timer: a message ends one, and the others have one each already."""
+        return [ending_message(each) for each in self.cancels[1 + len(self.events) :]]
 
     @property
     def count(self) -> int:
-        return 1 + len(self.events) + len(self.timers)
+        return max(1 + len(self.events), len(self.cancels)) + len(self.timers)
+
+    @property
+    def subjects(self) -> list[str]:
+        """Those of which a batch takes one message each; of the subjects of events it takes any number."""
+        return [self.subject, *(each.subject for each in (*self.endings, *self.timers))]
 
     def was_stored(self, revision: int, recent: Sequence[str]) -> bool | None:
         """Whether this change led to the state of a later revision, which remembers ``recent``; None: it cannot tell.
@@ -122,10 +126,10 @@ class JointChange:
             raise UsageError(
                 f"a change of {self.count} messages: expected {MAX_MESSAGES} or fewer, which are stored at once"
             )
-        if sum(1 + len(part.timers) for part in self.parts) > len(self.subjects):
+        if sum(len(part.subjects) for part in self.parts) > len(self.subjects):
             raise UsageError(
-                "changes of several entities that are stored together: an entity is there twice, or two of them set a "
-                "timer of the same name; expected each once"
+                "changes of several entities that are stored together: an entity is there twice, or two of them set or "
+                "cancel a timer of the same name; expected each once"
             )
 
     @property
@@ -136,7 +140,7 @@ class JointChange:
     @property
     def subjects(self) -> set[str]:
         """Those of which a batch takes one message each; of the subjects of events it takes any number."""
-        return {subject for part in self.parts for subject in (part.subject, *(each.subject for each in part.timers))}
+        return {subject for part in self.parts for subject in part.subjects}
 
     def messages(self) -> list[EntityMessage]:
         """In the order in which they are stored."""

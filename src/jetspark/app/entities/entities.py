@@ -293,8 +293,10 @@ class EntityChange:
         self._new: bytes | None = None
         self._is_set = False
         self._events: list[Encoded] = []
-        self._timers: list[Encoded] = []
-        self._cancels: list[str] = []
+        self._timers: dict[str, Encoded] = {}
+        self._cancels: dict[str, None] = {}
+        """By name, like timers: of several things that are done to one timer the last one counts."""
+        self._made = 0
         self._place = "before"
 
     async def __aenter__(self) -> Self:
@@ -366,18 +368,22 @@ class EntityChange:
         self._check_timers()
         when = When.of(self._writer.now(), at=at, after=after)
         encoded = self._writer.encode(event, self._next_id(), when.due)
-        self._timers.append(timer_message(self._writer.app.name, name, when, encoded))
+        self._timers[name] = timer_message(self._writer.app.name, name, when, encoded)
+        self._cancels.pop(name, None)  # it replaces what is set
         return encoded.headers["Nats-Msg-Id"]
 
     def cancel_timer(self, name: str) -> None:
         """End a timer with the change, if it is set."""
         self._check()
         self._check_timers()
-        self._cancels.append(name)
+        self._timers.pop(name, None)
+        self._cancels[name] = None
 
     def _next_id(self) -> str:
         """Of its next event: the same when the change is tried again."""
-        return derived_id(self.id, "event", len(self._events) + len(self._timers))
+        id = derived_id(self.id, "event", self._made)
+        self._made += 1
+        return id
 
     def _check(self) -> None:
         if self._place != "inside":
@@ -398,7 +404,7 @@ class EntityChange:
             state=self._new,
             recent=self._recent,
             events=self._events,
-            timers=self._timers,
+            timers=[*self._timers.values()],
             cancels=[cancelling(self._writer.app.name, name) for name in self._cancels],
             headers=self._spec.key_headers(self.key),
         )

@@ -82,7 +82,9 @@ class HandlerCalls:
             return None
         except asyncio.CancelledError as error:
             return self._cancelled(task, item, error)
-        except Exception as error:
+        except (KeyboardInterrupt, GeneratorExit):  # who ends the program, or this coroutine
+            raise
+        except BaseException as error:  # also SystemExit: it must not end the worker, which would get the event again
             return error
         finally:
             item.runner = None
@@ -106,7 +108,9 @@ class HandlerCalls:
             return None
         except asyncio.CancelledError as error:
             return self._cancelled(task, items[0], error)
-        except Exception as error:
+        except (KeyboardInterrupt, GeneratorExit):  # who ends the program, or this coroutine
+            raise
+        except BaseException as error:  # also SystemExit: it must not end the worker, which would get the event again
             return error
         finally:
             items[0].runner = None

@@ -2,9 +2,9 @@
 
 ::
 
-    add ──> lane of its key, at the place of its sequence ──> ready ──next()──> busy ──leave()──> next of the lane
-                                                                      │  ^
-                                                                      └──┘ a retry: the lane stays busy
+    add ──> lane of its key, at the place of its sequence ──> ready ──start_first()──> busy ──leave()──> next of it
+                                                                                       │  ^
+                                                                                       └──┘ a retry: it stays busy
 
 A lane is *busy* from the moment its first item is handed out until that item leaves, however often it is retried; so
 later items of the key cannot pass it. An item without a key has a lane of its own. Invariants:
@@ -149,7 +149,6 @@ class Lanes:
         if key is None:
             lane = Lane(None)
             lane.items.append(item)
-            lane.is_ready = True
             item.lane = lane
             self._ready.append(lane)
             return
@@ -198,15 +197,8 @@ class Lanes:
             lane.is_ready = False
         return None
 
-    def next(self) -> WorkItem | None:
-        """Hand out an item; its lane is busy until it leaves."""
-        item = self.peek()
-        if item is not None:
-            self.start_first()
-        return item
-
     def start_first(self) -> None:
-        """Hand out what :meth:`peek` has just returned."""
+        """Hand out what :meth:`peek` has just returned; its lane is busy until it leaves."""
         lane = self._ready.popleft()
         lane.is_ready = False
         lane.is_busy = True

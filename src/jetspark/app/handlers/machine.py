@@ -128,10 +128,6 @@ class HandlerMachine:
         """Everything held, by sequence."""
         return sorted(self._held.values(), key=lambda item: item.sequence)
 
-    @property
-    def held_sequences(self) -> set[int]:
-        return {item.sequence for item in self._held.values()}
-
     def credit(self) -> Credit:
         """How much may be pulled now."""
         limits = self.limits

@@ -6,10 +6,10 @@ names) or :class:`Skip` (done, and nothing to do). Every other exception is judg
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from jetspark.app.clock import HUNDRED_YEARS_S
 from jetspark.core.backoff import Backoff
 from jetspark.errors import ConfigError, ContractViolation, JetSparkError
 
@@ -52,8 +52,8 @@ class RetryIn(JetSparkError):
 
     def __init__(self, seconds: float, reason: str = "") -> None:
         super().__init__(seconds, reason)
-        if not 0 <= seconds < math.inf:
-            raise ConfigError(f"RetryIn({seconds!r}): expected seconds, 0 or more")
+        if not 0 <= seconds <= HUNDRED_YEARS_S:
+            raise ConfigError(f"RetryIn({seconds!r}): expected seconds, 0 or more and up to a hundred years")
         self.seconds, self.reason = seconds, reason
 
     def __str__(self) -> str:
@@ -100,12 +100,14 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         if not isinstance(self.attempts, int) or self.attempts < 1:
             raise ConfigError(f"attempts={self.attempts!r}: expected 1 or more")
-        if not 0 <= self.first_s <= self.max_s < math.inf:
-            raise ConfigError(f"first_s={self.first_s!r}, max_s={self.max_s!r}: expected 0 <= first_s <= max_s")
+        if not 0 <= self.first_s <= self.max_s <= HUNDRED_YEARS_S:
+            raise ConfigError(
+                f"first_s={self.first_s!r}, max_s={self.max_s!r}: expected 0 <= first_s <= max_s, and up to 100 years"
+            )
         if not 0 <= self.jitter <= 1:
             raise ConfigError(f"jitter={self.jitter!r}: expected 0 (none) to 1 (anything down to no wait at all)")
-        if not 0 <= self.in_lane_s < math.inf:
-            raise ConfigError(f"in_lane_s={self.in_lane_s!r}: expected seconds, 0 or more")
+        if not 0 <= self.in_lane_s <= HUNDRED_YEARS_S:
+            raise ConfigError(f"in_lane_s={self.in_lane_s!r}: expected seconds, 0 or more and up to a hundred years")
         if self.unknown not in ("retry", "dead_letter"):
             raise ConfigError(f"unknown={self.unknown!r}: expected 'retry' or 'dead_letter'")
 
@@ -131,8 +133,8 @@ class Breaker:
     def __post_init__(self) -> None:
         if not isinstance(self.failures, int) or self.failures < 1:
             raise ConfigError(f"failures={self.failures!r}: expected 1 or more")
-        if not 0 < self.open_s < math.inf:
-            raise ConfigError(f"open_s={self.open_s!r}: expected seconds above 0")
+        if not 0 < self.open_s <= HUNDRED_YEARS_S:
+            raise ConfigError(f"open_s={self.open_s!r}: expected seconds above 0, and up to a hundred years")
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,6 @@ def prepare(machine: HandlerMachine, item: WorkItem, *, has_dead_letters: bool =
     If not, the item is settled, or waits in its lane to be taken again.
     """
     if item.is_behind:
-        machine.dismiss(item)
         found = (yield from _look_up(item)) if item.delivered > 1 and not item.redrives else "run"
         if found == "run":
             head = yield from _head_before(machine, item)
@@ -254,17 +253,17 @@ def prepare(machine: HandlerMachine, item: WorkItem, *, has_dead_letters: bool =
         yield from _end(machine, item)
         return False
     if item.delivered > 1:
-        record = yield from _count_attempts(item)
+        cause = yield from _count_attempts(item)
         if item.attempts > machine.policy.attempts:
             machine.dismiss(item)
-            cause = record.cause or FailureCause.of_crash()
+            cause = cause or FailureCause.of_crash()
             if has_dead_letters:
                 yield from _bury(machine, item, cause)
             else:
                 yield TellDropped(item, cause)
                 yield from _succeed(machine, item)
             return False
-        yield WriteAttempts(item, record.cause)
+        yield WriteAttempts(item, cause)
     machine.restart_clock(item, (yield ReadClock()))
     return True
 
@@ -360,14 +359,14 @@ def _go_on(machine: HandlerMachine, item: WorkItem, found: str) -> SettlingSteps
         yield from _check_followed(machine, item, item.key)
 
 
-def _count_attempts(item: WorkItem) -> SettlingSteps[AttemptsRecord]:
-    """Add the attempts of those who had the event before."""
+def _count_attempts(item: WorkItem) -> SettlingSteps[FailureCause | None]:
+    """Add the attempts of those who had the event before; returns how the last one ended, if that is known."""
     record = yield ReadAttempts(item)
     if isinstance(record, AttemptsRecord):
         item.attempts = max(item.attempts, record.attempts + 1)
-        return record
+        return record.cause
     item.attempts += 1  # it may have begun when it was delivered before, and nobody lived to tell
-    return AttemptsRecord(item.attempts - 1, None)
+    return None
 
 
 def _succeed(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:

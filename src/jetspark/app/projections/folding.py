@@ -207,7 +207,6 @@ class KeyState:
         value = change.value if change.operation == "put" else None
         self._loaded = Current(value, change.sequence or 0, revision, None, change.mark)
         if self.parked is None:
-            self._was_parked = None
             return
         mark = mark_of(self._loaded)
         self._was_parked = mark.parked if mark is not None else None

@@ -174,8 +174,8 @@ class LiveStates:
                 if entry.state.is_parked_in_bucket:
                     entry.rows = []
                 self._note_parked(key, entry)
+                self._measure(key, entry)
             entry.sent, entry.sent_rows = None, []
-            self._measure(key, entry)
         self._rebase(present)
 
     def _rebase(self, present: Mapping[str, Current]) -> None:
@@ -203,6 +203,7 @@ class LiveStates:
             if entry.rows:
                 self._dirty[key] = entry
             self._note_parked(key, entry)
+            self._measure(key, entry)
         if gone:
             raise StateGone(self.spec.name, gone)
 

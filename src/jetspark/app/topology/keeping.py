@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import StreamConfig
 
-__all__ = ["check_keeps"]
+__all__ = ["check_keeps", "keeping"]
+
+
+def keeping(*, survives_age: bool) -> dict[str, Any]:
+    """How a stream is configured that keeps everything, and that nobody else may configure otherwise.
+
+    :func:`check_keeps` refuses other values where an application declares them; on the server they are a difference.
+    """
+    fields = {"max_messages": -1, "max_bytes": -1, "retention": "limits"}
+    return fields if survives_age else fields | {"max_age_s": 0}
 
 
 def check_keeps(config: StreamConfig, declared: str, kept: str, *, survives_age: bool = False) -> None:

@@ -203,8 +203,12 @@ class WorkflowSpec:
             if record.version == self.version or self._upcast is None:
                 return self._decode(record.state)
             value = msgspec.json.decode(record.state)
-            for version in range(record.version, self.version):
-                value = self._upcast(value, version)
+            if value is not None:  # None is the state of a run that has none yet, in every version
+                for version in range(record.version, self.version):
+                    value = self._upcast(value, version)
+                    if value is None:
+                        # Taken for the state of a run that has none, the next step would overwrite what there is.
+                        raise ValueError(f"upcast of version {version} returned None, and not the state")
             return self._convert(value)
         except (msgspec.MsgspecError, ValueError) as error:
             raise ConfigError(

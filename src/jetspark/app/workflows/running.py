@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from jetspark.app.contracts.catalogue import Catalogue
+from jetspark.app.entities.changes import MAX_MESSAGES
 from jetspark.app.entities.entities import EntityChange
 from jetspark.app.handlers.context import Context
 from jetspark.app.timers import When, firing_subject, timer_subject
@@ -93,8 +94,8 @@ def carry_out(
     )
     record = msgspec.structs.replace(step.record, timers=timers, commands=commands)
     change.set(record.with_note(noted, change.revision))
-    # A message ends one timer. Those that are left fire, and change nothing: their ids no longer count.
-    for name in step.cancels[: 1 + len(step.events)]:
+    # More do not fit into a batch. Those that are left fire, and change nothing in the run: their ids no longer count.
+    for name in step.cancels[: MAX_MESSAGES - len(step.timers)]:
         change.cancel_timer(timer_name(spec.name, key, name))
 
 

@@ -1,0 +1,717 @@
+"""What becomes of an event, step by step: every branch of every procedure, with each answer a server may give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jetspark.app.dead_letters.letters import FailureCause, LetterRef, LetterStatus
+from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
+from jetspark.app.handlers.retry import (
+    Breaker,
+    Bury,
+    Finish,
+    Reject,
+    RetryIn,
+    RetryPolicy,
+    Skip,
+    WaitHere,
+    WaitLong,
+)
+from jetspark.app.handlers.settling import (
+    Acknowledge,
+    AttemptsRecord,
+    CloseLetter,
+    DropAttempts,
+    DropParked,
+    FindLetter,
+    FindRetry,
+    NextLetter,
+    ParkedRecord,
+    PauseHandler,
+    ReadAttempts,
+    ReadParked,
+    RequestRedrive,
+    RunHandler,
+    SettlingSteps,
+    TellDropped,
+    WriteAttempts,
+    WriteLetter,
+    WriteParked,
+    WriteSchedule,
+    advance,
+    bury_lost,
+    conclude,
+    handle,
+    is_plain,
+    needs_preparing,
+    prepare,
+)
+from jetspark.publish.steps import ReadClock
+
+KEY = "k"
+SEQUENCE = 5
+CAUSE = FailureCause("OSError", "gone", True, "abc")
+Script = list[tuple[Any, Any]]
+
+
+def machine_of(breaker: Breaker | None = None, *, attempts: int = 5) -> HandlerMachine:
+    policy = RetryPolicy(attempts=attempts, jitter=0)
+    return HandlerMachine(HandlerLimits(timeout_s=30.0), policy, lambda: 0.0, breaker)
+
+
+def taken(machine: HandlerMachine, key: str | None = KEY, sequence: int = SEQUENCE, **how: Any) -> WorkItem:
+    """An item that is received and taken, as a driver has it when it begins."""
+    item = WorkItem(key, sequence, **how)
+    assert machine.receive(item, 0.0) == "new"
+    assert machine.take(0.0) is item
+    return item
+
+
+def run(procedure: SettlingSteps[Any], script: Script) -> Any:
+    """What a procedure returns. It must ask for exactly these steps, and gets the answer beside each."""
+    answer: Any = None
+    for expected, following in script:
+        assert procedure.send(answer) == expected
+        answer = following
+    with pytest.raises(StopIteration) as ended:
+        procedure.send(answer)
+    return ended.value.value
+
+
+def letter(
+    status: LetterStatus = "open", *, sequence: int = SEQUENCE, revision: int = 7, redrives: int = 0
+) -> LetterRef:
+    return LetterRef(sequence, revision, status, redrives)
+
+
+def parked(head: int, *waiting: int, revision: int = 4) -> ParkedRecord:
+    return ParkedRecord(head, revision, waiting)
+
+
+def cause_of(error: BaseException, *, is_transient: bool) -> FailureCause:
+    return FailureCause.of(error, is_transient=is_transient)
+
+
+def ran(item: WorkItem, error: BaseException | None = None, at: float = 1.0) -> Script:
+    return [(RunHandler(item), error), (ReadClock(), at)]
+
+
+def not_known(item: WorkItem) -> Script:
+    """An event that was delivered before, and that nobody has written anything about."""
+    found: Script = [(FindLetter(item), None), (FindRetry(item), False)]
+    return [*found, (ReadParked(item.key), None)] if item.key is not None else found
+
+
+def newly_parked(item: WorkItem) -> Script:
+    return [(ReadParked(KEY), None), (WriteParked(KEY, item.sequence, 0, (item.sequence,)), True)]
+
+
+def is_settled(machine: HandlerMachine, item: WorkItem) -> bool:
+    return (machine.held, machine.running, machine.was_settled(item)) == (0, 0, True)
+
+
+# ---- an event that comes for the first time --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+@pytest.mark.parametrize("error", [None, Skip("nothing to do")])
+def test_success_is_acknowledged_and_nothing_else(key: str | None, error: Exception | None) -> None:
+    machine = machine_of()
+    item = taken(machine, key)
+    run(handle(machine, item), [*ran(item, error), (Acknowledge(item), None)])
+    assert is_settled(machine, item)
+
+
+@pytest.mark.parametrize(
+    ("how", "parked_key", "expected"),
+    [
+        ({}, None, True),
+        ({}, "other", True),
+        ({}, KEY, False),
+        ({"delivered": 2}, None, False),
+        ({"source": "retry", "attempts": 1}, None, False),
+        ({"source": "redrive", "redrives": 1}, None, False),
+    ],
+)
+def test_success_is_plain_where_it_concerns_nobody_else(
+    how: dict[str, Any], parked_key: str | None, expected: bool
+) -> None:
+    machine = machine_of()
+    if parked_key is not None:
+        machine.park(parked_key, SEQUENCE)
+    item = taken(machine, **how)
+    assert is_plain(machine, item) is expected
+    item.is_behind = True
+    assert not is_plain(machine, item)
+
+
+def test_a_short_wait_is_in_the_lane_with_the_attempt_written_down_and_then_forgotten() -> None:
+    machine = machine_of()
+    item = taken(machine)
+    error = OSError("gone")
+    attempt = (WriteAttempts(item, cause_of(error, is_transient=True)), None)
+    run(handle(machine, item), [*ran(item, error), attempt])
+    assert (machine.held, machine.running, machine.take(1.1)) == (1, 0, None)
+    assert machine.take(1.2) is item
+    run(handle(machine, item), [*ran(item), (DropAttempts(item), None), (Acknowledge(item), None)])
+    assert is_settled(machine, item)
+
+
+def test_a_long_wait_is_stored_after_its_key_is_parked_and_before_the_acknowledgement() -> None:
+    machine = machine_of()
+    item = taken(machine)
+    stored = (WriteSchedule(item, 100.0), None)
+    run(handle(machine, item), [*ran(item, RetryIn(100.0)), *newly_parked(item), stored, (Acknowledge(item), None)])
+    assert is_settled(machine, item)
+    assert machine.parked == {KEY: SEQUENCE}
+    alone = taken(machine, None, 6)
+    stored = (WriteSchedule(alone, 100.0), None)
+    run(handle(machine, alone), [*ran(alone, RetryIn(100.0)), stored, (Acknowledge(alone), None)])
+    assert machine.parked == {KEY: SEQUENCE}
+
+
+@pytest.mark.parametrize(("error", "attempts", "is_transient"), [(Reject("no"), 5, False), (OSError("gone"), 1, True)])
+def test_an_event_that_is_given_up_has_a_letter_before_it_is_acknowledged(
+    error: Exception, attempts: int, is_transient: bool
+) -> None:
+    machine = machine_of(attempts=attempts)
+    item = taken(machine)
+    written = (WriteLetter(item, cause_of(error, is_transient=is_transient), None, 0), True)
+    run(handle(machine, item), [*ran(item, error), *newly_parked(item), written, (Acknowledge(item), None)])
+    assert is_settled(machine, item)
+    assert machine.parked == {KEY: SEQUENCE}
+
+
+def test_a_handler_without_dead_letters_lets_go_of_what_it_gives_up() -> None:
+    machine = machine_of()
+    item = taken(machine)
+    script = [*ran(item, Reject("no")), (Acknowledge(item), None)]
+    run(handle(machine, item, has_dead_letters=False), script)
+    assert is_settled(machine, item)
+    assert machine.parked == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "decided", "script"),
+    [
+        (None, Finish(), [Acknowledge]),
+        (OSError(), WaitHere(0.2), [WriteAttempts]),
+        (RetryIn(60.0), WaitLong(60.0), [WriteSchedule, Acknowledge]),
+        (Reject("no"), Bury(is_transient=False), [WriteLetter, Acknowledge]),
+    ],
+)
+def test_what_was_decided_is_told(error: Exception | None, decided: object, script: list[type]) -> None:
+    machine = machine_of()
+    procedure = conclude(machine, taken(machine, None), error)
+    assert next(procedure) == ReadClock()
+    assert [type(procedure.send(1.0 if step == 0 else True)) for step in range(len(script))] == script
+    with pytest.raises(StopIteration) as ended:
+        procedure.send(None)
+    assert ended.value.value == decided
+
+
+def test_the_breaker_pauses_the_handler_once_when_it_opens() -> None:
+    machine = machine_of(Breaker(failures=2, open_s=10.0))
+    items = [taken(machine, None, sequence) for sequence in (1, 2, 3)]
+    error = OSError("gone")
+    written = [(WriteAttempts(item, cause_of(error, is_transient=True)), None) for item in items]
+    run(handle(machine, items[0]), [*ran(items[0], error), written[0]])
+    run(handle(machine, items[1]), [*ran(items[1], error), (PauseHandler(), None), written[1]])
+    run(handle(machine, items[2]), [*ran(items[2], error), written[2]])
+
+
+# ---- an event that was delivered before ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("delivered", "redrives", "is_checked", "is_behind", "expected"),
+    [
+        (1, 0, False, False, False),
+        (1, 0, False, True, True),
+        (2, 0, False, False, True),
+        (1, 1, False, False, True),
+        (2, 1, True, False, False),
+        (2, 1, True, True, True),
+    ],
+)
+def test_what_may_have_an_owner_is_looked_up_once(
+    delivered: int, redrives: int, is_checked: bool, is_behind: bool, expected: bool
+) -> None:
+    item = WorkItem(KEY, SEQUENCE, delivered=delivered, redrives=redrives)
+    item.is_checked, item.is_behind = is_checked, is_behind
+    assert needs_preparing(item) is expected
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_a_redelivery_that_nobody_owns_is_run_and_counted_as_begun_before(key: str | None) -> None:
+    machine = machine_of()
+    item = taken(machine, key, delivered=2)
+    counted: Script = [(ReadAttempts(item), None), (WriteAttempts(item, None), None), (ReadClock(), 50.0)]
+    ended: Script = [(DropAttempts(item), None), (Acknowledge(item), None)]
+    procedure = handle(machine, item)
+    run(procedure, [*not_known(item), *counted, *ran(item, at=60.0), *ended])
+    assert (item.attempts, item.is_checked) == (2, True)
+    assert is_settled(machine, item)
+
+
+def test_the_time_of_looking_up_is_not_the_handlers() -> None:
+    machine = machine_of()
+    item = taken(machine, delivered=2)
+    counted: Script = [(ReadAttempts(item), None), (WriteAttempts(item, None), None), (ReadClock(), 50.0)]
+    assert run(prepare(machine, item), [*not_known(item), *counted]) is True
+    assert machine.on_time(79.9).timed_out == []
+    assert machine.on_time(80.0).timed_out == [item]
+
+
+@pytest.mark.parametrize(("before", "attempts"), [(0, 1), (1, 2), (4, 5)])
+def test_attempts_of_workers_before_are_added(before: int, attempts: int) -> None:
+    machine = machine_of(attempts=5)
+    item = taken(machine, delivered=2)
+    record = (ReadAttempts(item), AttemptsRecord(before, CAUSE))
+    script = [*not_known(item), record, (WriteAttempts(item, CAUSE), None), (ReadClock(), 1.0)]
+    assert run(prepare(machine, item), script) is True
+    assert item.attempts == attempts
+
+
+@pytest.mark.parametrize(
+    ("record", "cause"),
+    [(AttemptsRecord(5, CAUSE), CAUSE), (AttemptsRecord(9, None), FailureCause.of_crash())],
+)
+def test_an_event_that_was_begun_as_often_as_allowed_is_given_up_unrun(
+    record: AttemptsRecord, cause: FailureCause
+) -> None:
+    machine = machine_of(attempts=5)
+    item = taken(machine, delivered=2)
+    ended: Script = [(DropAttempts(item), None), (Acknowledge(item), None)]
+    looked_up = [*not_known(item), (ReadAttempts(item), record)]
+    written = (WriteLetter(item, cause, None, 0), True)
+    assert run(prepare(machine, item), [*looked_up, *newly_parked(item), written, *ended]) is False
+    assert is_settled(machine, item)
+    machine = machine_of(attempts=5)
+    item = taken(machine, delivered=2)
+    looked_up = [*not_known(item), (ReadAttempts(item), record)]
+    ended = [(TellDropped(item, cause), None), (DropAttempts(item), None), (Acknowledge(item), None)]
+    assert run(prepare(machine, item, has_dead_letters=False), [*looked_up, *ended]) is False
+    assert is_settled(machine, item)
+
+
+def test_an_event_without_a_record_has_been_begun_once_more_than_it_says() -> None:
+    machine = machine_of(attempts=2)
+    item = taken(machine, delivered=2, source="retry", attempts=1)
+    script = [*not_known(item), (ReadAttempts(item), None), *newly_parked(item)]
+    written = (WriteLetter(item, FailureCause.of_crash(), None, 0), True)
+    ended: Script = [(DropAttempts(item), None), (Acknowledge(item), None)]
+    assert run(prepare(machine, item), [*script, written, *ended]) is False
+    assert item.attempts == 3
+
+
+@pytest.mark.parametrize("where", ["letter", "retry"])
+def test_a_redelivery_that_is_owned_elsewhere_is_acknowledged_unrun(where: str) -> None:
+    machine = machine_of()
+    item = taken(machine, delivered=2)
+    found: Script = [(FindLetter(item), letter() if where == "letter" else None)]
+    if where == "retry":
+        found.append((FindRetry(item), True))
+    ended: Script = [(DropAttempts(item), None), (Acknowledge(item), None)]
+    run(handle(machine, item), [*found, *ended])
+    assert is_settled(machine, item)
+    assert item.is_checked
+
+
+def test_a_letter_that_was_put_behind_is_handled_if_its_key_has_gone_on_meanwhile() -> None:
+    behind = letter("behind")
+
+    def ended(item: WorkItem) -> Script:
+        return [(DropAttempts(item), None), (Acknowledge(item), None)]
+
+    machine = machine_of()
+    item = taken(machine, delivered=2)
+    run(handle(machine, item), [(FindLetter(item), behind), (ReadParked(KEY), parked(3, 3)), *ended(item)])
+    assert machine.parked == {}
+    # Nobody has the key: it waits for this one, which is asked for.
+    item = taken(machine, sequence=6, delivered=2)
+    script: Script = [(FindLetter(item), behind), (ReadParked(KEY), None), (FindLetter(item), behind)]
+    wins: Script = [(WriteParked(KEY, 6, 0, (6,)), True), (RequestRedrive(behind), None)]
+    run(handle(machine, item), [*script, *wins, *ended(item)])
+    assert machine.parked == {KEY: 6}
+    # Somebody else was faster, and does it.
+    machine = machine_of()
+    item = taken(machine, delivered=2)
+    script = [(FindLetter(item), behind), (ReadParked(KEY), None), (FindLetter(item), behind)]
+    run(handle(machine, item), [*script, (WriteParked(KEY, SEQUENCE, 0, (SEQUENCE,)), False), *ended(item)])
+    assert machine.parked == {}
+    # The key waits for this very one, and the request may not have been stored.
+    item = taken(machine, sequence=7, delivered=2)
+    script = [(FindLetter(item), behind), (ReadParked(KEY), parked(7)), (FindLetter(item), behind)]
+    run(handle(machine, item), [*script, (RequestRedrive(behind), None), *ended(item)])
+    assert machine.parked == {KEY: 7}
+
+
+@pytest.mark.parametrize("now", [None, letter("open"), letter("closed")])
+def test_a_letter_that_is_not_behind_any_more_needs_nothing(now: LetterRef | None) -> None:
+    machine = machine_of()
+    item = taken(machine, delivered=2)
+    script: Script = [(FindLetter(item), letter("behind")), (ReadParked(KEY), None), (FindLetter(item), now)]
+    run(handle(machine, item), [*script, (DropAttempts(item), None), (Acknowledge(item), None)])
+    assert machine.parked == {}
+
+
+def test_a_letter_without_a_key_is_behind_nothing() -> None:
+    machine = machine_of()
+    item = taken(machine, None, delivered=2)
+    script: Script = [(FindLetter(item), letter("behind")), (DropAttempts(item), None), (Acknowledge(item), None)]
+    run(handle(machine, item), script)
+
+
+@pytest.mark.parametrize(
+    ("record", "is_finished"),
+    [
+        (parked(9, 5, 9), True),
+        (parked(9, 9), False),  # it was parked for others
+        (parked(5, 5), False),  # it is its turn
+        (parked(4, 4, 5), False),  # its turn is to come
+    ],
+)
+def test_a_redelivery_whose_key_has_gone_on_after_it_is_done(record: ParkedRecord, is_finished: bool) -> None:
+    machine = machine_of()
+    item = taken(machine, delivered=2)
+    script: Script = [(FindLetter(item), None), (FindRetry(item), False), (ReadParked(KEY), record)]
+    if is_finished:
+        script += [(ReadParked(KEY), record), (NextLetter(KEY), None)]
+        script += [(DropAttempts(item), None), (Acknowledge(item), None)]
+    else:
+        script += [(ReadAttempts(item), None), (WriteAttempts(item, None), None), (ReadClock(), 1.0)]
+    assert run(prepare(machine, item), script) is not is_finished
+    assert machine.parked == ({KEY: 9} if is_finished else {})
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_trial_of_the_breaker_that_was_not_run_lets_another_begin(is_given_up: bool) -> None:
+    machine = machine_of(Breaker(failures=1, open_s=10.0))
+    first = taken(machine, None, 1)
+    machine.finish(first, OSError(), 0.0)
+    machine.settled(first)
+    trial, other = WorkItem(None, 2, delivered=2), WorkItem(None, 3)
+    for item in (trial, other):
+        machine.receive(item, 10.0)
+    assert (machine.take(10.0), machine.take(10.0)) == (trial, None)
+    ended: Script = [(DropAttempts(trial), None), (Acknowledge(trial), None)]
+    if is_given_up:
+        record = (ReadAttempts(trial), AttemptsRecord(5, CAUSE))
+        script = [*not_known(trial), record, (WriteLetter(trial, CAUSE, None, 0), True), *ended]
+    else:
+        script = [(FindLetter(trial), letter()), *ended]
+    assert run(prepare(machine, trial), script) is False
+    assert machine.take(10.0) is other
+
+
+# ---- an event that is handled again on request -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("redrives", [1, 2])
+def test_a_redrive_that_succeeds_closes_its_letter_and_lets_its_key_go_on(redrives: int) -> None:
+    machine = machine_of()
+    item = taken(machine, source="redrive", redrives=redrives)
+    own = letter(redrives=redrives - 1)
+    found: Script = [(FindLetter(item), own), (FindRetry(item), False), (ReadClock(), 1.0)]
+    closed: Script = [(CloseLetter(item, 7), True), (ReadParked(KEY), None), (Acknowledge(item), None)]
+    machine.park(KEY, SEQUENCE)
+    run(handle(machine, item), [*found, *ran(item), *closed])
+    assert is_settled(machine, item)
+    assert machine.parked == {}
+
+
+@pytest.mark.parametrize("now", [letter("open", revision=8), letter("behind", revision=8), letter("closed"), None])
+@pytest.mark.parametrize("was_found", [True, False])
+def test_a_letter_that_changed_meanwhile_is_closed_as_it_is_now(now: LetterRef | None, was_found: bool) -> None:
+    machine = machine_of()
+    item = taken(machine, None, source="redrive", redrives=1)
+    script: Script = [(ReadClock(), 1.0)]
+    if was_found:
+        item.letter = letter()
+        script.append((CloseLetter(item, 7), False))
+    script.append((FindLetter(item), now))
+    if now is not None and now.status != "closed":
+        script.append((CloseLetter(item, 8), True))
+    run(conclude(machine, item, None), [*script, (Acknowledge(item), None)])
+
+
+@pytest.mark.parametrize("found", [None, letter("closed")])
+def test_a_redrive_whose_letter_is_done_lets_its_key_go_on_all_the_same(found: LetterRef | None) -> None:
+    machine = machine_of()
+    item = taken(machine, source="redrive", redrives=1)
+    machine.park(KEY, SEQUENCE)
+    script: Script = [(FindLetter(item), found), (ReadParked(KEY), parked(5, 5)), (NextLetter(KEY), None)]
+    run(handle(machine, item), [*script, (DropParked(KEY, 4), True), (Acknowledge(item), None)])
+    assert machine.parked == {}
+
+
+@pytest.mark.parametrize("counted", [0, 2, 3])
+def test_a_redrive_that_is_not_the_letters_next_is_acknowledged_unrun(counted: int) -> None:
+    machine = machine_of()
+    item = taken(machine, source="redrive", redrives=2)
+    run(handle(machine, item), [(FindLetter(item), letter(redrives=counted)), (Acknowledge(item), None)])
+
+
+def test_a_redrive_that_waits_for_a_retry_is_acknowledged_unrun() -> None:
+    machine = machine_of()
+    item = taken(machine, source="redrive", redrives=1)
+    run(handle(machine, item), [(FindLetter(item), letter()), (FindRetry(item), True), (Acknowledge(item), None)])
+
+
+@pytest.mark.parametrize(("now", "revision"), [(letter(), 7), (None, 0)])
+def test_a_redrive_that_fails_replaces_its_letter(now: LetterRef | None, revision: int) -> None:
+    machine = machine_of()
+    item = taken(machine, source="redrive", redrives=1)
+    error = Reject("again")
+    kept: Script = [(ReadParked(KEY), parked(5, 5)), (FindLetter(item), now)]
+    written = (WriteLetter(item, cause_of(error, is_transient=False), None, revision), True)
+    script: Script = [(ReadClock(), 1.0), *kept, written, (Acknowledge(item), None)]
+    assert run(conclude(machine, item, error), script) == Bury(is_transient=False)
+
+
+@pytest.mark.parametrize(("source", "goes_on"), [("stream", False), ("retry", True)])
+def test_what_comes_from_the_retry_stream_was_parked_by_somebody(source: Any, goes_on: bool) -> None:
+    machine = machine_of()
+    item = taken(machine, source=source)
+    asked: Script = [(ReadParked(KEY), None)] if goes_on else []
+    run(handle(machine, item), [*ran(item), *asked, (Acknowledge(item), None)])
+
+
+def test_a_parked_key_goes_on_when_the_event_it_waits_for_succeeds() -> None:
+    machine = machine_of()
+    machine.park(KEY, SEQUENCE)
+    item = taken(machine)
+    following = letter("behind", sequence=8)
+    script: Script = [(ReadParked(KEY), parked(5, 5)), (NextLetter(KEY), following)]
+    script += [(WriteParked(KEY, 8, 4, (5,)), True), (RequestRedrive(following), None)]
+    run(handle(machine, item), [*ran(item), *script, (Acknowledge(item), None)])
+    assert machine.parked == {KEY: 8}
+
+
+# ---- an event of a parked key ----------------------------------------------------------------------------------------
+
+
+def test_an_event_behind_its_key_is_a_letter_and_not_run() -> None:
+    machine = machine_of()
+    machine.park(KEY, 3)
+    item = taken(machine)
+    script: Script = [(WriteLetter(item, None, 3, 0), True), (ReadParked(KEY), parked(3, 3)), (Acknowledge(item), None)]
+    run(handle(machine, item), script)
+    assert is_settled(machine, item)
+
+
+def test_an_event_behind_its_key_that_was_delivered_before_is_looked_up_first() -> None:
+    machine = machine_of()
+    machine.park(KEY, 3)
+    item = taken(machine, delivered=2)
+    found: Script = [(FindLetter(item), None), (FindRetry(item), False), (ReadParked(KEY), parked(3, 3))]
+    written: Script = [(WriteLetter(item, None, 3, 0), True), (ReadParked(KEY), parked(3, 3))]
+    run(handle(machine, item), [*found, *written, (Acknowledge(item), None)])
+    item = taken(machine, sequence=6, delivered=2)
+    run(handle(machine, item), [(FindLetter(item), letter()), (Acknowledge(item), None)])
+    item = taken(machine, sequence=7, delivered=2)
+    behind: Script = [(FindLetter(item), letter("behind")), (ReadParked(KEY), parked(3))]
+    run(handle(machine, item), [*behind, (Acknowledge(item), None)])
+
+
+@pytest.mark.parametrize("head", [None, SEQUENCE, 9])
+def test_an_event_whose_key_has_gone_on_meanwhile_begins_again(head: int | None) -> None:
+    machine = machine_of()
+    machine.park(KEY, 3)
+    item = taken(machine)
+    machine.unpark(KEY)
+    if head is not None:
+        machine.park(KEY, head)
+    run(handle(machine, item), [(ReadClock(), 4.0)])
+    assert (machine.held, machine.running) == (1, 0)
+    assert machine.take(4.0) is item
+    assert not item.is_behind
+
+
+def test_a_redrive_behind_its_key_counts_the_request_in_its_letter() -> None:
+    machine = machine_of()
+    machine.park(KEY, 2)
+    item = taken(machine, source="redrive", redrives=2)
+    assert item.is_behind
+    script: Script = [(ReadParked(KEY), parked(3, 3)), (FindLetter(item), letter(redrives=1))]
+    script += [(WriteLetter(item, None, 3, 7), True), (ReadParked(KEY), parked(3, 3)), (Acknowledge(item), None)]
+    run(handle(machine, item), script)
+    assert machine.parked == {KEY: 3}
+
+
+@pytest.mark.parametrize(
+    "found", [None, letter("closed", redrives=1), letter(), letter(redrives=2), letter(redrives=3)]
+)
+def test_a_redrive_behind_its_key_whose_letter_has_changed_is_acknowledged(found: LetterRef | None) -> None:
+    machine = machine_of()
+    machine.park(KEY, 2)
+    item = taken(machine, source="redrive", redrives=2)
+    script: Script = [(ReadParked(KEY), parked(3, 3)), (FindLetter(item), found), (Acknowledge(item), None)]
+    run(handle(machine, item), script)
+
+
+@pytest.mark.parametrize(("record", "known"), [(None, {}), (parked(5, 5), {KEY: 5})])
+def test_a_redrive_whose_turn_it_is_begins_although_this_worker_had_not_heard_of_it(
+    record: ParkedRecord | None, known: dict[str, int]
+) -> None:
+    machine = machine_of()
+    machine.park(KEY, 2)
+    item = taken(machine, source="redrive", redrives=1)
+    run(handle(machine, item), [(ReadParked(KEY), record), (ReadClock(), 4.0)])
+    assert machine.parked == known
+    assert machine.take(4.0) is item
+
+
+# ---- parking ---------------------------------------------------------------------------------------------------------
+
+
+def bury(item: WorkItem, asked: Script, error: Exception) -> Script:
+    written = (WriteLetter(item, cause_of(error, is_transient=False), None, 0), True)
+    return [(ReadClock(), 1.0), *asked, written, (Acknowledge(item), None)]
+
+
+@pytest.mark.parametrize("head", [3, SEQUENCE])
+def test_a_key_that_is_parked_for_an_earlier_event_stays_so(head: int) -> None:
+    machine = machine_of()
+    item = taken(machine)
+    error = Reject("no")
+    run(conclude(machine, item, error), bury(item, [(ReadParked(KEY), parked(head, head))], error))
+    assert machine.parked == {KEY: head}
+
+
+def test_a_key_that_is_parked_for_a_later_event_waits_for_the_earlier_first_and_keeps_what_is_to_come() -> None:
+    machine = machine_of()
+    item = taken(machine)
+    error = Reject("no")
+    asked: Script = [
+        (ReadParked(KEY), parked(9, 7, 9, 12)),
+        (WriteParked(KEY, SEQUENCE, 4, (SEQUENCE, 9, 12)), False),  # somebody else has changed it
+        (ReadParked(KEY), None),
+        (WriteParked(KEY, SEQUENCE, 0, (SEQUENCE,)), True),
+    ]
+    run(conclude(machine, item, error), bury(item, asked, error))
+    assert machine.parked == {KEY: SEQUENCE}
+
+
+# ---- a key goes on ---------------------------------------------------------------------------------------------------
+
+BEHIND = letter("behind", sequence=9)
+
+
+@pytest.mark.parametrize(
+    ("script", "head"),
+    [
+        ([(ReadParked(KEY), None)], None),
+        ([(ReadParked(KEY), parked(5, 5)), (NextLetter(KEY), None), (DropParked(KEY, 4), True)], None),
+        (
+            [
+                *[(ReadParked(KEY), parked(5, 5)), (NextLetter(KEY), BEHIND)],
+                *[(WriteParked(KEY, 9, 4, (5,)), True), (RequestRedrive(BEHIND), None)],
+            ],
+            9,
+        ),
+        # A retry that was overtaken is next, and comes by itself.
+        (
+            [
+                *[(ReadParked(KEY), parked(5, 5, 8, 7)), (NextLetter(KEY), BEHIND)],
+                (WriteParked(KEY, 7, 4, (5, 8, 7)), True),
+            ],
+            7,
+        ),
+        (
+            [
+                *[(ReadParked(KEY), parked(5, 3, 5, 7)), (NextLetter(KEY), None)],
+                (WriteParked(KEY, 7, 4, (3, 5, 7)), True),
+            ],
+            7,
+        ),
+        # Unless a letter comes before it, or is what became of it.
+        *(
+            (
+                [
+                    *[(ReadParked(KEY), parked(5, 5, scheduled)), (NextLetter(KEY), BEHIND)],
+                    *[(WriteParked(KEY, 9, 4, (5, scheduled)), True), (RequestRedrive(BEHIND), None)],
+                ],
+                9,
+            )
+            for scheduled in (9, 10)
+        ),
+    ],
+)
+def test_a_key_goes_on_with_the_next_event_that_waits(script: Script, head: int | None) -> None:
+    assert run(advance(KEY, SEQUENCE), script) == head
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        [(ReadParked(KEY), parked(5, 5)), (NextLetter(KEY), None), (DropParked(KEY, 4), False)],
+        [(ReadParked(KEY), parked(5, 5)), (NextLetter(KEY), BEHIND), (WriteParked(KEY, 9, 4, (5,)), False)],
+        [(ReadParked(KEY), parked(5, 5, 7)), (NextLetter(KEY), None), (WriteParked(KEY, 7, 4, (5, 7)), False)],
+        [(ReadParked(KEY), parked(4, 4, 5)), (NextLetter(KEY), None), (WriteParked(KEY, 4, 4, (4,)), False)],
+    ],
+)
+def test_a_record_that_somebody_has_changed_is_read_again(refused: Script) -> None:
+    assert run(advance(KEY, SEQUENCE), [*refused, (ReadParked(KEY), None)]) is None
+
+
+@pytest.mark.parametrize(
+    ("following", "is_requested"),
+    [(BEHIND, True), (letter("open", sequence=9), False), (letter("behind", sequence=10), False), (None, False)],
+)
+@pytest.mark.parametrize("waiting", [(9,), (5, 9)])
+def test_a_key_that_has_gone_on_before_a_crash_has_its_request_stored(
+    following: LetterRef | None, is_requested: bool, waiting: tuple[int, ...]
+) -> None:
+    script: Script = [(ReadParked(KEY), parked(9, *waiting)), (NextLetter(KEY), following)]
+    if is_requested:
+        script.append((RequestRedrive(BEHIND), None))
+    assert run(advance(KEY, SEQUENCE), script) == 9
+
+
+def test_an_event_that_is_done_before_its_turn_is_not_waited_for() -> None:
+    script: Script = [(ReadParked(KEY), parked(3, 3, 5, 8)), (NextLetter(KEY), letter(sequence=3))]
+    assert run(advance(KEY, SEQUENCE), [*script, (WriteParked(KEY, 3, 4, (3, 8)), True)]) == 3
+    script = [(ReadParked(KEY), parked(3, 3, 8)), (NextLetter(KEY), letter(sequence=3))]
+    assert run(advance(KEY, SEQUENCE), script) == 3
+
+
+# ---- an event that nobody delivers again -----------------------------------------------------------------------------
+
+
+def test_an_event_that_nobody_delivers_again_gets_a_letter() -> None:
+    machine = machine_of()
+    item = WorkItem(KEY, SEQUENCE, delivered=5)
+    written = (WriteLetter(item, CAUSE, None, 0), True)
+    run(bury_lost(machine, item, CAUSE), [*not_known(item), *newly_parked(item), written])
+    assert machine.parked == {KEY: SEQUENCE}
+
+
+def test_a_redrive_that_nobody_delivers_again_replaces_its_letter() -> None:
+    machine = machine_of()
+    item = WorkItem(KEY, SEQUENCE, source="redrive", redrives=1)
+    found: Script = [(FindLetter(item), letter()), (FindRetry(item), False), (ReadParked(KEY), parked(5, 5))]
+    run(bury_lost(machine, item, CAUSE), [*found, (WriteLetter(item, CAUSE, None, 7), True)])
+
+
+def test_an_event_that_nobody_delivers_again_and_that_is_owned_elsewhere_gets_none() -> None:
+    machine = machine_of()
+    item = WorkItem(KEY, SEQUENCE, delivered=5)
+    run(bury_lost(machine, item, CAUSE), [(FindLetter(item), letter())])
+    item = WorkItem(KEY, SEQUENCE, source="redrive", redrives=1)
+    run(bury_lost(machine, item, CAUSE), [(FindLetter(item), None), (ReadParked(KEY), None)])
+
+
+def test_an_event_that_nobody_delivers_again_is_told_of_where_there_are_no_letters() -> None:
+    machine = machine_of()
+    item = WorkItem(KEY, SEQUENCE, delivered=5)
+    told = (TellDropped(item, CAUSE), None)
+    run(bury_lost(machine, item, CAUSE, has_dead_letters=False), [*not_known(item), told])
+    machine.park(KEY, SEQUENCE)
+    goes_on = (ReadParked(KEY), None)
+    run(bury_lost(machine, item, CAUSE, has_dead_letters=False), [*not_known(item), told, goes_on])
+    assert machine.parked == {}
