@@ -80,8 +80,8 @@ class Publisher:
 
     def wake(self) -> None:
         self.batch.on_replies(self._clock.now)
-        if room := self.batch.room:
-            self.batch.add_many([self._item] * room, self._clock.now)
+        if room := self.batch.sender.room:
+            self.batch.sender.add_many([self._item] * room, self._clock.now)
             self._link.schedule_flush()
 
 
@@ -103,7 +103,7 @@ def measure(publishers: int, round_trip_s: float) -> Row:
     counts.clear()
     measured_s = max(MEASURED_ROUND_TRIPS * round_trip_s, MEASURED_S)
     clock.run(clock.now + measured_s)
-    flows = [each.batch.msgs_per_ack for each in everyone]
+    flows = [each.batch.sender.msgs_per_ack for each in everyone]
     shares = [counts[f"events.p{number}"] for number in range(publishers)]
     mean = sum(shares) / publishers
     return Row(

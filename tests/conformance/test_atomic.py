@@ -715,9 +715,9 @@ async def test_advisories_nobody_read_end_their_subscription(way: str, driver: D
     async with driver.connect(shared.url) as nc:
         js = nc.jetstream()
         machine = nc._machine
-        before = len(machine.subscriptions)
+        before = len(machine.subscriptions.all)
         advisories = inside(js).batch_advisories()
-        assert len(machine.subscriptions) == before + 1
+        assert len(machine.subscriptions.all) == before + 1
         if way == "dropped":
             del advisories
             gc.collect()
@@ -725,7 +725,7 @@ async def test_advisories_nobody_read_end_their_subscription(way: str, driver: D
             advisories.close()
         else:
             await advisories.aclose()
-        await until(lambda: len(machine.subscriptions) == before)  # what is dropped, the loop closes soon
+        await until(lambda: len(machine.subscriptions.all) == before)  # what is dropped, the loop closes soon
 
 
 @on_both_drivers

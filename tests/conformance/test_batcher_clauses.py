@@ -1565,7 +1565,7 @@ async def test_DF1_flush_says_what_failed_and_raises_when_its_time_is_over(rig: 
     await rig.add_all(made, range(3))
     error = await rig.expire(await rig.begin(made.flush, timeout=1.0), 1.0)
     assert isinstance(error, BatcherTimeout)
-    assert made._machine._fences == []
+    assert list(made._machine._fences) == []
     sink.open()
     assert await rig.call(made.flush) in (Flushed(1, 2), Flushed(1, 0), Flushed(0, 0))
     assert (made.stats().flushed_ok, made.stats().flushed_fail) == (1, 2)

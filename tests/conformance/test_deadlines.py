@@ -523,7 +523,7 @@ async def test_a_thousand_cancelled_waits_leave_nothing_behind(own: NatsServer) 
 def waits_of(client: Any, subscription: Any = None) -> int:
     """How many waits a client knows of."""
     link, machine = client._link, client._machine
-    count = len(machine._requests) + sum(ping.handle is not None for ping in machine._pings)
+    count = len(machine.requests) + sum(ping.handle is not None for ping in machine._pings)
     count += len(link.room._waiters)
     for publisher in client._publishers.values():
         count += len(publisher._room._waiters) + len(publisher._all_done._waiters)

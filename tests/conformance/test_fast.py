@@ -186,7 +186,7 @@ async def test_a_batch_does_not_age_while_its_messages_wait_for_room(
         fast = crowded.fast
         await crowded.asked
         # What is given up after `timeout` counts from here. All drivers' clocks are the same; uvloop's is rounded.
-        assert getattr(fast, "_target", fast)._batch._sent_at >= crowded.buffer.is_full_until - 0.05
+        assert getattr(fast, "_target", fast)._batch.sender.sent_at >= crowded.buffer.is_full_until - 0.05
         await fast.__aexit__(None, None, None)
         assert fast.ack.batch_size == len(await stored(crowded.stream)) >= 2
 

@@ -45,7 +45,8 @@ pytestmark = pytest.mark.timeout(300 + 5 * len(SEEDS))
 HELD = {
     "jetspark.core.parser.Parser": 1,
     "jetspark.core.parser._Sizes": 1,  # the parser's
-    "jetspark.core.parser.HandshakeReader": 1,
+    "jetspark.core.handshake.Handshake": 1,
+    "jetspark.core.parser.HandshakeReader": 1,  # the handshake's
     "jetspark.core.parser._Kind": 2,  # of the messages that came last, and of the run they may be
     "jetspark.core.parser._Run": 1,
     "jetspark.core.info.ServerInfo": 2,
@@ -191,8 +192,8 @@ def _left(world: World) -> Counter[str]:
     client = world.nc._target if world.is_blocking else world.nc
     machine, link = client._machine, client._link
     left = Counter[str]()
-    left["subscriptions"] = len(machine.subscriptions)
-    left["requests"] = len(machine._requests)
+    left["subscriptions"] = len(machine.subscriptions.all)
+    left["requests"] = len(machine.requests)
     left["flushes"] = sum(ping.handle is not None for ping in machine._pings)
     left["attached"] = len(link.dispatcher.attached)
     left["threads"] = sum(not thread.name.startswith(("test", "asyncio_")) for thread in threading.enumerate())

@@ -460,7 +460,7 @@ async def test_a_peer_without_a_certificate_is_believed_nothing(
         trust, secret = jetspark.TLSConfig(ca_file=certificates.ca_file), jetspark.Token("s3cret")
         options: dict[str, Any] = {"on_event": events, "reconnect_wait_s": 0.01}
         async with driver.connect(server.url, tls=trust, auth=secret, **options) as nc:
-            nc_inbox = nc._machine._requests.inbox
+            nc_inbox = nc._machine.names.inbox
             paid = await nc.subscribe("orders.paid")
             service = await nc.subscribe("price")
             await service.unsubscribe(1)

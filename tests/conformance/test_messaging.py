@@ -37,7 +37,7 @@ def test_a_client_belongs_to_the_event_loop_that_made_it(driver: Driver, url: st
     nc = first.run_until_complete(connect())
     subscription = first.run_until_complete(nc.subscribe("loops"))
     first.run_until_complete(nc.flush())
-    subscriptions = len(nc._machine.subscriptions)
+    subscriptions = len(nc._machine.subscriptions.all)
 
     async def use_elsewhere() -> None:
         for use in (
@@ -52,7 +52,7 @@ def test_a_client_belongs_to_the_event_loop_that_made_it(driver: Driver, url: st
 
     second.run_until_complete(use_elsewhere())
     assert nc.buffered_bytes == 0
-    assert len(nc._machine.subscriptions) == subscriptions
+    assert len(nc._machine.subscriptions.all) == subscriptions
     first.run_until_complete(nc.publish("loops", b"here"))
     assert first.run_until_complete(subscription.next(30)).data == b"here"
     first.run_until_complete(nc.close())

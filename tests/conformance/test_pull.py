@@ -771,4 +771,4 @@ async def test_sources_of_dropped_consumers_do_not_pile_up(driver: Driver, share
             consumer = await stream.consumer("c")
             assert numbers(await consumer.fetch(1, timeout=30)) == [number]
             del consumer
-        await until(lambda: len(nc._machine.subscriptions) <= 4)
+        await until(lambda: len(nc._machine.subscriptions.all) <= 4)

@@ -202,7 +202,7 @@ def test_an_interrupt_of_a_thread_that_waits_costs_nothing(server: NatsServer) -
             assert answers(nc)
         assert future.result(30).stream == "S"
         assert nc._machine.sessions == 1
-        assert len(nc._machine._requests) == 0
+        assert len(nc._machine.requests) == 0
 
 
 def test_no_other_thread_waits_for_ever_after_an_interrupt(server: NatsServer) -> None:

@@ -161,7 +161,7 @@ class AtomicRun(Run):
                 self._go(lambda script: script.send(message))
 
         def out_of_patience() -> None:
-            connection.forget(token)
+            connection.requests.forget(token)
             self._go(lambda script: script.throw(RequestTimeout(request.subject, self._timeout_s)))
 
         try:

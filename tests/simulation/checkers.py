@@ -118,17 +118,17 @@ class MissingIsReported(Judge):
         if isinstance(batch.failure, ServerError | JetStreamUnavailable):
             require(not stored, run, "refused from the start, and stored", stored)
             return
-        reports: list[range | Refusal] = [*batch.gaps, *batch.errors]
+        reports: list[range | Refusal] = [*batch.losses.gaps, *batch.losses.errors]
         numbers = _numbers(reports)
         reported = set(numbers)
         require(len(numbers) == len(reported), run, "reported twice", _doubled(numbers))
-        told = _numbers([*run.told, *batch.news])
+        told = _numbers([*run.told, *batch.losses.news])
         require(sorted(told) == sorted(numbers), run, "callbacks were told otherwise", sorted(told), sorted(numbers))
         wrongly = sorted(reported & set(stored))
         require(not wrongly, run, "reported missing, and stored", wrongly)
         heard = set(run.reports.heard) & set(range(1, run.sent + 1))
         require(heard == reported, run, "reported is not what was heard", sorted(heard), sorted(reported))
-        doubtful = _numbers(batch.doubts)
+        doubtful = _numbers(batch.losses.doubts)
         require(len(doubtful) == len(set(doubtful)), run, "in doubt twice", _doubled(doubtful))
         require(not reported & set(doubtful), run, "reported, and in doubt", sorted(reported & set(doubtful)))
         under_way = set(_numbers(run.unheard))
@@ -172,8 +172,8 @@ class KeepsPace(Judge):
             self._kept = max(self._kept, allowed + msgs_per_ack)
         run.heard.clear()
         if batch.state is FastState.OPEN:
-            require(batch.sent <= self._allowed, run, "sent more than there was room for", self._allowed)
-            require(batch.sequence <= self._kept, run, "kept more than may come early", self._kept)
+            require(batch.sender.sent <= self._allowed, run, "sent more than there was room for", self._allowed)
+            require(batch.sender.sequence <= self._kept, run, "kept more than may come early", self._kept)
 
 
 class NoStall(Judge):
@@ -186,7 +186,14 @@ class NoStall(Judge):
     def look(self, world: World, run: Run) -> None:
         assert isinstance(run, BatchRun)
         batch = run.batch
-        facts = (batch.state, batch.sequence, batch.acknowledged, len(batch.gaps), len(batch.errors), run.available)
+        facts = (
+            batch.state,
+            batch.sender.sequence,
+            batch.acknowledged,
+            len(batch.losses.gaps),
+            len(batch.losses.errors),
+            run.available,
+        )
         now = world.clock.now
         if facts != self._facts or not run.is_waiting_for_server:
             self._facts, self._since = facts, now
@@ -218,7 +225,7 @@ class PublishedIsStored(Judge):
 
     def look(self, world: World, run: Run) -> None:
         assert isinstance(run, EndlessRun)
-        published = run.endless.published
+        published = run.endless.places.published
         if published == self._published:
             return
         require(published > self._published, run, "published goes back", self._published, published)
@@ -244,12 +251,14 @@ class EverythingArrives(Judge):
         require(set(run.refused) <= set(run.bad), run, "handed back without a reason", run.refused)
         if endless.failure is not None:
             first_bad = min(run.bad, default=0)
-            is_expected = run.options.on_refused is None and endless.published + 1 == first_bad
+            is_expected = run.options.on_refused is None and endless.places.published + 1 == first_bad
             require(is_expected, run, "gave up")
-            require(len(endless.unpublished()) == endless.pending, run, "lost what it kept")
+            require(len(endless.places.unpublished()) == endless.places.pending, run, "lost what it kept")
             return
         require(run.is_over, run, "not over, long after everything was well")
-        require(endless.published == run.total, run, "closed and not complete", endless.published, run.total)
+        require(
+            endless.places.published == run.total, run, "closed and not complete", endless.places.published, run.total
+        )
         wanted = [number for number in range(1, run.total + 1) if number not in run.refused]
         require(firsts == wanted, run, "lost", sorted(set(wanted) - set(firsts)))
 
@@ -263,18 +272,18 @@ class LeftIsAccountedFor(Judge):
     def look(self, world: World, run: Run) -> None:
         assert isinstance(run, EndlessRun)
         if run.has_left and self._left is None:
-            self._left = run.endless.unpublished()
+            self._left = run.endless.places.unpublished()
 
     def finish(self, world: World, run: Run) -> None:
         assert isinstance(run, EndlessRun)
         endless, stored = run.endless, world.stored(run.name)
-        left = {int(item[1].split(b":")[1]) for item in endless.unpublished()}
-        require(self._left == endless.unpublished(), run, "went on after it was left")
+        left = {int(item[1].split(b":")[1]) for item in endless.places.unpublished()}
+        require(self._left == endless.places.unpublished(), run, "went on after it was left")
         firsts = list(dict.fromkeys(stored))
         require(firsts == sorted(firsts), run, "out of order", firsts)
         doubled = len(stored) - len(firsts)
         require(doubled <= (0 if run.options.message_ids else endless.possibly_doubled), run, "doubled", stored)
-        missing = set(range(1, endless.accepted + 1)) - set(stored) - set(run.refused)
+        missing = set(range(1, endless.places.accepted + 1)) - set(stored) - set(run.refused)
         require(missing <= left, run, "left and forgotten", sorted(missing - left))
 
 
@@ -288,10 +297,15 @@ class MemoryIsBounded(Judge):
         if not isinstance(run, EndlessRun):
             return
         endless, options = run.endless, run.options
-        require(endless.pending <= options.max_pending_messages, run, "too many messages are kept", endless.pending)
+        require(
+            endless.places.pending <= options.max_pending_messages,
+            run,
+            "too many messages are kept",
+            endless.places.pending,
+        )
         if not options.max_pending_bytes < 1 << 20:
             return
-        kept = endless.unpublished()
+        kept = endless.places.unpublished()
         size = sum(
             len(item[1]) + (len(item[2]) if len(item) == 3 and isinstance(item[2], bytes) else 0) for item in kept
         )

@@ -8,7 +8,7 @@ import contextlib
 import copy
 import dataclasses
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -26,6 +26,7 @@ from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_losses import FastLosses
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
 from jetspark.publish.fast_publisher import FastPublisherMachine
+from jetspark.publish.fast_sending import FastSender
 from jetspark.publish.fast_wire import FrameKind
 from jetspark.publish.outgoing import Item
 
@@ -35,6 +36,12 @@ from jetspark.publish.outgoing import Item
 class Resends(FastMachine):
     """Sends what it is not sure of again, in the same batch."""
 
+    def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
+        super().__init__(machine, owner, options)
+        self.sender = _SendsTwice(machine, options)
+
+
+class _SendsTwice(FastSender):
     def add(self, item: Item, now: float) -> None:
         super().add(item, now)
         self._machine.publish_frames([self._frames.frame(item, self.sequence, FrameKind.APPEND)])
@@ -42,13 +49,13 @@ class Resends(FastMachine):
 
 class TakesLostForStored(FastMachine):
     def _on_gap(self, missing: range, now: float) -> None:
-        self._on_ack(missing.stop - 1, self.msgs_per_ack, now)
+        self._on_ack(missing.stop - 1, self.sender.msgs_per_ack, now)
 
 
 class KeepsLossesToItself(FastMachine):
     def _on_gap(self, missing: range, now: float) -> None:
         super()._on_gap(missing, now)
-        self.gaps.clear()
+        self.losses.gaps.clear()
 
 
 class SeesNoProgressInErrors(FastMachine):
@@ -62,12 +69,24 @@ class BlamesTheWrongOne(FastMachine):
 
 
 class IgnoresThePace(FastMachine):
+    def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
+        super().__init__(machine, owner, options)
+        self.sender = _WantsAll(machine, options)
+
+
+class _WantsAll(FastSender):
     def _set_limit(self) -> None:
         super()._set_limit()
         self.wanted = self.limit
 
 
 class KeepsWithoutEnd(FastMachine):
+    def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
+        super().__init__(machine, owner, options)
+        self.sender = _HasAlwaysRoom(machine, options)
+
+
+class _HasAlwaysRoom(FastSender):
     @property
     def room(self) -> int:
         return 1000 if super().room else 0
@@ -116,23 +135,45 @@ class _ToldTwice(FastLosses):
 
 
 class IsNeverInDoubt(FastMachine):
+    def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
+        super().__init__(machine, owner, options)
+        self.losses = _WithoutDoubts()
+
+
+class _WithoutDoubts(FastLosses):
     @property
     def doubts(self) -> list[range]:
         return []
 
 
 class DoubtsEverything(FastMachine):
+    def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
+        super().__init__(machine, owner, options)
+        self.losses = _AllDoubts(self.sender)
+
+
+class _AllDoubts(FastLosses):
+    def __init__(self, sender: FastSender) -> None:
+        super().__init__()
+        self._sender = sender
+
     @property
     def doubts(self) -> list[range]:
-        return [range(1, self.sent + 1)]
+        return [range(1, self._sender.sent + 1)]
 
 
 class DoubtsWhatItKnows(FastMachine):
     """Leaves in doubt what was reported since."""
 
+    def __init__(self, machine: Connection, owner: Any, options: FastBatchOptions) -> None:
+        super().__init__(machine, owner, options)
+        self.losses = _OldDoubts()
+
+
+class _OldDoubts(FastLosses):
     @property
     def doubts(self) -> list[range]:
-        return list(self.losses._unheard)
+        return list(self._unheard)
 
 
 class CountsWhatItDoubts(FastMachine):
@@ -150,8 +191,9 @@ class PingsWithoutMeasure(FastMachine):
 
     def ping(self, now: float) -> None:
         super().ping(now)
-        if self.inbox is not None and not self._machine.is_closed:
-            frame = self._frames.frame((self._first_subject, b"x" * 700_000), self.sent, FrameKind.PING)
+        sender = self.sender
+        if self.inbox.subscription is not None and not self._machine.is_closed:
+            frame = sender._frames.frame((sender.first_subject, b"x" * 700_000), sender.sent, FrameKind.PING)
             self._machine.publish_frames([frame] * 2, is_urgent=True)
 
 
@@ -161,15 +203,15 @@ class PingsWithoutMeasure(FastMachine):
 class DropsWhatWasSent(FastPublisherMachine):
     def _on_batch_over(self, batch: FastMachine, now: float) -> None:
         if batch.failure is not None:
-            self.published += len(self._sent)
-        self._sent.clear()
+            self.places.published += len(self.places.sent)
+        self.places.sent.clear()
 
 
 class PutsItBehind(FastPublisherMachine):
     def _on_batch_over(self, batch: FastMachine, now: float) -> None:
-        sent, self._sent = self._sent, deque()
+        sent, self.places.sent = self.places.sent, deque()
         super()._on_batch_over(batch, now)
-        self._backlog.extend(sent)
+        self.places.backlog.extend(sent)
 
 
 class KeepsDoublesToItself(FastPublisherMachine):
@@ -182,7 +224,7 @@ class CountsAhead(FastPublisherMachine):
     """What is sent is as good as stored."""
 
     def _settle(self, stored: int, now: float) -> None:
-        super()._settle(self._settled_in_batch + len(self._sent), now)
+        super()._settle(self._settled_in_batch + len(self.places.sent), now)
 
 
 class HasRoomForAll(FastPublisherMachine):
@@ -194,16 +236,17 @@ class HasRoomForAll(FastPublisherMachine):
 class ForgetsTheIds(FastPublisherMachine):
     """Of messages that have headers already."""
 
-    def _encode(self, headers: HeadersLike | bytes | None, position: int) -> bytes:
-        return b"NATS/1.0\r\nNats-Nothing: 1\r\n\r\n"
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._keeping._encode = lambda headers, position: b"NATS/1.0\r\nNats-Nothing: 1\r\n\r\n"  # type: ignore[method-assign]
 
 
 class GivesNoIds(FastPublisherMachine):
     """To messages without headers."""
 
-    def accept(self, items: Sequence[Item], now: float, *, are_checked: bool = False) -> None:
-        self._id_head = b"NATS/1.0\r\nNats-Nothing: "
-        super().accept(items, now, are_checked=are_checked)
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._keeping._id_head = b"NATS/1.0\r\nNats-Nothing: "
 
 
 class BelievesEveryAck(FastPublisherMachine):
@@ -211,20 +254,22 @@ class BelievesEveryAck(FastPublisherMachine):
 
     def _claim(self, count: int, first: int) -> int:
         super()._claim(count, first)
-        return len(self._claimed)
+        return len(self.places.claimed)
 
 
 class DoesNotAsk(FastPublisherMachine):
     """Takes the final acknowledgement for a proof."""
 
     def _on_batch_over(self, batch: FastMachine, now: float) -> None:
-        self._publish(self._claimed, len(self._claimed), now)
+        self._publish(self.places.claimed, len(self.places.claimed), now)
         super()._on_batch_over(batch, now)
 
 
 class ForgetsWhatItLeaves(FastPublisherMachine):
-    def unpublished(self) -> list[Item]:
-        return super().unpublished()[1:]
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        unpublished = self.places.unpublished
+        self.places.unpublished = lambda: unpublished()[1:]  # type: ignore[method-assign]
 
 
 class GoesOnWhenLeft(FastPublisherMachine):
@@ -341,7 +386,7 @@ class ConfirmsEarly(Connection):
 class DeliversTwice(Connection):
     def receive_data(self, data: bytes) -> None:
         super().receive_data(data)
-        for subscription in self.subscriptions:
+        for subscription in self.subscriptions.all:
             if len(subscription.pending) == 3:
                 subscription.pending.append(subscription.pending[-1])
 

@@ -35,7 +35,8 @@ from support import seeds
 from jetspark.publish.atomic import AtomicMachine
 from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_options import FastBatchOptions, GapMode
-from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions, Refused
+from jetspark.publish.fast_publisher import FastPublisherMachine
+from jetspark.publish.fast_publisher_options import FastPublisherOptions, Refused
 from jetspark.testing import BatchLimits
 from jetspark.testing.simulation import FaultPlan
 
@@ -336,8 +337,8 @@ def test_the_faults_do_happen() -> None:
         for run in simulate(seed, batches_in_mode_fail).runs + simulate(seed, batches_in_mode_ok).runs:
             assert isinstance(run, BatchRun)
             ends[type(run.batch.failure).__name__] += 1
-            ends["gaps"] += len(run.batch.gaps)
-            ends["errors"] += len(run.batch.errors)
+            ends["gaps"] += len(run.batch.losses.gaps)
+            ends["errors"] += len(run.batch.losses.errors)
         for run in simulate(seed, endless_without_ids).runs:
             assert isinstance(run, EndlessRun)
             ends["batches"] += run.endless.batches
@@ -386,7 +387,8 @@ def test_every_publisher_ends_at_its_share_of_the_flow(publishers: int, flow: in
     clock = world.clock
     wanted = max(1, min(flow, 500 // publishers))
     assert clock.run(
-        clock.now + 5.0, lambda: all(run.batch.msgs_per_ack == wanted and run.batch.acknowledged > 20 for run in runs)
+        clock.now + 5.0,
+        lambda: all(run.batch.sender.msgs_per_ack == wanted and run.batch.acknowledged > 20 for run in runs),
     )
     assert [each.messages_per_ack for each in world.model.flow(STREAM)] == [wanted] * publishers
 
@@ -397,14 +399,14 @@ def test_those_who_stay_get_the_share_of_those_who_leave() -> None:
     for run in runs:
         run.start()
     clock = world.clock
-    assert clock.run(clock.now + 0.5, lambda: all(run.batch.msgs_per_ack == 125 for run in runs))
+    assert clock.run(clock.now + 0.5, lambda: all(run.batch.sender.msgs_per_ack == 125 for run in runs))
     clock.run(clock.now + 0.02)
-    assert [run.batch.msgs_per_ack for run in runs] == [125] * 4
+    assert [run.batch.sender.msgs_per_ack for run in runs] == [125] * 4
     for run in runs[1:]:
         run.leave_after(0.0, by_dying=False)
-    assert clock.run(clock.now + 0.5, lambda: runs[0].batch.msgs_per_ack == 500)
+    assert clock.run(clock.now + 0.5, lambda: runs[0].batch.sender.msgs_per_ack == 500)
     clock.run(clock.now + 0.02)
-    assert runs[0].batch.msgs_per_ack == 500
+    assert runs[0].batch.sender.msgs_per_ack == 500
 
 
 def test_a_dead_publisher_costs_the_others_ten_seconds() -> None:
@@ -415,6 +417,6 @@ def test_a_dead_publisher_costs_the_others_ten_seconds() -> None:
     for run in world.runs:
         run.start()
     world.clock.run(world.clock.now + 9.5)
-    assert survivor.batch.msgs_per_ack == 250
+    assert survivor.batch.sender.msgs_per_ack == 250
     world.clock.run(world.clock.now + 2.5)
-    assert survivor.batch.msgs_per_ack == 500
+    assert survivor.batch.sender.msgs_per_ack == 500

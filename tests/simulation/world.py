@@ -19,7 +19,8 @@ from jetspark.errors import BufferFull, JetSparkError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.publish.fast import FastMachine, FastState
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
-from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
+from jetspark.publish.fast_publisher import FastPublisherMachine
+from jetspark.publish.fast_publisher_options import FastPublisherOptions
 from jetspark.publish.outgoing import CHUNK_MESSAGES, Item
 from jetspark.testing import BatchLimits, Delivery, ModelServer
 from jetspark.testing.network import Front, Network, NetworkTimer, VirtualClock
@@ -342,7 +343,7 @@ class BatchRun(Run):
 
     def wake(self) -> None:
         """Listen in, before the machine does."""
-        inbox = self.batch.inbox
+        inbox = self.batch.inbox.subscription
         for message in inbox.pending if inbox is not None else ():
             reply = json.loads(message.data or b"{}")
             self.reports.heard += missing_in(message.subject, reply)
@@ -358,33 +359,33 @@ class BatchRun(Run):
 
     def on_event(self, event: ConnectionEvent) -> None:
         if isinstance(event, Disconnected) and not self.batch.is_ended:
-            self.unheard.append(range(self.batch.acknowledged + 1, self.batch.sent + 1))
+            self.unheard.append(range(self.batch.acknowledged + 1, self.batch.sender.sent + 1))
         super().on_event(event)
 
     def step(self) -> None:
         batch, now = self.batch, self.clock.now
-        self.told += batch.news
-        batch.news.clear()
+        self.told += batch.losses.news
+        batch.losses.news.clear()
         while not self.is_over and self.available:
             last = self.total - 1 if self._commits_with_message else self.total
             if batch.is_new:
                 self.sent = 0
-                if batch.reopen_at is not None and now < batch.reopen_at:
+                if batch.opening.reopen_at is not None and now < batch.opening.reopen_at:
                     return
                 batch.start(self.item(1), now, is_only=self.total == 1 and self._commits_with_message)
-                assert batch.inbox is not None
-                self.reports.follow(batch.inbox.subject)
+                assert batch.inbox.subscription is not None
+                self.reports.follow(batch.inbox.subscription.subject)
                 self.sent = 1
                 return
             if batch.is_opening or batch.state is not FastState.OPEN:
                 return
-            count = min(batch.room, self.available - self.sent, last - self.sent)
+            count = min(batch.sender.room, self.available - self.sent, last - self.sent)
             if count > 0:
                 if self.world.rng.random() < 0.5:
-                    batch.add(self.item(self.sent + 1), now)
+                    batch.sender.add(self.item(self.sent + 1), now)
                     self.sent += 1
                 else:
-                    batch.add_many([self.item(self.sent + 1 + place) for place in range(count)], now)
+                    batch.sender.add_many([self.item(self.sent + 1 + place) for place in range(count)], now)
                     self.sent += count
                 continue
             if self.available == self.total and self.sent == last:
@@ -397,14 +398,15 @@ class BatchRun(Run):
 
     def deadline(self) -> float | None:
         if self.batch.is_new and not self._has_left:
-            return self.batch.reopen_at
+            return self.batch.opening.reopen_at
         return self.batch.next_deadline()
 
     def describe(self) -> str:
         batch = self.batch
         return (
-            f"{self.options.gap} {batch.state.value}, sequence {batch.sequence}, acknowledged {batch.acknowledged}, "
-            f"gaps {batch.gaps}, errors {[each.sequence for each in batch.errors]}, doubts {batch.doubts}, "
+            f"{self.options.gap} {batch.state.value}, sequence {batch.sender.sequence}, "
+            f"acknowledged {batch.acknowledged}, gaps {batch.losses.gaps}, "
+            f"errors {[each.sequence for each in batch.losses.errors]}, doubts {batch.losses.doubts}, "
             f"ack {batch.ack}, {batch.failure!r}"
         )
 
@@ -487,17 +489,17 @@ class EndlessRun(Run):
         endless = self.endless
         if self.has_left:
             return True
-        return endless.failure is not None or (endless.accepted == self.total and endless.is_idle)
+        return endless.failure is not None or (endless.places.accepted == self.total and endless.is_idle)
 
     def step(self) -> None:
         endless, now = self.endless, self.clock.now
-        accepted = endless.accepted
+        accepted = endless.places.accepted
         while not self.has_left and endless.failure is None and accepted < self.available and (room := endless.room):
             count = min(self.available - accepted, 1 if self._accepts_one_by_one else room, CHUNK_MESSAGES)
             endless.accept([self.item(accepted + 1 + place) for place in range(count)], now)
-            accepted = endless.accepted
+            accepted = endless.places.accepted
             if self._flushes_every and accepted % self._flushes_every == 0:
-                endless.flush()
+                endless.wishes.flush()
         if accepted == self.total and self.available == self.total:
             endless.close()
         try:
@@ -511,8 +513,8 @@ class EndlessRun(Run):
     def describe(self) -> str:
         endless = self.endless
         return (
-            f"accepted {endless.accepted}, published {endless.published}, batches {endless.batches}, "
-            f"possibly doubled {endless.possibly_doubled}, refused {self.refused}, pending {endless.pending}, "
+            f"accepted {endless.places.accepted}, published {endless.places.published}, batches {endless.batches}, "
+            f"possibly doubled {endless.possibly_doubled}, refused {self.refused}, pending {endless.places.pending}, "
             f"{endless.failure!r}"
         )
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import datetime
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from jetspark.app import App, Context, Event, Retry
+from jetspark.app.handlers import once
+from jetspark.app.handlers.once import OnceRecords
 from jetspark.app.testing import TestApp
+from jetspark.core.backoff import Backoff
+from jetspark.errors import Conflict, RequestTimeout
 
 DAY_S = 86400.0
 
@@ -147,3 +152,47 @@ async def keys_of(test: TestApp) -> list[str]:
         return sorted([key.split(".")[0] async for key in kv.keys(">")])
 
     return await test._stage.run(read())
+
+
+class LossyRecords:
+    """A bucket that stores what it is told, and whose first answers to each question are lost."""
+
+    def __init__(self, lost_updates: int, lost_gets: int) -> None:
+        self.value, self.revision = b"claimed", 1
+        self._lost_updates, self._lost_gets = lost_updates, lost_gets
+
+    async def update(self, key: str, value: bytes, *, revision: int, ttl: float) -> int:
+        if revision != self.revision:
+            raise Conflict("records", (key,))
+        self.value, self.revision = value, revision + 1
+        if self._lost_updates:
+            self._lost_updates -= 1
+            raise RequestTimeout("update", 1.0)
+        return self.revision
+
+    async def get(self, key: str) -> SimpleNamespace:
+        if self._lost_gets:
+            self._lost_gets -= 1
+            raise RequestTimeout("get", 1.0)
+        return SimpleNamespace(value=self.value, revision=self.revision)
+
+
+@pytest.mark.parametrize("lost_gets", [0, 1, 3])
+async def test_a_record_whose_answer_was_lost_is_found_however_often_it_takes(
+    lost_gets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(once, "RECORD_PAUSE", Backoff(0.0, 0.0))
+    records: Any = LossyRecords(lost_updates=1, lost_gets=lost_gets)
+    await OnceRecords(records, "billing", lease_s=1.0, remember_s=1.0)._record("key", b"done", 1)
+    assert (records.value, records.revision) == (b"done", 2)
+
+
+@pytest.mark.parametrize("lost_updates", [0, 1])
+async def test_a_record_that_another_worker_wrote_is_not_taken_for_ours(
+    lost_updates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(once, "RECORD_PAUSE", Backoff(0.0, 0.0))
+    records: Any = LossyRecords(lost_updates, lost_gets=0)
+    records.revision = 5
+    with pytest.raises(Conflict):
+        await OnceRecords(records, "billing", lease_s=1.0, remember_s=1.0)._record("key", b"done", 1)

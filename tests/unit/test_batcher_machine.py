@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetspark.batcher.config import REASONS, BatcherConfig
-from jetspark.batcher.machine import BatchMachine, Flush, Ticket
+from jetspark.batcher.machine import BatchMachine, Flush, Ticket, no_room, not_drained, not_flushed
 from jetspark.batcher.reports import WriteReport
 from jetspark.errors import (
     BatcherBroken,
@@ -719,9 +719,9 @@ def test_there_are_no_more_writes_when_all_are_done_or_none_can_be() -> None:
 def test_errors_of_time_say_what_was_waited_for() -> None:
     it = machine(name="mine")
     for error, words in (
-        (it.no_room(3, 0.5), "no room for 3 more in its queue"),
-        (it.not_flushed(0.5), "the sink is not done with what was to be flushed"),
-        (it.not_drained(0.5), "its sink is not done"),
+        (no_room(it.name, 3, 0.5), "no room for 3 more in its queue"),
+        (not_flushed(it.name, 0.5), "the sink is not done with what was to be flushed"),
+        (not_drained(it.name, 0.5), "its sink is not done"),
     ):
         assert isinstance(error, BatcherTimeout)
         assert "mine" in str(error)
@@ -750,7 +750,8 @@ def test_an_item_that_was_taken_over_before_an_interrupt_counts() -> None:
     it = machine(max_batch_bytes=6)
     told, ack = collected()
     it.add("aa", 100.0, ack)
-    it._sizes.append(2)
+    assert it._sizes is not None
+    it._sizes.each.append(2)
     it._waiting.append("bb")  # and its place was not counted
     it.next_deadline()
     assert it.mend() == []
@@ -765,8 +766,9 @@ def test_what_was_noted_of_an_item_that_was_not_taken_over_is_forgotten() -> Non
     it = machine(max_batch_bytes=6)
     (first, first_ack), (second, second_ack) = collected(), collected()
     it.add("aa", 100.0, first_ack)
-    it._sizes.append(4)
-    it._waiting_bytes += 4
+    assert it._sizes is not None
+    it._sizes.each.append(4)
+    it._sizes.total += 4
     it._acks.append((1, second_ack))
     it.mend()
     assert it.add("bb", 100.0) is None

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from support.interrupts import Interrupt, count_places
 from support.readers import SilentReader
 
-from jetspark.core import connection as connection_module
 from jetspark.core import outbox
 from jetspark.core.auth import Auth, NKey, Token, UserPassword, create_seed
 from jetspark.core.connection import Connection, Done, Event, Failed, Ready, State
@@ -30,6 +29,7 @@ from jetspark.core.events import (
     SlowConsumer,
 )
 from jetspark.core.info import ServerInfo
+from jetspark.core.leaving import LINGER_S
 from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import Server
@@ -70,8 +70,8 @@ def log_in(connection: Connection, server: Server = A, auth: Auth | None = None,
     """Up to CONNECTED; returns the fields of CONNECT."""
     connection.begin(server)
     connection.receive_data(info(**fields))
-    if connection.awaits_tls:
-        connection.secured()
+    if connection.handshake.awaits_tls:
+        connection.handshake.secured()
     connection.login(auth)
     sent = connection.data_to_send()
     connection.receive_data(b"PONG\r\n")
@@ -335,11 +335,11 @@ def test_a_login_is_never_made_before_tls_is_up(server: Server) -> None:
     connection = new(server)
     connection.begin(server)
     connection.receive_data(info(tls_required=True))
-    assert connection.awaits_tls
+    assert connection.handshake.awaits_tls
     with pytest.raises(ProtocolError, match="TLS"):
         connection.login(Token("secret"))
     assert connection.data_to_send() == b""
-    connection.secured()
+    connection.handshake.secured()
     connection.login(Token("secret"))
     assert b"secret" in connection.data_to_send()
 
@@ -348,11 +348,11 @@ def test_a_tls_config_makes_any_server_one_that_must_speak_tls() -> None:
     connection = new()
     connection.begin(A, wants_tls=True)
     connection.receive_data(info())
-    assert connection.awaits_tls
+    assert connection.handshake.awaits_tls
     connection.end("it does not offer TLS")
     connection.begin(A, wants_tls=True, is_secure=True)  # from the first byte
     connection.receive_data(info())
-    assert not connection.awaits_tls
+    assert not connection.handshake.awaits_tls
 
 
 def test_a_refusal_in_plain_text_is_nobodys_refusal_of_our_credentials() -> None:
@@ -380,7 +380,7 @@ def test_servers_named_in_plain_text_are_dialled_only_after_a_session_over_tls()
     connection = new(TLS)
     connection.begin(TLS)
     connection.receive_data(info(tls_required=True, connect_urls=["b:4222"]))
-    connection.secured()
+    connection.handshake.secured()
     connection.login(None)
     assert connection.pool.servers == [TLS]
     connection.receive_data(b"PONG\r\n")
@@ -529,7 +529,7 @@ def test_a_lame_duck_is_left_as_soon_as_it_has_confirmed_what_it_got() -> None:
     connection.receive_data(b"PONG\r\n")
     assert connection.next_deadline() == 0.0  # as soon as possible: how long to linger needs a clock
     connection.on_time(100.0)
-    assert connection.next_deadline() == 100.0 + connection_module.LINGER_S
+    assert connection.next_deadline() == 100.0 + LINGER_S
     connection.receive_data(message(1, b"and here"))
     assert connection.data_to_send() == b""
     connection.on_time(100.3)
@@ -627,10 +627,10 @@ def test_subscriptions_and_flushes_that_are_not_taken_are_bounded() -> None:
             subscribed += 1
     assert subscribed < 1 << 20
     assert connection.out_bytes <= outbox.MIN_CONTROL_ROOM_BYTES + 100
-    before = len(connection.subscriptions)
+    before = len(connection.subscriptions.all)
     with pytest.raises(BufferFull):
         connection.subscribe("a")
-    assert len(connection.subscriptions) == before
+    assert len(connection.subscriptions.all) == before
     with pytest.raises(BufferFull):
         connection.flush("flush")
     with pytest.raises(BufferFull):
@@ -860,11 +860,11 @@ def test_what_goes_into_a_frame_is_checked_where_it_is_built() -> None:
 
 def test_every_batch_has_an_id_and_a_prefix_that_are_nobody_elses() -> None:
     connection, other = new(), new()
-    places = [connection.new_batch(), connection.new_batch(), other.new_batch()]
+    places = [connection.names.new_batch(), connection.names.new_batch(), other.names.new_batch()]
     assert places[0] != places[1]
     prefix, batch_id = places[0]
     assert "." not in batch_id
-    assert connection.new_inbox().startswith(f"{prefix}.")
+    assert connection.names.new_inbox().startswith(f"{prefix}.")
 
 
 def test_the_memory_of_subjects_is_bounded() -> None:
@@ -1045,7 +1045,7 @@ def test_subscribing_sends_the_frame_and_messages_arrive() -> None:
     first = connection.subscribe("a.*", reader=READER)
     second = connection.subscribe("b.>", "workers")
     assert connection.data_to_send() == b"SUB a.* 1\r\nSUB b.> workers 2\r\n"
-    assert connection.subscriptions == [first, second]
+    assert connection.subscriptions.all == [first, second]
     assert first.reader is READER
     connection.receive_data(message(1, b"1", "a.x") + message(2, b"2", "b.x") + message(1, b"3", "a.x"))
     assert {id(each) for each in ready(connection.events())} == {id(first), id(second)}
@@ -1084,7 +1084,7 @@ def test_a_subscription_that_ends_with_its_session_is_over_when_the_next_begins(
     log_in(connection)
     assert ready(connection.events()) == [answers]
     assert (answers.is_finished, answers.error, unread(answers)) == (True, None, [b"1"])
-    assert connection.subscriptions == [others]
+    assert connection.subscriptions.all == [others]
     assert connection.data_to_send() == b"SUB others 2\r\n"
 
 
@@ -1102,7 +1102,7 @@ def test_a_bad_subscription_is_refused(arguments: tuple[str, ...], options: dict
     connection = connected()
     with pytest.raises(ConfigError):
         connection.subscribe(*arguments, **options)
-    assert (connection.subscriptions, connection.data_to_send()) == ([], b"")
+    assert (connection.subscriptions.all, connection.data_to_send()) == ([], b"")
 
 
 def test_bounds_come_from_the_options_unless_given() -> None:
@@ -1127,7 +1127,7 @@ def test_unsubscribing_ends_it_at_once_and_later_messages_are_dropped() -> None:
     assert unread(subscription) == [b"1"]
     connection.unsubscribe(subscription)
     assert connection.data_to_send() == b""
-    assert connection.subscriptions == []
+    assert connection.subscriptions.all == []
 
 
 def test_a_limit_ends_it_after_so_many_in_all() -> None:
@@ -1140,7 +1140,7 @@ def test_a_limit_ends_it_after_so_many_in_all() -> None:
     was_finished = subscription.is_finished
     connection.receive_data(message(1, b"3") + message(1, b"4"))
     assert (was_finished, subscription.is_finished) == (False, True)
-    assert connection.subscriptions == []
+    assert connection.subscriptions.all == []
     assert unread(subscription) == [b"1", b"2", b"3"]
     assert ready(connection.events())[-1] is subscription
 
@@ -1291,7 +1291,7 @@ def test_draining_waits_for_everything_the_server_had_sent() -> None:
     assert ready(events)[-1] is subscription
     assert (was_finished, subscription.is_finished) == (False, True)
     assert unread(subscription) == [b"1", b"2"]
-    assert connection.subscriptions == []
+    assert connection.subscriptions.all == []
 
 
 @pytest.mark.parametrize("how", ["disconnected", "finished", "closed"])
@@ -1416,11 +1416,11 @@ def test_an_answer_with_damaged_headers_is_the_askers_problem_not_the_connection
 def test_a_late_answer_is_dropped() -> None:
     connection = connected()
     token = connection.request("request", "svc", b"", None)
-    connection.forget(token)
-    connection.forget(token)
+    connection.requests.forget(token)
+    connection.requests.forget(token)
     connection.receive_data(answer(token) + answer("unknown"))
     assert connection.events() == []
-    assert len(connection._requests) == 0
+    assert len(connection.requests) == 0
 
 
 def test_a_request_that_was_not_accepted_leaves_nothing_behind() -> None:
@@ -1430,7 +1430,7 @@ def test_a_request_that_was_not_accepted_leaves_nothing_behind() -> None:
         connection.request("request", "svc", b"", None)
     with pytest.raises(InvalidSubject):
         connection.request("request", "s v c", b"", None)
-    assert len(connection._requests) == 0
+    assert len(connection.requests) == 0
 
 
 def test_a_request_survives_a_reconnect_on_the_same_inbox() -> None:
@@ -1443,7 +1443,7 @@ def test_a_request_survives_a_reconnect_on_the_same_inbox() -> None:
 
 def test_inboxes_for_many_answers_are_not_the_shared_one() -> None:
     connection = connected()
-    inboxes = {connection.new_inbox() for _ in range(100)}
+    inboxes = {connection.names.new_inbox() for _ in range(100)}
     assert len(inboxes) == 100
     assert all(inbox.startswith(f"{INBOX}.many.") for inbox in inboxes)
 
@@ -1520,7 +1520,7 @@ def test_a_subscription_we_may_not_make_ends_with_the_error() -> None:
     assert reported(events) == [("subscribe", "secret")]
     assert refused.is_finished
     assert isinstance(refused.error, PermissionDenied)
-    assert connection.subscriptions == [fine]
+    assert connection.subscriptions.all == [fine]
     assert reconnect(connection) == b"SUB a 2\r\n"
 
 
@@ -1549,7 +1549,7 @@ def test_a_refused_inbox_fails_every_request_and_the_next_one_tries_again() -> N
 
 def test_a_refused_request_for_many_answers_ends_its_subscription_here_and_at_the_server() -> None:
     connection = connected()
-    answers = connection.subscribe(connection.new_inbox(), answers_to="secret")
+    answers = connection.subscribe(connection.names.new_inbox(), answers_to="secret")
     connection.publish("secret", b"", answers.subject)
     connection.data_to_send()
     connection.receive_data(denied("Publish", "secret"))
@@ -1703,7 +1703,7 @@ def test_closing_tells_everyone_who_waits(error: Exception | None, is_connected:
     assert subscription.error is error
     assert unread(subscription) == [b"1"]
     assert events[-1] == Closed(error, unsent_messages=1)
-    assert connection.subscriptions == []
+    assert connection.subscriptions.all == []
     assert connection.next_deadline() is None
     assert connection.data_to_send() == b""
 
@@ -1748,7 +1748,7 @@ def test_a_request_after_close_on_a_connection_that_made_one_before_is_refused()
     connection.close()
     with pytest.raises(ConnectionClosed):
         connection.request("after", "a", b"", None)
-    assert len(connection._requests) == 0
+    assert len(connection.requests) == 0
 
 
 def test_a_chunk_after_close_is_ignored() -> None:
@@ -1969,10 +1969,10 @@ def test_a_request_after_one_that_was_interrupted_is_answered() -> None:
         with suppress(KeyboardInterrupt), Interrupt(number, at="any"):
             request(connection)
         token = connection.request("second", "a", b"", None)
-        assert connection._requests.replies is not None
-        inboxes = [route for route in connection.subscriptions if route.subject == f"{INBOX}.*"]
-        assert inboxes == [connection._requests.replies]
-        sid = connection._requests.replies.sid
+        assert connection.requests.replies is not None
+        inboxes = [route for route in connection.subscriptions.all if route.subject == f"{INBOX}.*"]
+        assert inboxes == [connection.requests.replies]
+        sid = connection.requests.replies.sid
         connection.receive_data(b"MSG %b.%b %d 1\r\nx\r\n" % (INBOX.encode(), token.encode(), sid))
         assert "second" in [event.handle for event in connection.events() if isinstance(event, Done)]
 
@@ -2002,7 +2002,7 @@ def test_a_subscription_whose_end_was_interrupted_is_ended_by_the_next_step(agai
                 connection.end("interrupted")
                 if not was_ending:
                     continue
-            assert list(connection.subscriptions) == []
+            assert list(connection.subscriptions.all) == []
             assert subscription in [event.subscription for event in connection.events() if isinstance(event, Ready)]
 
 

@@ -37,7 +37,8 @@ from jetspark.jetstream.publishing import publish
 from jetspark.jetstream.pull import Fetch, Puller
 from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_options import HIGHEST_FLOW, FastBatchOptions, GapMode
-from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
+from jetspark.publish.fast_publisher import FastPublisherMachine
+from jetspark.publish.fast_publisher_options import FastPublisherOptions
 from jetspark.publish.outgoing import Item
 
 SEED = 20261116
@@ -457,10 +458,12 @@ def _connected() -> Connection:
 
 
 def _say(connection: Connection, batch: FastMachine, answer: Any) -> None:
-    assert batch.inbox is not None
+    assert batch.inbox.subscription is not None
     data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    subject = batch.inbox.subject.removesuffix(">") + "500.fail.1.0.$FI"
-    connection.receive_data(b"MSG %b %d %d\r\n%b\r\n" % (subject.encode(), batch.inbox.sid, len(data), data))
+    subject = batch.inbox.subscription.subject.removesuffix(">") + "500.fail.1.0.$FI"
+    connection.receive_data(
+        b"MSG %b %d %d\r\n%b\r\n" % (subject.encode(), batch.inbox.subscription.sid, len(data), data)
+    )
 
 
 def _batch_at(stage: str, gap: GapMode) -> tuple[Connection, FastMachine]:
@@ -471,7 +474,7 @@ def _batch_at(stage: str, gap: GapMode) -> tuple[Connection, FastMachine]:
     if stage != "opening":
         _say(connection, batch, FAST_ANSWERS["ack"])
         batch.on_replies(0.0)
-        batch.add_many([("s.a", b"2"), ("s.a", b"3")], 0.0)
+        batch.sender.add_many([("s.a", b"2"), ("s.a", b"3")], 0.0)
     if stage == "ended":
         batch.end(0.0)
     return connection, batch
@@ -504,13 +507,16 @@ def test_a_damaged_answer_ends_a_fast_batch_with_an_error_of_ours_or_is_passed_o
         assert batch.failure is None or isinstance(batch.failure, JetSparkError)
         assert 0 <= batch.stored <= batch.messages, damaged
         assert 0 <= batch.acknowledged <= batch.messages, damaged
-        assert batch.room <= 3 * HIGHEST_FLOW, damaged  # two acknowledgements, and what may come early
+        assert batch.sender.room <= 3 * HIGHEST_FLOW, damaged  # two acknowledgements, and what may come early
         assert all(1 <= sequence <= batch.messages for sequence in _reported(batch)), damaged
-        assert batch.doubts == [], damaged
+        assert batch.losses.doubts == [], damaged
 
 
 def _reported(batch: FastMachine) -> list[int]:
-    return [*(each for gap in batch.gaps for each in (gap.start, gap.stop - 1)), *(each[0] for each in batch.errors)]
+    return [
+        *(each for gap in batch.losses.gaps for each in (gap.start, gap.stop - 1)),
+        *(each[0] for each in batch.losses.errors),
+    ]
 
 
 @pytest.mark.parametrize("message_ids", [False, True])
@@ -528,9 +534,9 @@ def test_a_damaged_answer_loses_no_message_of_a_fast_publisher(kind: str, stage:
         _say(connection, publisher.batch, damaged)
         assert _complaint(lambda: publisher.on_replies(now), damaged) is None  # noqa: B023
         assert publisher.failure is None or isinstance(publisher.failure, JetSparkError)
-        assert publisher.published + len(publisher.unpublished()) == 3, damaged
-        left = items[publisher.published :]
-        assert [each[:2] for each in publisher.unpublished()] == left, damaged
+        assert publisher.places.published + len(publisher.places.unpublished()) == 3, damaged
+        left = items[publisher.places.published :]
+        assert [each[:2] for each in publisher.places.unpublished()] == left, damaged
 
 
 def _drive(publisher: FastPublisherMachine, connection: Connection, stage: str) -> float:
@@ -549,7 +555,7 @@ def _drive(publisher: FastPublisherMachine, connection: Connection, stage: str) 
     _say(connection, publisher.batch, FAST_ANSWERS["ack"])
     publisher.on_replies(now)
     if stage == "ended":
-        publisher.flush()
+        publisher.wishes.flush()
     while publisher.pump(now):
         pass
     return now

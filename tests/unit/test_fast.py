@@ -71,7 +71,7 @@ class Peer:
         return [(int(a), int(b)) for a, b in re.findall(r" \S+\.(\d+)\.(\d)\.\$FI ", data)]
 
     def say(self, *answers: dict[str, Any] | bytes, place: tuple[int, int] = (1, 1), now: float = NOW) -> None:
-        inbox = self.batch.inbox
+        inbox = self.batch.inbox.subscription
         assert inbox is not None
         subject = inbox.subject.removesuffix(">") + f"500.fail.{place[0]}.{place[1]}.$FI"
         for answer in answers:
@@ -89,7 +89,7 @@ class Peer:
         return self.batch
 
     def add(self, count: int, now: float = NOW) -> None:
-        self.batch.add_many([A] * count, now)
+        self.batch.sender.add_many([A] * count, now)
 
 
 NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: s.a\r\n\r\n"
@@ -120,12 +120,12 @@ def final(count: int) -> dict[str, Any]:
 
 def test_nothing_follows_the_first_message_before_its_answer() -> None:
     peer = Peer()
-    assert (peer.batch.state, peer.batch.room, peer.batch.id) == (FastState.NEW, 0, "")
+    assert (peer.batch.state, peer.batch.sender.room, peer.batch.inbox.batch_id) == (FastState.NEW, 0, "")
     peer.batch.start(A, NOW)
     assert peer.sent() == [(1, 0)]
-    assert (peer.batch.state, peer.batch.room) == (FastState.OPENING, 0)
+    assert (peer.batch.state, peer.batch.sender.room) == (FastState.OPENING, 0)
     peer.say(ack(0, 10))
-    assert (peer.batch.state, peer.batch.due, peer.batch.room) == (FastState.OPEN, 19, 29)
+    assert (peer.batch.state, peer.batch.sender.due, peer.batch.sender.room) == (FastState.OPEN, 19, 29)
 
 
 def test_the_inbox_is_subscribed_to_before_the_first_message_leaves() -> None:
@@ -137,7 +137,7 @@ def test_the_inbox_is_subscribed_to_before_the_first_message_leaves() -> None:
 def test_a_batch_id_of_ones_own_comes_after_the_unique_prefix() -> None:
     peer = Peer(batch_id="mine")
     peer.batch.start(A, NOW)
-    assert peer.batch.id == "mine"
+    assert peer.batch.inbox.batch_id == "mine"
     assert b" _INBOX.me-1.mine.500.fail.1.0.$FI " in peer.connection.data_to_send()
 
 
@@ -146,13 +146,17 @@ def test_a_batch_that_could_not_open_for_now_is_tried_again_under_another_id(ans
     peer = Peer()
     peer.batch.start(A, NOW)
     peer.say(answer, place=(1, 0))
-    assert (peer.batch.state, peer.batch.sequence, peer.batch.reopen_at) == (FastState.NEW, 0, NOW + 0.05)
+    assert (peer.batch.state, peer.batch.sender.sequence, peer.batch.opening.reopen_at) == (
+        FastState.NEW,
+        0,
+        NOW + 0.05,
+    )
     assert peer.batch.next_deadline() is None
     peer.sent()
     peer.batch.start(A, NOW + 0.05)
     assert b"_INBOX.me-2." in peer.connection.data_to_send()
     peer.say(answer, place=(1, 0), now=NOW + 0.06)
-    assert peer.batch.reopen_at == NOW + 0.06 + 0.1
+    assert peer.batch.opening.reopen_at == NOW + 0.06 + 0.1
 
 
 def test_trying_to_open_ends_with_the_timeout_and_the_reason() -> None:
@@ -169,7 +173,7 @@ def test_a_first_message_that_is_refused_ends_the_batch_with_its_error() -> None
     peer.batch.start(A, NOW)
     peer.say(ack(0, 10), error(10071))
     assert isinstance(peer.batch.failure, ServerError)
-    assert [each.sequence for each in peer.batch.errors] == [1]
+    assert [each.sequence for each in peer.batch.losses.errors] == [1]
     assert peer.batch.stored == 0
 
 
@@ -200,15 +204,15 @@ def test_a_single_message_may_be_start_and_commit_at_once() -> None:
 def test_so_many_acks_of_the_present_size_are_wanted_and_one_more_is_taken() -> None:
     peer = Peer(max_outstanding_acks=3)
     batch = peer.open(msgs=5)
-    assert (peer.batch.due, batch.room) == (14, 19)
+    assert (peer.batch.sender.due, batch.sender.room) == (14, 19)
     peer.add(14)
-    assert (peer.batch.due, batch.room) == (0, 5)
+    assert (peer.batch.sender.due, batch.sender.room) == (0, 5)
     peer.say(ack(5, 5))
-    assert (peer.batch.due, batch.room) == (5, 10)
+    assert (peer.batch.sender.due, batch.sender.room) == (5, 10)
     peer.say(ack(10, 2))  # the server wants us slower: nothing is taken back, less is given
-    assert (peer.batch.due, batch.room) == (1, 3)
+    assert (peer.batch.sender.due, batch.sender.room) == (1, 3)
     peer.say(ack(15, 100))
-    assert (peer.batch.due, batch.room) == (300, 400)
+    assert (peer.batch.sender.due, batch.sender.room) == (300, 400)
 
 
 def test_what_comes_early_is_kept_and_sent_once_in_order_when_it_is_wanted() -> None:
@@ -216,15 +220,15 @@ def test_what_comes_early_is_kept_and_sent_once_in_order_when_it_is_wanted() -> 
     batch = peer.open(msgs=4)
     peer.add(7)
     peer.add(1)
-    batch.add(A, NOW)
-    assert batch.add_some(iter([A] * 100), NOW)
-    assert (batch.sequence, batch.sent, batch.room) == (12, 8, 0)
+    batch.sender.add(A, NOW)
+    assert batch.sender.add_some(iter([A] * 100), NOW)
+    assert (batch.sender.sequence, batch.sender.sent, batch.sender.room) == (12, 8, 0)
     assert peer.sent() == [(1, 0)] + [(number, 1) for number in range(2, 9)]
     peer.say(ack(0, 2))  # slower now
     assert peer.sent() == []
     peer.say(ack(4, 3))
     assert peer.sent() == [(9, 1), (10, 1)]
-    assert (batch.sequence, batch.sent, batch.room) == (12, 10, 1)
+    assert (batch.sender.sequence, batch.sender.sent, batch.sender.room) == (12, 10, 1)
     peer.say(ack(8, 3))
     assert peer.sent() == [(11, 1), (12, 1)]
     peer.add(2)
@@ -238,7 +242,7 @@ def test_a_piece_is_sent_as_far_as_it_is_wanted_and_kept_beyond() -> None:
     assert peer.sent() == [(1, 0)] + [(number, 1) for number in range(2, 9)]
     peer.say(ack(4, 4), ack(8, 4))
     assert peer.sent() == [(9, 1), (10, 1), (11, 1)]
-    assert batch.room == 9
+    assert batch.sender.room == 9
 
 
 def test_what_is_kept_is_bounded_in_bytes_too() -> None:
@@ -247,21 +251,21 @@ def test_what_is_kept_is_bounded_in_bytes_too() -> None:
     large: Item = ("s.a", b"x" * 90_000)
     peer.add(199)
     for _ in range(3):
-        assert batch.room
-        batch.add(large, NOW)
-    assert batch.room == 0
+        assert batch.sender.room
+        batch.sender.add(large, NOW)
+    assert batch.sender.room == 0
     peer.say(ack(100, 100))
-    assert batch.room == 197
-    batch.add_many([large] * 90, NOW)
-    assert batch.room == 107
+    assert batch.sender.room == 197
+    batch.sender.add_many([large] * 90, NOW)
+    assert batch.sender.room == 107
 
 
 def test_a_full_buffer_does_not_keep_back_what_was_accepted() -> None:
     peer = Peer(send_buffer_bytes=100)
     batch = peer.open(msgs=1)
     peer.sent()
-    batch.add(A, NOW)
-    batch.add(A, NOW)
+    batch.sender.add(A, NOW)
+    batch.sender.add(A, NOW)
     assert peer.sent() == [(2, 1)]
     peer.connection.publish("s.b", b"x" * 200)
     with pytest.raises(BufferFull):
@@ -275,7 +279,7 @@ def test_what_is_kept_ends_with_the_batch() -> None:
     batch = peer.open(msgs=2)
     peer.add(5)
     batch.fail(OSError("no"))
-    assert (batch._early, batch.wanted, batch.limit) == ([], 0, 0)
+    assert (batch.sender._early, batch.sender.wanted, batch.sender.limit) == ([], 0, 0)
 
 
 def test_nobody_is_asked_about_a_batch_that_has_not_begun_or_is_over() -> None:
@@ -294,8 +298,8 @@ def test_nobody_is_asked_about_a_batch_that_has_not_begun_or_is_over() -> None:
 def test_a_batch_whose_inbox_has_ended_is_in_doubt() -> None:
     peer = Peer()
     batch = peer.open(msgs=2)
-    assert batch.inbox is not None
-    peer.connection.unsubscribe(batch.inbox)
+    assert batch.inbox.subscription is not None
+    peer.connection.unsubscribe(batch.inbox.subscription)
     batch.on_replies(NOW)
     assert isinstance(batch.failure, BatchInDoubt)
 
@@ -314,7 +318,7 @@ def test_what_came_before_a_session_was_lost_counts() -> None:
     peer = Peer()
     batch = peer.open(msgs=2)
     peer.add(3)
-    inbox = batch.inbox
+    inbox = batch.inbox.subscription
     assert inbox is not None
     data = json.dumps(ack(2, 2), separators=(",", ":")).encode()
     subject = inbox.subject.removesuffix(">").encode() + b"500.fail.2.1.$FI"
@@ -328,9 +332,9 @@ def test_a_batch_that_moves_has_its_whole_time_again() -> None:
     batch = peer.open(msgs=2)
     peer.add(3)
     peer.say(ack(2, 2), now=NOW + 20)
-    assert batch._stalled_at == NOW + 50
+    assert batch._silence.gives_up_at(batch.sender.sent_at) == NOW + 50
     peer.say(ack(2, 2), now=NOW + 25)  # the same once more is no step
-    assert batch._stalled_at == NOW + 50
+    assert batch._silence.gives_up_at(batch.sender.sent_at) == NOW + 50
 
 
 def test_the_end_comes_after_what_is_kept() -> None:
@@ -343,14 +347,14 @@ def test_the_end_comes_after_what_is_kept() -> None:
         else:
             batch.end(NOW)
         peer.sent()
-        assert (batch.state, batch.room, batch.sent) == (FastState.COMMITTING, 0, 4)
+        assert (batch.state, batch.sender.room, batch.sender.sent) == (FastState.COMMITTING, 0, 4)
         peer.say(ack(2, 2))
         assert peer.sent() == [(5, 1), (6, 1)]
         peer.say(ack(4, 2))
         [(sequence, operation)] = peer.sent()
         assert (sequence, operation in (2, 3)) == (7, True)
         peer.say(final(batch.messages))
-        assert (batch.failure, batch.stored, batch.sent) == (None, batch.messages, 7)
+        assert (batch.failure, batch.stored, batch.sender.sent) == (None, batch.messages, 7)
 
 
 def test_an_end_the_server_made_before_ours_was_sent_is_not_ours() -> None:
@@ -369,7 +373,7 @@ def test_what_is_kept_is_not_sent_any_more_when_something_was_lost() -> None:
     peer.sent()
     peer.say(ack(2, 2), gap(3, 4))
     assert peer.sent() == []
-    assert (batch.room, batch.messages, batch.sent) == (0, 6, 4)
+    assert (batch.sender.room, batch.messages, batch.sender.sent) == (0, 6, 4)
     peer.say(final(2))
     assert isinstance(batch.failure, BatchCutShort)
     assert batch.stored == 2
@@ -392,7 +396,7 @@ def test_what_is_kept_was_not_under_way_when_the_session_was_lost() -> None:
     batch = peer.open(msgs=2)
     peer.add(5)
     batch.on_event(Disconnected("a", "cut", 4, 0, 4), NOW)
-    assert batch.doubts == [range(1, 5)]
+    assert batch.losses.doubts == [range(1, 5)]
 
 
 def test_a_server_that_says_nothing_is_not_excused_by_what_comes_early() -> None:
@@ -400,7 +404,7 @@ def test_a_server_that_says_nothing_is_not_excused_by_what_comes_early() -> None
     batch = peer.open(msgs=2)
     peer.add(3)
     peer.sent()
-    batch.add(A, NOW + 1.5)
+    batch.sender.add(A, NOW + 1.5)
     batch.on_time(NOW + 1.5)
     assert peer.sent() == [(4, 4)]
     batch.on_time(NOW + 2.0)
@@ -420,31 +424,31 @@ def test_an_ack_covers_those_that_were_lost_before_it_and_none_goes_back() -> No
 def test_a_refused_message_makes_room_like_a_stored_one() -> None:
     peer = Peer(gap="ok", flow=1, max_outstanding_acks=1)
     batch = peer.open(msgs=1)
-    assert peer.batch.due == 0
+    assert peer.batch.sender.due == 0
     peer.say(err(1))
-    assert peer.batch.due == 1
-    assert batch.news == [Refusal(1, batch.errors[0].error)]
+    assert peer.batch.sender.due == 1
+    assert batch.losses.news == [Refusal(1, batch.losses.errors[0].error)]
 
 
 def test_a_gap_makes_room_too() -> None:
     peer = Peer(gap="ok")
     batch = peer.open(msgs=2)
     peer.add(3)
-    assert peer.batch.due == 0
+    assert peer.batch.sender.due == 0
     peer.say(gap(2, 4))
-    assert peer.batch.due == 3
-    assert batch.gaps == [range(2, 4)]
+    assert peer.batch.sender.due == 3
+    assert batch.losses.gaps == [range(2, 4)]
 
 
 def test_what_cannot_be_sent_uses_up_no_sequence() -> None:
     peer = Peer()
     batch = peer.open()
     with pytest.raises(InvalidSubject):
-        batch.add(("s a", b""), NOW)
+        batch.sender.add(("s a", b""), NOW)
     with pytest.raises(PayloadTooLarge):
-        batch.add(("s.a", b"x" * 100_001), NOW)
-    batch.add(A, NOW)
-    assert batch.sequence == 2
+        batch.sender.add(("s.a", b"x" * 100_001), NOW)
+    batch.sender.add(A, NOW)
+    assert batch.sender.sequence == 2
 
 
 def test_add_many_sends_those_before_the_one_that_cannot_be_sent() -> None:
@@ -452,31 +456,31 @@ def test_add_many_sends_those_before_the_one_that_cannot_be_sent() -> None:
     batch = peer.open()
     peer.sent()
     with pytest.raises(InvalidSubject):
-        batch.add_many([A, A, ("s a", b""), A], NOW)
+        batch.sender.add_many([A, A, ("s a", b""), A], NOW)
     assert peer.sent() == [(2, 1), (3, 1)]
-    assert batch.sequence == 3
+    assert batch.sender.sequence == 3
 
 
 def test_a_full_buffer_takes_nothing_and_forgets_nothing() -> None:
     peer = Peer(send_buffer_bytes=100)
     batch = peer.open()
     peer.sent()
-    batch.add(("s.a", b"x" * 50), NOW)
+    batch.sender.add(("s.a", b"x" * 50), NOW)
     with pytest.raises(BufferFull):
-        batch.add_many([("s.a", b"x" * 50)] * 3, NOW)
-    assert (batch.sequence, peer.sent()) == (2, [(2, 1)])
+        batch.sender.add_many([("s.a", b"x" * 50)] * 3, NOW)
+    assert (batch.sender.sequence, peer.sent()) == (2, [(2, 1)])
 
 
 def test_headers_travel_and_the_dangerous_one_does_not() -> None:
     peer = Peer()
     batch = peer.open()
     peer.sent()
-    batch.add(("s.a", b"x", {"A": "1"}), NOW)
+    batch.sender.add(("s.a", b"x", {"A": "1"}), NOW)
     assert b"HPUB s.a _INBOX.me-1.500.fail.2.1.$FI 18 19\r\nNATS/1.0\r\nA: 1\r\n\r\nx\r\n" in (
         peer.connection.data_to_send()
     )
     with pytest.raises(ConfigError, match="Nats-Expected-Last-Msg-Id"):
-        batch.add(("s.a", b"x", {"Nats-Expected-Last-Msg-Id": "a"}), NOW)
+        batch.sender.add(("s.a", b"x", {"Nats-Expected-Last-Msg-Id": "a"}), NOW)
 
 
 # ---- ends ------------------------------------------------------------------------------------------------------------
@@ -510,7 +514,7 @@ def test_a_gap_ends_a_batch_in_mode_fail_after_what_is_stored() -> None:
     batch = peer.open()
     peer.add(8)
     peer.say(gap(4, 6))
-    assert batch.room == 0
+    assert batch.sender.room == 0
     assert not batch.is_ended
     peer.say(final(3))
     assert isinstance(batch.failure, BatchCutShort)
@@ -556,7 +560,7 @@ def test_a_batch_that_was_cut_short_for_want_of_permission_does_not_pass() -> No
     peer = Peer()
     batch = peer.open()
     peer.add(1)
-    batch.add(("s.b", b""), NOW)
+    batch.sender.add(("s.b", b""), NOW)
     batch.on_event(ErrorReported(PermissionDenied("publish", "s.b")), NOW)
     batch.on_time(NOW + 0.1)
     peer.say(gap(3, 4), final(2))
@@ -571,7 +575,7 @@ def test_a_lost_end_that_lost_no_message_is_no_failure() -> None:
     peer.add(1)
     batch.end(NOW)
     peer.say(gap(3, 4), final(2))  # what a ping finds: only the end itself is missing
-    assert (batch.failure, batch.gaps, batch.stored) == (None, [], 2)
+    assert (batch.failure, batch.losses.gaps, batch.stored) == (None, [], 2)
 
 
 def test_a_commit_that_was_lost_in_mode_ok_is_followed_by_an_end() -> None:
@@ -582,7 +586,7 @@ def test_a_commit_that_was_lost_in_mode_ok_is_followed_by_an_end() -> None:
     peer.say(gap(2, 3))
     assert peer.sent() == [(3, 3)]
     peer.say(final(2))
-    assert (batch.failure, batch.gaps, batch.stored) == (None, [range(2, 3)], 1)
+    assert (batch.failure, batch.losses.gaps, batch.stored) == (None, [range(2, 3)], 1)
 
 
 def test_mode_ok_counts_what_is_neither_lost_nor_refused() -> None:
@@ -611,16 +615,16 @@ def test_a_batch_the_server_forgot_is_in_doubt_from_the_last_ack_on() -> None:
 def test_a_message_too_large_for_the_stream_is_looked_into_soon() -> None:
     peer = Peer()
     batch = peer.open()
-    batch.add(A, NOW)
+    batch.sender.add(A, NOW)
     peer.sent()
     peer.say(error(10054), place=(2, 1))
-    assert batch.room == 0
+    assert batch.sender.room == 0
     assert batch.next_deadline() == NOW + 0.1
     batch.on_time(NOW + 0.1)
     assert peer.sent() == [(2, 4)]
     peer.say(gap(2, 3), final(1))
     assert isinstance(batch.failure, BatchCutShort)
-    assert [(each.sequence, each.error.err_code) for each in batch.errors] == [(2, 10054)]
+    assert [(each.sequence, each.error.err_code) for each in batch.losses.errors] == [(2, 10054)]
 
 
 def test_a_leader_that_is_gone_leaves_a_hole_that_a_ping_measures() -> None:
@@ -629,7 +633,7 @@ def test_a_leader_that_is_gone_leaves_a_hole_that_a_ping_measures() -> None:
     peer.add(2)
     peer.sent()
     peer.say(NO_RESPONDERS, place=(3, 1))
-    assert batch.room > 0  # in mode ok it goes on
+    assert batch.sender.room > 0  # in mode ok it goes on
     batch.on_time(NOW + 0.1)
     assert peer.sent() == [(3, 4)]
     peer.say(NO_RESPONDERS, place=(3, 4), now=NOW + 0.2)
@@ -658,7 +662,7 @@ def test_too_many_losses_to_remember_end_the_batch(monkeypatch: pytest.MonkeyPat
     batch = peer.open()
     peer.add(5)
     peer.say(err(1), err(2), err(3))
-    assert len(batch.errors) == 2
+    assert len(batch.losses.errors) == 2
     assert isinstance(batch.failure, BatchInDoubt)
 
 
@@ -693,10 +697,10 @@ def test_in_mode_ok_a_commit_that_was_refused_is_not_counted_and_the_batch_is_co
     else:
         peer.open().commit(A, NOW)
     batch = peer.batch
-    peer.say(err(batch.sequence), final(batch.sequence - 1))
+    peer.say(err(batch.sender.sequence), final(batch.sender.sequence - 1))
     assert batch.failure is None
     assert batch.stored == batch.messages - 1
-    assert [each.sequence for each in batch.errors] == [batch.sequence]
+    assert [each.sequence for each in batch.losses.errors] == [batch.sender.sequence]
 
 
 def test_in_mode_ok_the_end_that_an_old_leader_had_confirmed_is_ours_too() -> None:
@@ -732,7 +736,7 @@ def test_a_batch_that_is_cut_short_before_its_end_was_sent_counts_all_that_was()
     batch = peer.open(msgs=2)
     peer.add(5)
     batch.end(NOW)
-    assert (batch.sent, batch.sequence) == (4, 7)
+    assert (batch.sender.sent, batch.sender.sequence) == (4, 7)
     peer.say(final(4))
     assert isinstance(batch.failure, BatchCutShort)
     assert batch.failure.stored == 4
@@ -745,7 +749,7 @@ def test_an_error_that_answers_a_ping_or_an_end_is_about_no_message() -> None:
     peer.say(error(10008, 503), place=(3, 4))
     batch.end(NOW)
     peer.say(error(10077, 503), place=(4, 3))
-    assert (batch.errors, batch.news, batch.failure) == ([], [], None)
+    assert (batch.losses.errors, batch.losses.news, batch.failure) == ([], [], None)
 
 
 def test_an_end_is_not_counted_as_a_stored_message_in_mode_fail() -> None:
@@ -771,7 +775,7 @@ def test_an_answer_about_messages_that_were_never_sent_leaves_the_batch_in_doubt
     peer.say(said)
     assert isinstance(batch.failure, BatchInDoubt)
     assert isinstance(batch.failure.__cause__, ProtocolError)
-    assert (batch.gaps, batch.errors, batch.acknowledged) == ([], [], 0)
+    assert (batch.losses.gaps, batch.losses.errors, batch.acknowledged) == ([], [], 0)
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------
@@ -816,7 +820,7 @@ def test_what_was_read_in_time_counts_even_if_the_clock_is_looked_at_first() -> 
     peer = Peer(timeout=5.0)
     batch = peer.open(msgs=2)
     peer.add(3)
-    inbox = batch.inbox
+    inbox = batch.inbox.subscription
     assert inbox is not None
     data = b'{"type":"ack","seq":4,"msgs":2}'
     peer.connection.receive_data(b"MSG _INBOX.me-1.x %d %d\r\n%b\r\n" % (inbox.sid, len(data), data))
@@ -842,11 +846,11 @@ def test_the_next_server_bounds_a_message_by_its_own_limit(way: str) -> None:
         items: list[Item] = [("s.a", b"x" * size), ("s.a", b"x" * size, b"NATS/1.0\r\nA: 1\r\n\r\n")]
         for item in items:
             if way == "add":
-                batch.add(item, NOW)
+                batch.sender.add(item, NOW)
             elif way == "add_many":
-                batch.add_many([item], NOW)
+                batch.sender.add_many([item], NOW)
             else:
-                batch.add_some(iter([item]), NOW)
+                batch.sender.add_some(iter([item]), NOW)
 
     peer = Peer(timeout=30.0)
     batch = peer.open(msgs=10)
@@ -855,12 +859,12 @@ def test_the_next_server_bounds_a_message_by_its_own_limit(way: str) -> None:
         peer.connection.end("cut")
         peer.connect(limit)
         batch.on_event(Reconnected("a"), NOW)
-        before = batch.sequence
+        before = batch.sender.sequence
         with pytest.raises(PayloadTooLarge, match=str(limit)):
             add(limit + 1)
-        assert batch.sequence == before
+        assert batch.sender.sequence == before
         add(limit - 100)
-        assert batch.sequence == before + 2
+        assert batch.sender.sequence == before + 2
 
 
 def test_a_connection_that_is_closed_leaves_the_batch_in_doubt() -> None:
@@ -877,7 +881,7 @@ def test_a_first_message_nobody_listens_to_is_sent_again_for_a_second_and_the_ca
     peer = Peer(timeout=30.0)
     now, attempts = NOW, 0
     while not peer.batch.is_ended:
-        now = peer.batch.reopen_at or NOW
+        now = peer.batch.opening.reopen_at or NOW
         peer.batch.start(A, now)
         peer.say(NO_RESPONDERS, place=(1, 0), now=now)
         attempts += 1
@@ -899,7 +903,7 @@ def test_the_last_attempt_to_open_is_made_when_the_time_is_over_and_not_before(a
     peer = Peer(wait_for_stream_s=0.04, timeout=0.04)
     peer.batch.start(A, NOW)
     peer.say(answer, place=(1, 0))
-    assert (peer.batch.state, peer.batch.reopen_at) == (FastState.NEW, NOW + 0.04)
+    assert (peer.batch.state, peer.batch.opening.reopen_at) == (FastState.NEW, NOW + 0.04)
     peer.batch.start(A, NOW + 0.04)
     peer.say(answer, place=(1, 0), now=NOW + 0.04)
     assert isinstance(peer.batch.failure, JetStreamUnavailable | TooManyBatches)
@@ -912,7 +916,7 @@ def test_a_stream_that_refused_the_first_message_for_now_is_there_and_has_all_th
     assert peer.batch.opening.is_stream_known
     now = NOW
     while not peer.batch.is_ended:
-        now = peer.batch.reopen_at or NOW
+        now = peer.batch.opening.reopen_at or NOW
         peer.batch.start(A, now)
         peer.say(NO_RESPONDERS, place=(1, 0), now=now)
     assert now == NOW + 30.0
@@ -933,7 +937,7 @@ def test_a_first_message_without_permission_is_not_sent_again(is_only: bool) -> 
     peer.batch.start(A, NOW, is_only=is_only)
     denied = PermissionDenied("publish", "s.a")
     peer.batch.on_event(ErrorReported(denied), NOW)
-    assert (peer.batch.failure, peer.batch.reopen_at) == (denied, None)
+    assert (peer.batch.failure, peer.batch.opening.reopen_at) == (denied, None)
 
 
 def test_a_batch_that_is_opened_again_has_no_doubts_of_the_attempt_before() -> None:
@@ -941,14 +945,14 @@ def test_a_batch_that_is_opened_again_has_no_doubts_of_the_attempt_before() -> N
     peer = Peer(gap="ok")
     peer.batch.start(A, NOW)
     peer.batch.on_event(Disconnected("a", "cut", 1, 0, 1), NOW)
-    assert peer.batch.doubts == [range(1, 2)]
+    assert peer.batch.losses.doubts == [range(1, 2)]
     peer.say(error(10211, 429), place=(1, 0))
-    assert peer.batch.doubts == []
+    assert peer.batch.losses.doubts == []
     peer.batch.start(A, NOW + 0.05)
     peer.say(ack(0, 10), ack(1, 10))
     peer.batch.end(NOW)
     peer.say(final(1))
-    assert (peer.batch.failure, peer.batch.stored, peer.batch.doubts) == (None, 1, [])
+    assert (peer.batch.failure, peer.batch.stored, peer.batch.losses.doubts) == (None, 1, [])
 
 
 def test_the_wait_for_a_stream_begins_with_the_first_message_nobody_listens_to() -> None:
@@ -1005,7 +1009,7 @@ def test_a_gap_that_is_reported_twice_is_missing_once() -> None:
     peer.add(5)
     peer.say(gap(3, 5))
     peer.say(gap(3, 6))
-    assert (batch.gaps, batch.news) == ([range(3, 5), range(5, 6)], [range(3, 5), range(5, 6)])
+    assert (batch.losses.gaps, batch.losses.news) == ([range(3, 5), range(5, 6)], [range(3, 5), range(5, 6)])
     batch.end(NOW)
     peer.say(final(6))
     assert batch.stored == 3  # 1, 2 and 6
@@ -1019,9 +1023,9 @@ def test_a_refused_message_that_a_gap_covers_is_reported_once(said: dict[str, An
     peer.add(5)
     peer.say(said, place=(3, 1))
     peer.say(gap(2, 6))
-    assert [each.sequence for each in batch.errors] == [3]
-    assert batch.gaps == [range(2, 3), range(4, 6)]
-    assert len(batch.news) == 3
+    assert [each.sequence for each in batch.losses.errors] == [3]
+    assert batch.losses.gaps == [range(2, 3), range(4, 6)]
+    assert len(batch.losses.news) == 3
     batch.end(NOW)
     peer.say(final(6))
     assert batch.stored == 2  # 1 and 6
@@ -1033,8 +1037,8 @@ def test_a_message_is_refused_once_however_often_the_server_says_so(said: dict[s
     batch = peer.open()
     peer.add(5)
     peer.say(said, said, place=(3, 1))
-    assert [each.sequence for each in batch.errors] == [3]
-    assert len(batch.news) == 1
+    assert [each.sequence for each in batch.losses.errors] == [3]
+    assert len(batch.losses.news) == 1
 
 
 def test_what_was_reported_in_the_end_is_in_doubt_no_more() -> None:
@@ -1044,13 +1048,13 @@ def test_what_was_reported_in_the_end_is_in_doubt_no_more() -> None:
     peer.sent()
     peer.say(ack(1, 4))
     batch.on_event(Disconnected("a", "cut", 7, 0, 7), NOW)
-    assert batch.doubts == [range(2, 8)]
+    assert batch.losses.doubts == [range(2, 8)]
     peer.say(err(3), gap(6, 8), ack(7, 4))
-    assert batch.doubts == [range(2, 3), range(4, 6)]
+    assert batch.losses.doubts == [range(2, 3), range(4, 6)]
     batch.end(NOW)
     peer.say(final(7))
-    assert (batch.stored, batch.gaps) == (1, [range(6, 8)])
-    assert batch.doubts == [range(2, 3), range(4, 6)]
+    assert (batch.stored, batch.losses.gaps) == (1, [range(6, 8)])
+    assert batch.losses.doubts == [range(2, 3), range(4, 6)]
 
 
 def test_an_end_of_the_batch_is_not_in_doubt() -> None:
@@ -1059,7 +1063,7 @@ def test_an_end_of_the_batch_is_not_in_doubt() -> None:
     peer.add(1)
     batch.end(NOW)
     batch.on_event(Disconnected("a", "cut", 3, 0, 3), NOW)
-    assert batch.doubts == [range(1, 3)]
+    assert batch.losses.doubts == [range(1, 3)]
 
 
 @pytest.mark.parametrize(
@@ -1075,10 +1079,10 @@ def test_however_often_and_in_whatever_pieces_gaps_are_reported_each_message_is_
     peer.add(9)
     for first_missing, received in [(3, 5), *again]:
         peer.say(gap(first_missing, received))
-    missing = [sequence for each in batch.gaps for sequence in each]
+    missing = [sequence for each in batch.losses.gaps for sequence in each]
     assert sorted(missing) == sorted(set(missing))
     assert set(missing) == {3, 4}.union(*(range(*each) for each in again))
-    assert [sequence for each in batch.news if isinstance(each, range) for sequence in each] == missing
+    assert [sequence for each in batch.losses.news if isinstance(each, range) for sequence in each] == missing
 
 
 def test_a_lost_end_in_mode_ok_is_not_counted_as_stored() -> None:
@@ -1113,12 +1117,12 @@ def test_a_lost_acknowledgement_is_covered_by_the_next() -> None:
     peer = Peer(gap="fail")
     batch = peer.open(msgs=10)
     peer.add(18)
-    assert peer.batch.due == 1
+    assert peer.batch.sender.due == 1
     peer.say(ack(10, 10))
     peer.add(11)
-    assert peer.batch.due == 0
+    assert peer.batch.sender.due == 0
     peer.say(ack(30, 10))  # the one for 20 was lost
-    assert (batch.acknowledged, peer.batch.due) == (30, 20)
+    assert (batch.acknowledged, peer.batch.sender.due) == (30, 20)
 
 
 def test_a_message_dropped_for_coming_too_fast_is_found_by_asking() -> None:
@@ -1132,8 +1136,8 @@ def test_a_message_dropped_for_coming_too_fast_is_found_by_asking() -> None:
     batch.on_time(deadline)
     assert peer.sent() == [(3, 4)]
     peer.say(gap(3, 4), ack(0, 10))
-    assert batch.gaps == [range(3, 4)]
-    assert batch.errors == []
+    assert batch.losses.gaps == [range(3, 4)]
+    assert batch.losses.errors == []
 
 
 def test_what_is_taken_from_an_iterable_is_bounded_by_messages_and_bytes() -> None:
@@ -1162,11 +1166,11 @@ def test_some_are_taken_as_far_as_the_pace_and_a_piece_allow() -> None:
     peer = Peer(gap="fail")
     batch = peer.open(msgs=500)
     items = iter([A] * 700)
-    assert batch.add_some(items, NOW)
-    assert batch.sequence == 501
-    assert batch.add_some(items, NOW)
-    assert not batch.add_some(items, NOW)
-    assert batch.sequence == 701
+    assert batch.sender.add_some(items, NOW)
+    assert batch.sender.sequence == 501
+    assert batch.sender.add_some(items, NOW)
+    assert not batch.sender.add_some(items, NOW)
+    assert batch.sender.sequence == 701
 
 
 def test_none_are_taken_that_the_connection_might_not_take() -> None:
@@ -1175,17 +1179,17 @@ def test_none_are_taken_that_the_connection_might_not_take() -> None:
     peer.sent()
 
     def may_add_some() -> bool:
-        return batch.may_add_some
+        return batch.sender.may_add_some
 
     assert may_add_some()
-    chunk = b"x" * (batch._max_payload_bytes // 2)
+    chunk = b"x" * (batch.sender._max_payload_bytes // 2)
     while may_add_some():
         peer.connection.publish("other", chunk)
-    largest = ("s.a", b"x" * batch._max_payload_bytes)
+    largest = ("s.a", b"x" * batch.sender._max_payload_bytes)
     peer.connection._out.pop()  # one step back: now it may, and then it must
     peer.connection.out_bytes = sum(map(len, peer.connection._out))
     assert may_add_some()
-    assert batch.add_some(iter([A] * 400 + [largest] * 100), NOW)
+    assert batch.sender.add_some(iter([A] * 400 + [largest] * 100), NOW)
 
 
 def test_what_came_before_a_bad_item_or_a_broken_iterator_was_sent() -> None:
@@ -1198,12 +1202,12 @@ def test_what_came_before_a_bad_item_or_a_broken_iterator_was_sent() -> None:
     batch = peer.open(msgs=500)
     peer.sent()
     with pytest.raises(ValueError, match="broken"):
-        batch.add_some(failing(), NOW)
+        batch.sender.add_some(failing(), NOW)
     assert peer.sent() == [(2, 1), (3, 1)]
     left = iter([A, ("bad subject", b""), A])
     with pytest.raises(InvalidSubject):
-        batch.add_some(left, NOW)
-    assert (peer.sent(), batch.sequence, len(list(left))) == ([(4, 1)], 4, 1)
+        batch.sender.add_some(left, NOW)
+    assert (peer.sent(), batch.sender.sequence, len(list(left))) == ([(4, 1)], 4, 1)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,7 @@ def _sender(acks: int = 2) -> tuple[Connection, FastSender]:
     connection.receive_data(b"PONG\r\n")
     sender = FastSender(connection, FastBatchOptions(max_outstanding_acks=acks))
     sender._frames.reply_to("_INBOX.me-1", 500, "ok")
-    sender._takes_more = True
-    sender._set_limit()
+    sender.take_more(True)
     return connection, sender
 
 
@@ -57,35 +56,32 @@ def test_nothing_is_taken_while_the_batch_is_not_open() -> None:
     connection, sender = _sender()
     new = FastSender(connection, FastBatchOptions())
     assert (new.room, new.due, new.wanted, new.limit) == (0, 0, 0, 0)
-    sender._takes_more = False
-    sender._set_limit()
+    sender.take_more(False)
     assert (sender.room, sender.due, sender.wanted, sender.limit) == (0, 0, 0, 0)
 
 
 def test_what_is_kept_goes_on_at_its_pace_when_nothing_more_is_taken() -> None:
     connection, sender = _sender(acks=1)
     sender.add_many([("s", b"x")] * 2, 1.0)
-    sender._takes_more = False
-    sender._set_limit()
+    sender.take_more(False)
     assert (sender.limit, sender.wanted, sender.sent) == (0, 1, 1)
-    sender._send_early(1, 1.0)
+    sender.send_all(1.0)
     assert (_sent(connection), sender.sent, sender.wanted) == ([1, 2], 2, 0)
 
 
 def test_it_is_known_when_something_was_sent_last() -> None:
     _, sender = _sender()
     sender.add(("s", b"x"), 7.0)
-    assert sender._sent_at == 7.0
+    assert sender.sent_at == 7.0
     sender.add_many([("s", b"x")], 8.0)
-    assert sender._sent_at == 8.0
+    assert sender.sent_at == 8.0
     sender.add(("s", b"x"), 9.0)  # early: it is kept
-    assert (sender.sent, sender._sent_at) == (2, 8.0)
+    assert (sender.sent, sender.sent_at) == (2, 8.0)
 
 
 def test_nothing_more_is_taken_when_a_whole_chunk_is_kept() -> None:
     _, sender = _sender(acks=1)
-    sender._pace.change(5)
-    sender._set_limit()
+    sender.change_pace(5)
     sender.add_many([("s", b"x")] * 5, 1.0)
     frame = len(sender._frames.frame(("s", b"x" * CHUNK_BYTES), 6, 1)) - CHUNK_BYTES
     sender.add(("s", b"x" * (CHUNK_BYTES - frame)), 1.0)
@@ -118,12 +114,10 @@ def test_every_sequence_is_sent_once_in_order_and_never_before_it_is_wanted(
             sender.add_some(iter(left), 1.0)
         elif kind in ("pace", "done"):  # as a batch does with an answer
             if kind == "pace":
-                sender._pace.change(number)
+                sender.change_pace(number)
             else:
-                sender._pace.move_to(min(sender.sent, sender._pace.progress + number))
-            sender._set_limit()
-            if sender._early and sender.wanted > sender.sent:
-                sender._send_early(sender.wanted - sender.sent, 1.0)
+                sender.move_to(min(sender.sent, sender._pace.progress + number))
+            sender.send_wanted(1.0)
         seen += _sent(connection)
         assert seen == list(range(1, sender.sent + 1))
         assert sender.sequence - sender.sent == len(sender._early)

@@ -38,12 +38,8 @@ def test_the_drivers_are_written_by_hand_only_where_they_differ(house: ModuleTyp
 
 # Of classes with more methods than these look for the seam, before you raise anything here.
 LARGEST = {
-    "Connection": 52,
-    "FastMachine": 52,
     "Link": 41,
     "Conformance": 46,
-    "FastPublisherMachine": 45,
-    "BatchMachine": 44,
 }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from jetspark.core.names import Names
 from jetspark.core.outcomes import Event, Failed
 from jetspark.core.requests import Requests
 from jetspark.errors import ConnectionLost
 
 
 def waiting() -> Requests:
-    requests = Requests("_INBOX.me")
+    requests = Requests(Names("_INBOX.me"))
     for token, handle in (("1", "a"), ("2", "b"), ("3", "a")):
         requests.add(token, handle, "s")
     return requests

@@ -13,23 +13,23 @@ __all__ = ["add_all"]
 
 async def add_all(feed: BatchFeed, iterator: Iterator[Item]) -> None:
     """Have the batch itself take items from the iterator while it has room, and wait in between."""
-    batch, link, runner = feed.batch, feed.link, feed.runner
+    sender, link, runner = feed.batch.sender, feed.link, feed.runner
     held: list[Item] = []  # one at most, for which there was no room
     deadline: float | None = None
     while True:
-        if batch.room == 0:
+        if sender.room == 0:
             held = held or list(islice(iterator, 1))
             if not held:
                 return
             if await feed.open_or_wait(held[0]):
                 held = []
-        elif not batch.may_add_some:
+        elif not sender.may_add_some:
             link.flush()
-            if not batch.may_add_some:
+            if not sender.may_add_some:
                 if deadline is None:
-                    deadline = link.deadline(batch.room_timeout_s)
+                    deadline = link.deadline(feed.batch.room_timeout_s)
                 await runner.wait_for_room(deadline)
-        elif batch.add_some(chain(held, iterator), link.now()):
+        elif sender.add_some(chain(held, iterator), link.now()):
             held, deadline = [], None
             await runner.write()
         else:

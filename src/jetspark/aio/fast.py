@@ -24,7 +24,8 @@ from jetspark.publish.block import Block
 from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_base import FastBatchBase, FastPublisherBase
 from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
-from jetspark.publish.fast_publisher import FastPublisherMachine, FastPublisherOptions
+from jetspark.publish.fast_publisher import FastPublisherMachine
+from jetspark.publish.fast_publisher_options import FastPublisherOptions
 from jetspark.publish.outgoing import (
     CHUNK_BYTES,
     CHUNK_MESSAGES,
@@ -80,6 +81,7 @@ class FastBatch(_FastBlock, FastBatchBase):
         super().__init__(context)
         self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step, self._tell_news)
         self._batch = self._runner.run(FastMachine(self._connection, self._runner, options))
+        self._sender = self._batch.sender  # by itself, for :meth:`add`: it is called for every message
         self._feed = BatchFeed(self._link, self._runner, self._batch, self._check_inside)
 
     async def add(
@@ -101,22 +103,22 @@ class FastBatch(_FastBlock, FastBatchBase):
             UsageError: Outside of its block; nothing is sent.
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: The message cannot be sent; the batch goes on.
         """
-        batch, link = self._batch, self._link
+        batch, sender, link = self._batch, self._sender, self._link
         item: Item = (subject, data)
         if headers is not None or msg_id is not None or expect is not None or ttl is not None:
             item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
         # In threads: with link.lock:
-        if batch.sequence >= batch.limit and await self._feed.open_or_wait(item):
+        if sender.sequence >= sender.limit and await self._feed.open_or_wait(item):
             return FastReceipt(1, batch.acknowledged)
         try:
-            batch.add(item, self._now())
+            sender.add(item, self._now())
         except BufferFull:
-            await self._runner.send(partial(batch.add, item))
+            await self._runner.send(partial(sender.add, item))
         except BaseException as error:
             self._runner.on_interrupt(error)
             raise
-        sequence = batch.sequence
-        if self._connection.out_bytes >= WRITE_AT_BYTES or sequence == batch.wanted:
+        sequence = sender.sequence
+        if self._connection.out_bytes >= WRITE_AT_BYTES or sequence == sender.wanted:
             await self._runner.write_and_wait()
         elif not link.flush_is_scheduled:
             link.flush_soon()
@@ -143,7 +145,7 @@ class FastBatch(_FastBlock, FastBatchBase):
 
     async def _add_and_commit(self, iterator: Iterator[Item]) -> FastReceipt:
         held: list[Item] = []
-        for chunk in all_but_last(iterator, held, lambda: self._batch.room):
+        for chunk in all_but_last(iterator, held, lambda: self._sender.room):
             await self._feed.add_chunk(chunk)
         if not held and self.sequence:
             await self.commit()
@@ -187,7 +189,7 @@ class FastBatch(_FastBlock, FastBatchBase):
                 if not (batch.is_new and await self._feed.begin(item, is_only=True)):
                     await self._feed.until_open()
                     await self._runner.send(partial(batch.commit, item))
-            elif batch.sequence:
+            elif self._sender.sequence:
                 await self._feed.until_open()
                 await self._runner.send(batch.end)
             else:
@@ -207,7 +209,7 @@ class FastBatch(_FastBlock, FastBatchBase):
                 self._abandon()
             elif batch.failure is not None:
                 batch.check()
-            elif batch.sequence and not batch.is_ended:
+            elif self._sender.sequence and not batch.is_ended:
                 await self.commit()
         except BaseException:
             if not batch.is_ended:  # cancelled: nobody will end it
@@ -269,7 +271,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             self._publisher.accept(items, self._now(), are_checked=are_checked)
         finally:
             self._pump()
-        position = self._publisher.accepted
+        position = self._publisher.places.accepted
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             await self._runner.write_and_wait()
         return position
@@ -338,10 +340,9 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             JetSparkError: The publisher gave up.
         """
         check_timeout(timeout)
-        machine = self._publisher
         # In threads: with self._link.lock:
-        position = machine.flush()
-        await self._until(lambda: machine.published >= position, timeout)
+        position = self._publisher.wishes.flush()
+        await self._until(lambda: self._publisher.places.published >= position, timeout)
 
     async def wait_published(self, position: int, timeout: float | None = None, *, linger_s: float = 0.0) -> None:
         """Return when everything up to a position is stored; :meth:`publish` and :meth:`publish_many` return positions.
@@ -357,8 +358,8 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         check_timeout(timeout)
         machine = self._publisher
         # In threads: with self._link.lock:
-        machine.want(position, self._now(), linger_s)
-        await self._until(lambda: machine.published >= position, timeout)
+        machine.wishes.want(position, self._now(), linger_s)
+        await self._until(lambda: machine.places.published >= position, timeout)
 
     async def close(self, timeout: float | None = None) -> None:
         """Store everything, end the batch, accept nothing more; after an error, send nothing more either.
@@ -384,7 +385,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             if self._publisher.failure is not None:
                 raise self._publisher.failure.with_traceback(None)
             if deadline is not None and self._now() >= deadline:
-                raise RequestTimeout(f"{self._publisher.pending} messages to be stored", timeout or 0)
+                raise RequestTimeout(f"{self._publisher.places.pending} messages to be stored", timeout or 0)
             await self._runner.wait(deadline)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
@@ -397,7 +398,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         except JetSparkError as failure:
             if kind is None:
                 raise
-            self._logger.warning("%s; %d messages are not stored", failure, self._publisher.pending)
+            self._logger.warning("%s; %d messages are not stored", failure, self._publisher.places.pending)
         finally:
             try:
                 self._leave()

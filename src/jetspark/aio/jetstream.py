@@ -27,7 +27,7 @@ from jetspark.jetstream.objects import ObjectStoreConfig, stream_of
 from jetspark.jetstream.objects import create_bucket as create_object_bucket
 from jetspark.jetstream.publishing import Expect, publish, publish_headers, publish_with_ttl
 from jetspark.publish.fast_options import FastBatchKeywords, FastBatchOptions, GapMode
-from jetspark.publish.fast_publisher import FastPublisherKeywords, FastPublisherOptions
+from jetspark.publish.fast_publisher_options import FastPublisherKeywords, FastPublisherOptions
 
 __all__ = ["JetStream"]
 

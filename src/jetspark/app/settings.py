@@ -20,13 +20,16 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 import msgspec
 
 from jetspark.aio import clock
 from jetspark.app.clock import utc_now
+from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.topology.names import check_app_name
+from jetspark.core.backoff import Backoff
 from jetspark.core.numbers import seconds
 from jetspark.errors import ConfigError, JetSparkError, RequestTimeout
 from jetspark.jetstream.kv import KVConfig, KVEntry, check_key
@@ -46,7 +49,7 @@ HISTORY = 16
 """Revisions of a setting that a bucket keeps, if it does not say."""
 PARTS = 100
 # A watch that ended is opened again after this time.
-PAUSE_S = 0.5
+PAUSE = Backoff(first_s=0.5, max_s=0.5)
 
 OnDelete: TypeAlias = Literal["default", "keep"]
 OnChange: TypeAlias = Callable[[Any, Any], object]
@@ -271,24 +274,23 @@ class Settings:
     # ---- following ---------------------------------------------------------------------------------------------
 
     async def _follow(self, ready: asyncio.Future[None]) -> None:
+        def tell(error: JetSparkError) -> None:
+            _logger.warning("settings of bucket %s: %s", self._spec.bucket.bucket, error)
+
+        await patiently(partial(self._watch, ready), patience_s=FOR_EVER_S, pause=PAUSE, on_wait=tell)
+
+    async def _watch(self, ready: asyncio.Future[None]) -> None:
+        """Take every change, until the connection is closed."""
         # The whole history: it is short, and the last value of a deleted setting is in it.
-        while True:
-            try:
-                watch = self._kv.watch(f"{self._scope}*", initial_marker=True, include_history=True)
-                async with aclosing(cast("AsyncGenerator[KVEntry | None, None]", watch)) as entries:
-                    async for entry in entries:
-                        if entry is None:
-                            self._fresh_at = clock.now()
-                            if not ready.done():
-                                ready.set_result(None)
-                        else:
-                            self._take(entry)
-                return  # the connection is closed
-            except JetSparkError as error:
-                if not error.may_pass:
-                    raise
-                _logger.warning("settings of bucket %s: %s", self._spec.bucket.bucket, error)
-            await asyncio.sleep(PAUSE_S)
+        watch = self._kv.watch(f"{self._scope}*", initial_marker=True, include_history=True)
+        async with aclosing(cast("AsyncGenerator[KVEntry | None, None]", watch)) as entries:
+            async for entry in entries:
+                if entry is None:
+                    self._fresh_at = clock.now()
+                    if not ready.done():
+                        ready.set_result(None)
+                else:
+                    self._take(entry)
 
     def _take(self, entry: KVEntry) -> None:
         name = entry.key.removeprefix(self._scope)

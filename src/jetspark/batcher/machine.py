@@ -20,6 +20,9 @@ Invariants: ``enqueued == taken + len(waiting)``; every position below ``taken``
 ``ok + failed + dropped`` never goes back and never exceeds what was accepted. ``room`` is how many items may be added
 without asking: it is 0 when closed, and while somebody waits for a place.
 
+Here are the states and the decisions. ``waiting`` has what is known of waiting items beside the items themselves (their
+sizes, who is to be told), ``fences`` what manual flushes wait for.
+
 Interrupts. A thread may meet a KeyboardInterrupt after any call that it makes, also in here. So what belongs together
 is changed without a call between, where nothing can come between; the rest follows from that, and ``mend()`` brings
 it up to date.
@@ -30,11 +33,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 from jetspark.batcher.config import REASONS, BatcherConfig, Reason, Stats
+from jetspark.batcher.fences import Fence, Fences
 from jetspark.batcher.reports import WriteReport
+from jetspark.batcher.waiting import Ack, WaitingAcks, WaitingSizes
 from jetspark.errors import (
     BatcherBroken,
     BatcherClosed,
@@ -44,12 +48,9 @@ from jetspark.errors import (
     FlushTimeout,
 )
 
-__all__ = ["Ack", "BatchMachine", "Fence", "Flush", "Ticket"]
+__all__ = ["BatchMachine", "Flush", "Ticket", "no_room", "not_drained", "not_flushed"]
 
 T = TypeVar("T")
-
-Ack: TypeAlias = Callable[[BaseException | None], None]
-"""Called once, when an item is settled: with None when it is written, else with why it is not known to be."""
 
 
 @dataclass(slots=True)
@@ -90,17 +91,6 @@ class Ticket:
         """Redeemed or given back."""
 
 
-class Fence:
-    """Everything accepted before it, as a manual flush waits for it; ``wake`` is called when all of it is settled."""
-
-    __slots__ = ("end", "failed", "first", "is_done", "ok", "wake")
-
-    def __init__(self, first: int, end: int, wake: Callable[[], None]) -> None:
-        self.first, self.end, self.wake = first, end, wake
-        self.ok = self.failed = 0
-        self.is_done = False
-
-
 class BatchMachine(Generic[T]):
     """Decides what is accepted, and which items go when. The driver writes the flushes it returns."""
 
@@ -120,21 +110,19 @@ class BatchMachine(Generic[T]):
         self.queue_depth = queue_depth
         self.flush_timeout = flush_timeout
         self._max_items, self._delay = max_batch_size, max_batch_delay
-        self._max_bytes, self._size_of = max_batch_bytes, size_of
         self._slots = slots
         self._waiting: list[T] = []
-        self._sizes: list[int] = []
-        """Of the waiting items, when bytes count."""
-        self._waiting_bytes = 0
-        self._acks: deque[tuple[int, Ack]] = deque()
-        """Of waiting items, by position."""
+        self._sizes: WaitingSizes[T] | None = (
+            None if max_batch_bytes is None else WaitingSizes(max_batch_bytes, size_of)
+        )
+        self._acks = WaitingAcks()
         self._since = 0.0
         """When the first waiting item came to be the first of the present batch."""
         self._running: dict[int, Flush[T]] = {}
         """By the position of their first item: two flushes may well be equal."""
         self._tickets: deque[Ticket] = deque()
         self._reserved = 0
-        self._fences: list[Fence] = []
+        self._fences = Fences()
         self._manual_to = 0
         """Items before this position are due, because somebody asked."""
         self.enqueued = 0
@@ -173,8 +161,8 @@ class BatchMachine(Generic[T]):
             ConfigError: The item alone is larger than a batch may be. It was not accepted.
         """
         waiting = self._waiting
-        if self._max_bytes is not None:
-            self._weigh((item,))
+        if self._sizes is not None:
+            self._weigh(self._sizes, (item,))
         if not waiting:
             self._since = now
             self.has_new_deadline = True
@@ -183,7 +171,7 @@ class BatchMachine(Generic[T]):
         waiting.append(item)
         self.enqueued += 1
         self.room -= 1
-        if self.room > 0 and self._max_bytes is None:
+        if self.room > 0 and self._sizes is None:
             return None
         return self.poll(now)
 
@@ -192,7 +180,7 @@ class BatchMachine(Generic[T]):
 
         The batch has begun, and does not end with this item.
         """
-        if self.room > 1 and self._waiting and self._max_bytes is None:
+        if self.room > 1 and self._waiting and self._sizes is None:
             self._waiting.append(item)
             self.enqueued += 1
             self.room -= 1
@@ -201,30 +189,21 @@ class BatchMachine(Generic[T]):
 
     def add_many(self, items: Sequence[T], now: float) -> Flush[T] | None:
         """Accept all of them, for which there must be places: see :meth:`ask`. Poll again after a batch."""
-        if self._max_bytes is not None:
-            self._weigh(items)
+        if self._sizes is not None:
+            self._weigh(self._sizes, items)
         if not self._waiting:
             self._since = now
         self._waiting.extend(items)
         self.enqueued += len(items)
         return self.poll(now)
 
-    def _weigh(self, items: Iterable[T]) -> None:
+    def _weigh(self, sizes: WaitingSizes[T], items: Iterable[T]) -> None:
         """All or none: raises before anything has changed."""
-        assert self._max_bytes is not None
         try:
-            sizes = [self._size_of(item) for item in items]
-            for size in sizes:
-                if not 0 <= size <= self._max_bytes:
-                    raise ConfigError(
-                        f"an item of {size} bytes: expected at most max_batch_bytes={self._max_bytes}; "
-                        "make it smaller, or batches larger"
-                    )
+            sizes.add(items)
         except BaseException:
             self._serve_tickets()  # the places that were asked for are free again
             raise
-        self._sizes += sizes
-        self._waiting_bytes += sum(sizes)
 
     def check_open(self) -> None:
         """
@@ -340,7 +319,7 @@ class BatchMachine(Generic[T]):
             return None
         if len(waiting) >= self._max_items:
             return "size"
-        if self._max_bytes is not None and self._waiting_bytes >= self._max_bytes:
+        if self._sizes is not None and self._sizes.is_full:
             return "bytes"
         if self.is_closed:
             return "shutdown"
@@ -352,15 +331,17 @@ class BatchMachine(Generic[T]):
 
     def _take(self, reason: Reason, now: float) -> Flush[T]:
         count = min(len(self._waiting), self._max_items)
-        size = 0
-        if self._max_bytes is not None:
-            count, size, reason = self._fitting(count, reason)
+        size, sizes = 0, self._sizes
+        if sizes is not None:
+            fitting, size = sizes.fitting(count)
+            if fitting < count:
+                count, reason = fitting, "bytes"
         # The list itself goes, and a new one is begun: a batch is never anybody else's list.
         items, rest = self._waiting, self._waiting[count:]
         if rest:
             items = items[:count]
         first = self._taken
-        acks = self._acks_before(first + count) if self._acks else ()
+        acks = self._acks.before(first + count) if self._acks else ()
         flush = Flush(items, reason, first, began_at=now, acks=acks, is_settled=self.is_written_off)
         # From here to the next call the items change hands: an interrupt finds all of this done, or nothing.
         self._waiting = rest
@@ -368,32 +349,12 @@ class BatchMachine(Generic[T]):
         self._running[first] = flush
         self._flushes[reason] += 1
         self._since = now
-        if self._max_bytes is not None:
-            del self._sizes[:count]
-            self._waiting_bytes -= size
-        self._drop_acks(len(acks))
+        if sizes is not None:
+            del sizes.each[:count]
+            sizes.total -= size
+        self._acks.drop(len(acks))
         self._count_room()
         return flush
-
-    def _fitting(self, count: int, reason: Reason) -> tuple[int, int, Reason]:
-        """How many of the first ``count`` items fit into a batch (at least one), their size, why it ends there."""
-        assert self._max_bytes is not None
-        total = fitting = 0
-        for size in self._sizes[:count]:
-            if total + size > self._max_bytes:
-                reason = "bytes"
-                break
-            total += size
-            fitting += 1
-        return fitting, total, reason
-
-    def _acks_before(self, end: int) -> list[Ack]:
-        return [ack for _, ack in takewhile(lambda each: each[0] < end, self._acks)]
-
-    def _drop_acks(self, count: int) -> None:
-        """Forget the first ``count``: a flush has them now."""
-        for _ in range(count):
-            self._acks.popleft()
 
     def finish(self, flush: Flush[T], error: BaseException | None, now: float) -> None:
         """The sink has returned, or raised. Poll afterwards: its slot is free."""
@@ -417,12 +378,7 @@ class BatchMachine(Generic[T]):
 
     def _tell(self, first: int, end: int, acks: Iterable[Ack], error: BaseException | None) -> None:
         """Those who wait for these items learn how it went."""
-        for fence in self._fences:
-            count = max(min(end, fence.end) - max(first, fence.first), 0)
-            if error is None:
-                fence.ok += count
-            else:
-                fence.failed += count
+        self._fences.count(first, end, error)
         for ack in acks:
             ack(error)
 
@@ -456,14 +412,13 @@ class BatchMachine(Generic[T]):
         """Have everything accepted so far go now. Poll afterwards, and wait for the fence if it is not done."""
         fence = Fence(self._settled_to(), self.enqueued, wake)
         self._manual_to = fence.end
-        self._fences.append(fence)
+        self._fences.add(fence)
         self._pass_fences()
         return fence
 
     def forget(self, fence: Fence) -> None:
         """Nobody waits for it any more."""
-        if fence in self._fences:
-            self._fences.remove(fence)
+        self._fences.forget(fence)
 
     def _settled_to(self) -> int:
         """Everything before this position is settled."""
@@ -472,14 +427,8 @@ class BatchMachine(Generic[T]):
         return min((flush.first for flush in self._running.values() if not flush.is_settled), default=self._taken)
 
     def _pass_fences(self) -> None:
-        if not self._fences:
-            return
-        settled_to = self._settled_to()
-        passed = [fence for fence in self._fences if fence.end <= settled_to]
-        for fence in passed:
-            fence.is_done = True
-            fence.wake()
-            self._fences.remove(fence)
+        if self._fences:
+            self._fences.settle(self._settled_to())
 
     # ---- ending --------------------------------------------------------------------------------------------------
 
@@ -519,9 +468,9 @@ class BatchMachine(Generic[T]):
             if not flush.is_settled:
                 flush.is_settled = True
                 self._tell(flush.first, flush.end, flush.acks, DroppedOnShutdown(self.name, "being written"))
-        acks = self._acks_before(self.enqueued)
+        acks = self._acks.before(self.enqueued)
         self._tell(self._taken, self.enqueued, acks, DroppedOnShutdown(self.name, "waiting"))
-        self._drop_acks(len(acks))
+        self._acks.drop(len(acks))
         self._pass_fences()
 
     def fail(self, error: BaseException) -> None:
@@ -535,12 +484,8 @@ class BatchMachine(Generic[T]):
         self.close()
         broken = BatcherBroken(self.name)
         broken.__cause__ = self.failure
-        while self._acks:
-            self._acks[0][1](broken)
-            self._acks.popleft()
-        while self._fences:
-            self._fences[0].wake()
-            del self._fences[0]
+        self._acks.tell_all(broken)
+        self._fences.release()
 
     # ---- interrupts ------------------------------------------------------------------------------------------------
 
@@ -550,12 +495,9 @@ class BatchMachine(Generic[T]):
         Returns the flushes that nobody has begun to write, in order. Poll afterwards.
         """
         self.enqueued = self._taken + len(self._waiting)
-        del self._sizes[len(self._waiting) :]
-        self._waiting_bytes = sum(self._sizes)
-        while self._acks and self._acks[0][0] < self._taken:
-            self._acks.popleft()
-        while self._acks and self._acks[-1][0] >= self.enqueued:
-            self._acks.pop()
+        if self._sizes is not None:
+            self._sizes.mend(len(self._waiting))
+        self._acks.mend(self._taken, self.enqueued)
         for ticket in [each for each in self._tickets if each.is_granted or each.is_over]:
             ticket.wake()
             self._tickets.remove(ticket)
@@ -569,17 +511,6 @@ class BatchMachine(Generic[T]):
         self._serve_tickets()
         self.has_new_deadline = True
         return [flush for flush in self._running.values() if not flush.is_begun]
-
-    # ---- what is raised when somebody's time is over ---------------------------------------------------------------
-
-    def no_room(self, count: int, timeout: float) -> BatcherTimeout:
-        return BatcherTimeout(self.name, f"no room for {count} more in its queue", timeout)
-
-    def not_flushed(self, timeout: float) -> BatcherTimeout:
-        return BatcherTimeout(self.name, "the sink is not done with what was to be flushed", timeout)
-
-    def not_drained(self, timeout: float) -> BatcherTimeout:
-        return BatcherTimeout(self.name, "its sink is not done", timeout)
 
     # ---- what it tells -------------------------------------------------------------------------------------------
 
@@ -605,3 +536,18 @@ class BatchMachine(Generic[T]):
             flushes=dict(self._flushes),
             is_closed=self.is_closed,
         )
+
+
+# ---- what is raised when somebody's time is over ---------------------------------------------------------------------
+
+
+def no_room(name: str, count: int, timeout: float) -> BatcherTimeout:
+    return BatcherTimeout(name, f"no room for {count} more in its queue", timeout)
+
+
+def not_flushed(name: str, timeout: float) -> BatcherTimeout:
+    return BatcherTimeout(name, "the sink is not done with what was to be flushed", timeout)
+
+
+def not_drained(name: str, timeout: float) -> BatcherTimeout:
+    return BatcherTimeout(name, "its sink is not done", timeout)

@@ -18,7 +18,7 @@ def add_all(feed: BatchFeed, iterator: Iterator[Item]) -> None:
     while True:
         chunk: list[Item] = []
         try:
-            take(iterator, chunk, min(max(feed.batch.room, 1), CHUNK_MESSAGES), CHUNK_BYTES)
+            take(iterator, chunk, min(max(feed.batch.sender.room, 1), CHUNK_MESSAGES), CHUNK_BYTES)
         finally:
             feed.add_chunk(chunk)  # it has what the iterator gave before it failed
         if not chunk:

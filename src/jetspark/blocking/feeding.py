@@ -28,21 +28,21 @@ class BatchFeed:
 
     def add_chunk(self, chunk: list[Item]) -> None:
         """Add these, as fast as there is room for them."""
-        batch = self.batch
+        sender = self.batch.sender
         with self.link.lock:
             while chunk:
-                room = batch.room
+                room = sender.room
                 if room == 0:
                     if self.open_or_wait(chunk[0]):
                         chunk = chunk[1:]
                     continue
                 part, chunk = chunk[:room], chunk[room:]
-                self.runner.send(partial(batch.add_many, part))
+                self.runner.send(partial(sender.add_many, part))
 
     def open_or_wait(self, item: Item) -> bool:
         """There is no room. True when the batch had not begun, and began with this message."""
         batch = self.batch
-        while batch.room == 0:
+        while batch.sender.room == 0:
             batch.check()
             if not batch.is_new:
                 self.runner.wait()
@@ -60,8 +60,8 @@ class BatchFeed:
         self._has_opener = True
         try:
             while batch.is_new:  # again, when there is no leader for the moment: then nothing was stored
-                if batch.reopen_at is not None and batch.reopen_at > self.link.now():
-                    runner.wait(batch.reopen_at)
+                if (reopen_at := batch.opening.reopen_at) is not None and reopen_at > self.link.now():
+                    runner.wait(reopen_at)
                     continue
                 runner.attach()
                 runner.send(partial(batch.start, item, is_only=is_only))

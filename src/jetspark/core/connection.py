@@ -21,9 +21,8 @@ not yet handed to the driver, pending requests (their inbox is the same afterwar
 were handed over and that no PONG confirms. How many those are is known exactly and told in ``Disconnected``; a
 ``flush`` that waited for them fails with the same number.
 
-A server that announces its end (lame duck) is left in good order, if another one is known. From the notice on, what is
-accepted waits for the next session; a PING confirms what was handed over; for ``LINGER_S`` answers to it may arrive;
-then the subscriptions end, and with the answer to a last PING the session. Nothing is in doubt.
+A server that announces its end (lame duck) is left in good order, if another one is known: see
+:mod:`jetspark.core.leaving`.
 
 ``handle`` arguments are the driver's (a future, a waiter); they come back in events and are never looked at. ``reader``
 arguments are woken by the dispatcher that passes the events on: see :mod:`jetspark.core.machine`.
@@ -36,7 +35,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from jetspark.core import frames
-from jetspark.core.auth import Auth, connect_fields
+from jetspark.core.auth import Auth
 from jetspark.core.events import (
     Closed,
     Connected,
@@ -46,25 +45,26 @@ from jetspark.core.events import (
     Reconnected,
     ReconnectFailed,
     ServersDiscovered,
-    SlowConsumer,
 )
+from jetspark.core.handshake import Handshake
 from jetspark.core.headers import HeadersLike
 from jetspark.core.info import ServerInfo, is_about_credentials, parse_permission_denied
+from jetspark.core.leaving import Leaving
 from jetspark.core.machine import Reader
 from jetspark.core.message import CoreMessage
+from jetspark.core.names import Names
 from jetspark.core.numbers import whole
 from jetspark.core.options import ConnectOptions
 from jetspark.core.outbox import Outbox
 from jetspark.core.outcomes import Done, Event, Failed, Ready
-from jetspark.core.parser import Control, HandshakeReader, Info, Parser, Ping, Pong
+from jetspark.core.parser import Control, Info, Ping, Pong
 from jetspark.core.pings import Pings, SentPing
 from jetspark.core.reconnect import Server, ServerPool
 from jetspark.core.requests import Requests
 from jetspark.core.subjects import validate_filter, validate_queue
-from jetspark.core.subscription import SubscriptionState
+from jetspark.core.subscription import SubscriptionState, pending_bounds
 from jetspark.core.subscriptions import Subscriptions
 from jetspark.core.tls import describe_error
-from jetspark.core.version import VERSION
 from jetspark.errors import (
     AuthenticationFailed,
     ConfigError,
@@ -79,13 +79,6 @@ from jetspark.errors import (
 
 __all__ = ["Connection", "Done", "Event", "Failed", "Ready", "State"]
 
-# Bounds of a subscription that drops nothing, in messages and bytes: more than memory holds.
-NO_BOUNDS = (1 << 30, 1 << 40)
-
-# Time for answers to what a server has confirmed, before it is left: publishers are held back meanwhile. Without it the
-# last acknowledgements of a stream with three replicas were missed.
-LINGER_S = 0.25
-
 
 class State(enum.Enum):
     IDLE = "idle"
@@ -99,9 +92,11 @@ class State(enum.Enum):
 class Connection(Outbox):
     """One logical connection, over as many sessions as it takes.
 
-    Its parts: what it sends is in :class:`Outbox`, its subscriptions in :class:`Subscriptions`, requests and their
-    answers in :class:`Requests`, confirmations and liveness in :class:`Pings`. Here are the session's states, and what
-    the server's commands mean to all of them.
+    Its parts: what it sends is in :class:`Outbox`, its subscriptions and what arrives for them in
+    :class:`Subscriptions`, requests and their answers in :class:`Requests`, confirmations and liveness in
+    :class:`Pings`, the names it gives in :class:`Names`. A session begins in :class:`Handshake`, and ends in
+    :class:`Leaving` if there is time. Here are the session's states, and what the server's commands mean to all of
+    them.
     """
 
     def __init__(
@@ -117,8 +112,9 @@ class Connection(Outbox):
         """``inbox`` is a subject prefix no other connection has; ``jitter`` gives random numbers in [0, 1)."""
         self.info = ServerInfo()
         """What the server of the present session, or of the last one, says of itself."""
-        self._requests = Requests(inbox)
-        super().__init__(options.send_buffer_bytes, self._requests.prefix, self.info.max_payload_bytes)
+        self.names = Names(inbox)
+        self.requests = Requests(self.names)
+        super().__init__(options.send_buffer_bytes, self.requests.prefix, self.info.max_payload_bytes)
         self.options = options
         self.pool = ServerPool(
             servers,
@@ -129,22 +125,17 @@ class Connection(Outbox):
         )
         self.state = State.IDLE
         self.server: Server | None = None
-        self.greeting = ServerInfo()
-        """The same of the server we are talking to, which may not be the one we want."""
+        self.handshake = Handshake()
+        """The beginning of the present session, or of the last one."""
         self.sessions = 0
         """How many there have been, the present one included."""
         self.lost_messages = 0
         """Publishes that were unconfirmed when their session ended, of all sessions."""
-        self._message_class, self._client = message_class, client
+        self.subscriptions = Subscriptions(message_class, client)
         self._events: list[Event] = []
-        self._subscriptions = Subscriptions()
-        self._parser = Parser(self._subscriptions.routes, message_class, client)
-        self._handshake = HandshakeReader()
-        self._wants_tls = self._is_secure = False
         self._login = b""
         self._pings = Pings(options.ping_interval_s, options.max_outstanding_pings)
-        self._leave_at: float | None = None
-        """When lingering ends; 0 until somebody has told us the time."""
+        self._leaving = Leaving(self, self._pings, self.subscriptions)
         self._refused_publish: PermissionDenied | PayloadTooLarge | None = None
         self._last_complaint: ServerRefused | None = None
         self._has_told_closed = False
@@ -169,22 +160,6 @@ class Connection(Outbox):
         """Publishes of which nobody knows yet whether they arrive: unconfirmed, or still buffered here."""
         return self.published - self._pings.confirmed
 
-    @property
-    def subscriptions(self) -> list[SubscriptionState]:
-        return self._subscriptions.all
-
-    def new_inbox(self) -> str:
-        """A reply subject that is used by nobody else, for a subscription of its own."""
-        return f"{self._requests.inbox}.many.{self._requests.next_token()}"
-
-    def new_batch(self) -> tuple[str, str]:
-        """A prefix of reply subjects and a batch id below it that no other connection uses."""
-        return self._requests.inbox.rpartition(".")[0], self.new_name()
-
-    def new_name(self) -> str:
-        """A name for something at the server that no other connection uses."""
-        return f"{self._requests.inbox.rpartition('.')[2]}-{self._requests.next_token()}"
-
     def begin(self, server: Server, *, wants_tls: bool = False, is_secure: bool = False) -> None:
         """A transport to ``server`` is being opened; its greeting is expected.
 
@@ -194,21 +169,9 @@ class Connection(Outbox):
         assert self.state is State.IDLE, self.state
         self.state = State.GREETING
         self.server = server
-        self.greeting = ServerInfo()
-        self._wants_tls, self._is_secure = wants_tls or server.requires_tls, is_secure
-        self._parser = Parser(self._subscriptions.routes, self._message_class, self._client)
-        self._handshake = HandshakeReader()
+        self.handshake = Handshake(wants_tls=wants_tls or server.requires_tls, is_secure=is_secure)
+        self.subscriptions.begin_session()
         self._last_complaint = None
-
-    @property
-    def awaits_tls(self) -> bool:
-        """Whether TLS has to be put on the transport before we log in."""
-        return not self._is_secure and (self._wants_tls or self.greeting.requires_tls)
-
-    def secured(self) -> None:
-        """TLS is on, and the server's certificate is good."""
-        assert self.state is State.READY, self.state
-        self._is_secure = True
 
     def login(self, auth: Auth | None) -> None:
         """Answer the greeting. ``auth`` is used for this session only; it may be another one next time.
@@ -218,24 +181,7 @@ class Connection(Outbox):
         """
         assert self.state is State.READY, self.state
         assert self.server is not None
-        if self.awaits_tls:  # not an assertion: those can be turned off
-            raise ProtocolError(f"{self.server}: no login before TLS is on")
-        fields: dict[str, object] = {
-            "verbose": False,  # an +OK for every publish would double what the server sends
-            "pedantic": False,
-            "lang": "python-jetspark",
-            "version": VERSION,
-            "protocol": 1,  # else a change of the cluster, or of the server's limits, is not announced
-            "headers": True,
-            "no_responders": True,  # a 503 at once instead of a time-out; the server wants headers for it
-            "echo": self.options.echo,
-            "tls_required": self.greeting.requires_tls,
-        }
-        if self.options.name:
-            fields["name"] = self.options.name
-        fields |= connect_fields(auth or self.server.auth, self.greeting.nonce)
-        # A CONNECT that is accepted is answered by nothing: only the PONG tells, and anything before it is a refusal.
-        self._login = frames.connect(fields) + frames.PING
+        self._login = self.handshake.login(self.server, auth, self.options)
         self.state = State.LOGGING_IN
 
     def receive_data(self, data: bytes) -> None:
@@ -250,14 +196,17 @@ class Connection(Outbox):
             data = self._receive_before_session(data)
             if not data:
                 return
-        parser = self._parser
+        parser = self.subscriptions.parser
         try:
             parser.receive_data(data)
         finally:  # what came before the first bad byte is good
             if parser.touched:
                 for subscription in parser.touched:
                     if subscription.arrived:
-                        self._deliver(subscription)
+                        if subscription is self.requests.replies:
+                            self.requests.take(self._events)
+                        else:
+                            self.subscriptions.deliver(subscription, self._events)
                 parser.touched.clear()
         # Messages of a chunk before its control frames: a PONG that ends a drain, or a flush of a publisher's own
         # subscription, must find every message in front of it delivered. Finding those behind it too does no harm.
@@ -270,22 +219,18 @@ class Connection(Outbox):
         """Take the part of a chunk that comes before the session is established; returns the rest."""
         if self.state in (State.IDLE, State.CLOSED):
             return b""  # a late chunk of a session that is over
-        # Another reader than the session's: it takes one frame at a time, because each may change what the next may be.
-        self._handshake.receive_data(data)
+        # Another reader than the session's: see Handshake.
+        handshake = self.handshake
+        handshake.receive_data(data)
         while self.state is not State.CONNECTED:
-            if self.state is State.READY and self.awaits_tls:
-                self._refuse_plain_text()
-            frame = self._handshake.next_frame()
+            if self.state is State.READY and (rest := handshake.take_plain_text()):
+                self.state = State.GREETING  # it never was a greeting to go on from
+                raise ProtocolError(f"{len(rest)} bytes in plain text, where TLS must begin: {rest[:80]!r}")
+            frame = handshake.next_frame()
             if frame is None:
                 return b""
             self._on_control(frame)
-        return self._handshake.take_rest()
-
-    def _refuse_plain_text(self) -> None:
-        if self._handshake.has_more:
-            self.state = State.GREETING  # it never was a greeting to go on from
-            rest = self._handshake.take_rest()
-            raise ProtocolError(f"{len(rest)} bytes in plain text, where TLS must begin: {rest[:80]!r}")
+        return handshake.take_rest()
 
     def end(self, reason: str) -> None:
         """The transport is gone. Safe to call in any state."""
@@ -312,14 +257,14 @@ class Connection(Outbox):
         if complaint is not None and is_about_credentials(complaint.text):
             self.pool.refused_in_use(AuthenticationFailed(str(self.server), complaint.text))
         self._keep_messages()  # only these: subscriptions are sent again from their own table
-        self._leave_at = None
+        self._leaving.reset()
         unconfirmed = self.unconfirmed_messages
         self.lost_messages += unconfirmed
         # Counted as lost from here on. They are never sent again by themselves: the server may have them.
         confirmed, self._pings.confirmed = self._pings.confirmed, self._handed_over
         for ping in self._pings.take_all():
             if ping.draining is not None:  # nothing more will come: that is what draining waits for
-                self._finish(ping.draining)
+                self.subscriptions.finish(ping.draining, self._events)
             if ping.handle is None:
                 continue
             if ping.draining is not None:
@@ -328,8 +273,8 @@ class Connection(Outbox):
                 self._events.append(Failed(ping.handle, ConnectionLost(reason, unconfirmed)))
             else:  # all it waits for is still here, so it can wait for the next session
                 self._pings.add(SentPing(ping.handle, self.published, error=ping.error))
-        for subscription in [each for each in self.subscriptions if each.is_finished]:
-            self._finish(subscription)  # an interrupt came between
+        for subscription in [each for each in self.subscriptions.all if each.is_finished]:
+            self.subscriptions.finish(subscription, self._events)  # an interrupt came between
         told = Disconnected(str(self.server), reason, unconfirmed, self.buffered_messages, self.published)
         self._events.append(told)
 
@@ -346,11 +291,11 @@ class Connection(Outbox):
         self._pings.due = None
         self._events.extend(Failed(ping.handle, cause) for ping in self._pings if ping.handle is not None)
         self._pings.take_all()
-        self._requests.fail_all(cause, self._events)
-        for subscription in self._subscriptions.all:
+        self.requests.fail_all(cause, self._events)
+        for subscription in self.subscriptions.all:
             if error is not None:  # without one its owner closed the connection, and iteration just ends
                 subscription.error = error
-            self._finish(subscription)
+            self.subscriptions.finish(subscription, self._events)
         self._events.append(Closed(error, self.buffered_messages))
         self._has_told_closed = True
 
@@ -381,9 +326,9 @@ class Connection(Outbox):
 
     def next_deadline(self) -> float | None:
         """When :meth:`on_time` wants to be called next; None while there is nothing to wait for."""
-        due = self._pings.due
-        if self._leave_at is not None:
-            return self._leave_at if due is None else min(self._leave_at, due)
+        due, goodbye_at = self._pings.due, self._leaving.next_deadline()
+        if goodbye_at is not None:
+            return goodbye_at if due is None else min(goodbye_at, due)
         return due
 
     def on_time(self, now: float) -> None:
@@ -394,10 +339,7 @@ class Connection(Outbox):
         """
         if not self.is_connected:
             return
-        if self._leave_at == 0.0:  # a PONG set it, and bytes come without the time
-            self._leave_at = now + LINGER_S
-        elif self._leave_at is not None and now >= self._leave_at:
-            self._say_goodbye()
+        self._leaving.on_time(now)
         if self._pings.on_time(now):
             self._send_ping(SentPing(None, self.published, is_liveness=True))
 
@@ -439,15 +381,15 @@ class Connection(Outbox):
         validate_filter(subject)
         if queue:
             validate_queue(queue)
-        messages, size = self._bounds(max_pending_messages, max_pending_bytes) if not is_unbounded else NO_BOUNDS
+        bounds = pending_bounds(self.options, max_pending_messages, max_pending_bytes, is_unbounded=is_unbounded)
         self._check_open()
         self._check_control_room()
         subscription = SubscriptionState(
-            self._subscriptions.new_sid(),
+            self.subscriptions.new_sid(),
             subject,
             queue,
-            max_pending_messages=messages,
-            max_pending_bytes=size,
+            max_pending_messages=bounds[0],
+            max_pending_bytes=bounds[1],
             reader=reader,
             message_class=message_class,
             is_inbox=is_inbox,
@@ -455,20 +397,15 @@ class Connection(Outbox):
             follows_sessions=follows_sessions,
             ends_with_session=ends_with_session,
         )
-        self._subscriptions.add(subscription)
+        self.subscriptions.add(subscription)
         self._send_control(frames.sub(subject, queue, subscription.sid))
         return subscription
-
-    def _bounds(self, max_pending_messages: int | None, max_pending_bytes: int | None) -> tuple[int, int]:
-        messages = self.options.max_pending_messages if max_pending_messages is None else max_pending_messages
-        size = self.options.max_pending_bytes if max_pending_bytes is None else max_pending_bytes
-        return whole("max_pending_messages", messages), whole("max_pending_bytes", size)
 
     def unsubscribe(self, subscription: SubscriptionState, max_messages: int = 0) -> None:
         """End a subscription, at once or when it has received ``max_messages`` in all."""
         max_messages = whole("max_messages", max_messages, low=0)
         if subscription.is_finished:
-            self._finish(subscription)  # what ended it may have been interrupted
+            self.subscriptions.finish(subscription, self._events)  # what ended it may have been interrupted
             return
         if max_messages > subscription.received:
             self._check_control_room()  # a limit can be changed any number of times
@@ -485,12 +422,12 @@ class Connection(Outbox):
             # First: if the rest is interrupted, the session is given up, and its end removes what is finished.
             subscription.is_finished = True
             self._send_control(frames.unsub(subscription.sid))
-            self._finish(subscription)
+            self.subscriptions.finish(subscription, self._events)
 
     def drain(self, subscription: SubscriptionState, handle: Any) -> None:
         """End a subscription without losing what the server has already sent; ``handle`` is Done when all arrived."""
         if subscription.is_finished or not self.is_connected:
-            self._finish(subscription)  # without a session nothing is on its way
+            self.subscriptions.finish(subscription, self._events)  # without a session nothing is on its way
             self._events.append(Done(handle))
             return
         # The server answers in order: its PONG comes behind the last message it sent before it read the UNSUB.
@@ -510,48 +447,25 @@ class Connection(Outbox):
     def request(self, handle: Any, subject: str, data: bytes, headers: HeadersLike | None) -> str:
         """Publish with a reply subject of our own; ``handle`` is Done with the first answer.
 
-        Returns a token for :meth:`forget`, which the driver must call when it stops waiting.
+        Returns a token for :meth:`Requests.forget`, which the driver must call when it stops waiting.
         """
-        requests = self._requests
+        requests = self.requests
         # One subscription with a wildcard for the answers to all requests: a SUB and an UNSUB for each would cost the
         # server, and every other node of its cluster, more than the request itself.
         if requests.replies is None:
             requests.replies = self._subscribe_to_replies()
-        token = str(requests.next_token())
+        token = str(self.names.next_token())
         self.publish(subject, data, requests.prefix + token, headers)
         requests.add(token, handle, subject)  # after it: what publish refuses has nobody who waits
         return token
 
     def _subscribe_to_replies(self) -> SubscriptionState:
-        subject = self._requests.filter
-        for abandoned in self._subscriptions.named(subject):
+        subject = self.requests.filter
+        for abandoned in self.subscriptions.named(subject):
             self.unsubscribe(abandoned)  # of a request that was interrupted in here
         return self.subscribe(subject, is_unbounded=True, is_inbox=True)
 
-    def forget(self, token: str) -> None:
-        """Nobody waits for this answer any more; a late one is dropped."""
-        self._requests.forget(token)
-
-    def forget_handle(self, handle: Any) -> None:
-        """:meth:`forget` for those who have no token: they were interrupted before they got it."""
-        self._requests.forget_handle(handle)
-
     # ---- what the peer sends -----------------------------------------------------------------------------------
-
-    def _deliver(self, subscription: SubscriptionState) -> None:
-        if subscription is self._requests.replies:
-            self._requests.answer(subscription.arrived, self._events)
-            subscription.arrived.clear()
-            return
-        before = subscription.dropped
-        if subscription.settle(self._parser.chunk_bytes):
-            # Once at the beginning, then at each doubling: loud enough to notice, quiet enough to survive.
-            if not subscription.is_slow or subscription.dropped.bit_length() > before.bit_length():
-                self._events.append(SlowConsumer(subscription.subject, subscription.dropped))
-            subscription.is_slow = True
-        if subscription.is_finished:
-            self._remove(subscription)
-        self._events.append(Ready(subscription))
 
     def _on_control(self, frame: Control) -> None:
         if isinstance(frame, Ping):
@@ -576,12 +490,10 @@ class Connection(Outbox):
             return  # an unasked PONG is odd but harmless
         self._last_complaint = None  # it was forgiven: the session goes on
         self.pool.proven()
-        if ping.then == "linger":
-            self._leave_at = 0.0
-        elif ping.then == "leave":
-            raise ConnectionLost("the server is about to shut down, and has confirmed all it got")
+        if ping.then:
+            self._leaving.on_pong(ping)
         if ping.draining is not None:
-            self._finish(ping.draining)
+            self.subscriptions.finish(ping.draining, self._events)
         if ping.handle is None:
             return
         if ping.error is not None:
@@ -596,17 +508,17 @@ class Connection(Outbox):
     def _on_connected(self) -> None:
         self.state = State.CONNECTED
         self.sessions += 1
-        self._take_info(self.greeting)
-        for subscription in [each for each in self._subscriptions.all if each.ends_with_session]:
-            self._finish(subscription)
+        self._take_info(self.handshake.greeting)
+        for subscription in [each for each in self.subscriptions.all if each.ends_with_session]:
+            self.subscriptions.finish(subscription, self._events)
         # Before the messages that wait: the answer to one of them, or the message itself, may be for a subscription.
-        self._say_first(self._subscriptions.restore())
+        self._say_first(self.subscriptions.restore())
         for ping in self._pings.take_all():
             ping.published = self.published  # all that is buffered goes out before it
             self._send_ping(ping)
         server = str(self.server)
         self._events.append(Connected(server) if self.sessions == 1 else Reconnected(server))
-        self._events.extend(Ready(entry) for entry in self._subscriptions.all if entry.follows_sessions)
+        self._events.extend(Ready(entry) for entry in self.subscriptions.all if entry.follows_sessions)
 
     def _on_info(self, frame: Info) -> None:
         try:
@@ -619,25 +531,13 @@ class Connection(Outbox):
             if info.is_lame_duck and not was_lame_duck:
                 self._events.append(LameDuck(str(self.server)))
                 if self.options.reconnect and self.pool.has_other_than(self.server):
-                    self._leave()
+                    self._leaving.begin()
             return
-        self.greeting = info
+        self.handshake.greeting = info
         if self.state is State.GREETING:  # a second INFO before the PONG replaces the first, and nothing else
             self.state = State.READY
-        if not self.awaits_tls:
+        if not self.handshake.awaits_tls:
             self._discover(info)  # also of a server that will refuse us: others of its cluster may not
-
-    def _leave(self) -> None:
-        """Go to another server as soon as this one has confirmed and answered what it got."""
-        self._hold_back()
-        self._say_last([frames.PING])
-        self._pings.add(SentPing(None, self.published, then="linger"))
-
-    def _say_goodbye(self) -> None:
-        """End what the server holds for us: it then delivers to others of our queue groups, and pull requests end."""
-        self._say_last([*(frames.unsub(each.sid) for each in self._subscriptions.all), frames.PING])
-        self._leave_at = None
-        self._pings.add_first(SentPing(None, self._published_at_leaving, then="leave"))
 
     def _take_info(self, info: ServerInfo) -> None:
         """The server of this session says so."""
@@ -650,7 +550,7 @@ class Connection(Outbox):
         """The waiter for the ``number``-th of all messages is told that it was not sent."""
         error = PayloadTooLarge(message.size, self.info.max_payload_bytes, message.subject.decode(errors="replace"))
         self._events.append(ErrorReported(error))
-        if not self._requests.fail_reply(message.reply, error, self._events) and not self._pings.fail_from(
+        if not self.requests.fail_reply(message.reply, error, self._events) and not self._pings.fail_from(
             number, error
         ):
             self._refused_publish = self._refused_publish or error
@@ -676,7 +576,7 @@ class Connection(Outbox):
         server = str(self.server)
         if self.state is not State.CONNECTED:
             # In plain text anybody may have said so, and our secrets are no worse for it.
-            if is_about_credentials(text) and (self._is_secure or not self._wants_tls):
+            if is_about_credentials(text) and not self.handshake.may_be_anybody:
                 raise AuthenticationFailed(server, text)
             raise ServerRefused(server, text)
         denied = parse_permission_denied(text)
@@ -692,21 +592,21 @@ class Connection(Outbox):
         subject = error.subject
         if error.operation == "publish":
             # The server names the subject, not the message: all who ask there will get the same answer, which is none.
-            was_asked = self._requests.fail_subject(subject, error, self._events)
-            asking = self._subscriptions.answering(subject)
+            was_asked = self.requests.fail_subject(subject, error, self._events)
+            asking = self.subscriptions.answering(subject)
             for subscription in asking:
                 subscription.error = error
                 self._send_control(frames.unsub(subscription.sid))
-                self._finish(subscription)
+                self.subscriptions.finish(subscription, self._events)
             if not was_asked and not asking:
                 self._refused_publish = self._refused_publish or error
         else:
-            for subscription in self._subscriptions.named(subject, queue):
+            for subscription in self.subscriptions.named(subject, queue):
                 subscription.error = error
-                self._finish(subscription)
-                if subscription is self._requests.replies:
-                    self._requests.replies = None
-                    self._requests.fail_all(error, self._events)
+                self.subscriptions.finish(subscription, self._events)
+                if subscription is self.requests.replies:
+                    self.requests.replies = None
+                    self.requests.fail_all(error, self._events)
         self._events.append(ErrorReported(error))
 
     def _send_control(self, frame: bytes) -> None:
@@ -717,14 +617,3 @@ class Connection(Outbox):
     def _send_ping(self, ping: SentPing) -> None:
         self._pings.add(ping)
         self._send_control(frames.PING)
-
-    def _finish(self, subscription: SubscriptionState) -> None:
-        subscription.is_finished = True
-        # Told once, although an interrupt may have it done twice: the table is the mark.
-        if b"%d" % subscription.sid in self._subscriptions.routes:
-            self._events.append(Ready(subscription))
-            self._remove(subscription)  # the last step: what was interrupted before it is done again
-
-    def _remove(self, subscription: SubscriptionState) -> None:
-        if self._subscriptions.remove(subscription):
-            self._parser.forget_routes()  # it remembers the subscription of the last message, to look up none

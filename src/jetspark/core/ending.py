@@ -72,7 +72,7 @@ def drain(machine: Connection, timeout_s: float) -> Ending:
         ConnectionLost, PermissionDenied: As for :func:`close`.
     """
     # Acknowledgements come to inboxes, and are waited for once everything is sent.
-    read = [each for each in machine.subscriptions if each.reader is not None and not each.is_inbox]
+    read = [each for each in machine.subscriptions.all if each.reader is not None and not each.is_inbox]
     lost_before = machine.lost_messages
     # Reading before confirming: what readers publish while they finish has to be confirmed, too.
     is_read = yield ReadUp(read)

@@ -147,12 +147,14 @@ def _attempt_under_name(
 ) -> Generator[Step, Any, None]:
     yield from _greeting(connection, server, tls_name, tls)
     try:
-        if connection.awaits_tls:
+        if connection.handshake.awaits_tls:
             # Who wants TLS must not be talked out of it by an INFO, which comes in plain text and may be anybody's.
-            if not (connection.greeting.requires_tls or connection.greeting.fields.get("tls_available")):
+            if not (
+                connection.handshake.greeting.requires_tls or connection.handshake.greeting.fields.get("tls_available")
+            ):
                 raise ConnectionLost(f"{server} does not offer TLS, and falling back to plain text is not done")
             yield UpgradeToTLS(tls_name)
-            connection.secured()
+            connection.handshake.secured()
         # Asked for now, not before dialling: a token may live for seconds, and most attempts of an outage end sooner.
         secret = yield from _secret(auth)
         connection.login(secret)
@@ -161,7 +163,7 @@ def _attempt_under_name(
         # In TLS 1.3 a server that misses our certificate lets the handshake pass and hangs up; that it says why may get
         # lost on the way.
         has_certificate = tls is not None and (tls.cert_file is not None or tls.context is not None)
-        if connection.greeting.fields.get("tls_verify") and not has_certificate:
+        if connection.handshake.greeting.fields.get("tls_verify") and not has_certificate:
             raise ConnectionLost(OUR_CERTIFICATE) from error
         raise
 

@@ -124,28 +124,28 @@ def time_left_s(deadline: float | None, now: float) -> float | None:
 def new_inbox(link: DriverLink) -> str:
     """A reply subject that is used by nobody else."""
     with link.lock:
-        return link.connection.new_inbox()
+        return link.connection.names.new_inbox()
 
 
 def new_name(link: DriverLink) -> str:
     """A name for something at the server that no other connection uses."""
     with link.lock:
-        return link.connection.new_name()
+        return link.connection.names.new_name()
 
 
 def forget(link: DriverLink, token: str, handle: Any) -> None:
     """Nobody waits for the answer to a request any more; without a token it was interrupted before it got one."""
     with link.lock:
         if token:
-            link.connection.forget(token)
+            link.connection.requests.forget(token)
         else:
-            link.connection.forget_handle(handle)
+            link.connection.requests.forget_handle(handle)
 
 
 def drop_reader(link: DriverLink, reader: object) -> None:
     """Nobody will read for it: the call that made it was interrupted, or refused, and may have subscribed or not."""
     with link.lock, link.doubt:
-        for state in [each for each in link.connection.subscriptions if each.reader is reader]:
+        for state in [each for each in link.connection.subscriptions.all if each.reader is reader]:
             link.connection.unsubscribe(state)
             link.flush_soon()
 

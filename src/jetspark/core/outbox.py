@@ -7,8 +7,8 @@ too. A message larger than the whole buffer goes through an empty one.
 ``published`` counts the messages accepted since the beginning, whatever became of them; ``_handed_over`` those of them
 that a driver has taken. Every message so has a number, which tells later which of them a lost session had.
 
-A session that is left in good order has *last words*: from :meth:`Outbox._hold_back` on, what is accepted waits for the
-next session, and only :meth:`Outbox._say_last` and answers to PINGs are for this one.
+A session that is left in good order has *last words*: from :meth:`Outbox.hold_back` on, what is accepted waits for the
+next session, and only :meth:`Outbox.say_last` and answers to PINGs are for this one.
 
 This is a base class of :class:`~jetspark.core.connection.Connection` and not a part of it: publishing is the one thing
 done for every single message, and an attribute more on the way to the buffer costs each a measurable share of its time.
@@ -57,7 +57,8 @@ class Outbox:
         self._control_room_bytes = max(send_buffer_bytes, MIN_CONTROL_ROOM_BYTES)
         self._last_words: list[bytes] | None = None
         """What a session that we are leaving still has to send; ``_out`` is then for the next one."""
-        self._published_at_leaving = 0
+        self.published_at_leaving = 0
+        """``published`` at the moment when we began to leave."""
         self._max_payload_bytes = max_payload_bytes
         self._own_prefix = own_prefix
         self._addresses: dict[str, bytes] = {}
@@ -234,16 +235,16 @@ class Outbox:
         self._last_words.clear()
         self.out_bytes -= len(data)
         self._control_bytes = 0
-        self._handed_over = self._published_at_leaving
+        self._handed_over = self.published_at_leaving
         return data
 
-    def _hold_back(self) -> None:
+    def hold_back(self) -> None:
         """Leave this session: what is accepted from now on waits for the next one."""
         self._last_words, self._out = self._out, []
         self.is_leaving = True
-        self._published_at_leaving = self.published
+        self.published_at_leaving = self.published
 
-    def _say_last(self, commands: Iterable[bytes]) -> None:
+    def say_last(self, commands: Iterable[bytes]) -> None:
         """Send a command in the session that we are leaving."""
         assert self._last_words is not None
         for command in commands:
@@ -270,7 +271,7 @@ class Outbox:
             return []
         kept: list[bytes] = []
         dropped: list[tuple[int, frames.Published]] = []
-        number = self._handed_over if self._last_words is None else self._published_at_leaving
+        number = self._handed_over if self._last_words is None else self.published_at_leaving
         for entry in self._out:
             if not entry.startswith(_MESSAGES):
                 kept.append(entry)

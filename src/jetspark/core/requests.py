@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jetspark.core.message import CoreMessage, is_no_responders
+from jetspark.core.names import Names
 from jetspark.core.outcomes import Done, Event, Failed
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import NoResponders
@@ -16,13 +17,10 @@ __all__ = ["Requests"]
 class Requests:
     """Who waits for which answer, by the token of the reply subject."""
 
-    def __init__(self, inbox: str) -> None:
-        """``inbox`` is a subject prefix no other connection has."""
-        self.inbox = inbox
-        self.prefix = f"{inbox}."
+    def __init__(self, names: Names) -> None:
+        self.prefix = f"{names.inbox}."
         self.replies: SubscriptionState | None = None
         """Where all answers arrive; None before the first request, and when we may not subscribe to it."""
-        self._last_token = 0
         self._waiting: dict[str, tuple[Any, str]] = {}
         """By token: handle, subject."""
 
@@ -32,12 +30,7 @@ class Requests:
     @property
     def filter(self) -> str:
         """What is subscribed to for all answers."""
-        return f"{self.inbox}.*"
-
-    def next_token(self) -> int:
-        """A number that this connection has not used, for requests and for names of other things."""
-        self._last_token += 1
-        return self._last_token
+        return f"{self.prefix}*"
 
     def add(self, token: str, handle: Any, subject: str) -> None:
         self._waiting[token] = (handle, subject)
@@ -50,6 +43,12 @@ class Requests:
         """:meth:`forget` for those who have no token: they were interrupted before they got it."""
         for token in [token for token, (waiting, _) in self._waiting.items() if waiting is handle]:
             del self._waiting[token]
+
+    def take(self, events: list[Event]) -> None:
+        """Answers have arrived in ``replies``."""
+        assert self.replies is not None
+        self.answer(self.replies.arrived, events)
+        self.replies.arrived.clear()
 
     def answer(self, answers: Iterable[CoreMessage], events: list[Event]) -> None:
         """Tell those who wait what the answers are."""

@@ -7,8 +7,13 @@ from typing import TypedDict
 
 from jetspark.core.machine import Reader
 from jetspark.core.message import CoreMessage
+from jetspark.core.numbers import whole
+from jetspark.core.options import ConnectOptions
 
-__all__ = ["SubscriptionKind", "SubscriptionState"]
+__all__ = ["SubscriptionKind", "SubscriptionState", "pending_bounds"]
+
+# Bounds of a subscription that drops nothing, in messages and bytes: more than memory holds.
+_NO_BOUNDS = (1 << 30, 1 << 40)
 
 
 class SubscriptionKind(TypedDict, total=False):
@@ -162,3 +167,18 @@ class SubscriptionState:
     def take(self) -> CoreMessage:
         """The oldest message; raises ``IndexError`` when none is waiting."""
         return self.pending.popleft()
+
+
+def pending_bounds(
+    options: ConnectOptions, max_messages: int | None, max_bytes: int | None, *, is_unbounded: bool
+) -> tuple[int, int]:
+    """How much may wait to be read, in messages and bytes: the subscription's own bounds, or the connection's.
+
+    Raises:
+        ConfigError: A bound is not a whole number above 0.
+    """
+    if is_unbounded:
+        return _NO_BOUNDS
+    messages = options.max_pending_messages if max_messages is None else max_messages
+    size = options.max_pending_bytes if max_bytes is None else max_bytes
+    return whole("max_pending_messages", messages), whole("max_pending_bytes", size)

@@ -128,6 +128,6 @@ class SourceReaderBase(ABC, Generic[J]):
 
 def _sweep(link: DriverLink) -> None:
     """End the subscriptions of sources that are gone; a garbage collector tells nobody at a time that would suit."""
-    for state in link.connection.subscriptions:
+    for state in link.connection.subscriptions.all:
         if isinstance(state.reader, SourceReaderBase) and state.reader.is_abandoned:
             link.connection.unsubscribe(state)

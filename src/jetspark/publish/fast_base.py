@@ -35,7 +35,7 @@ class FastBatchBase(Block):
     @property
     def id(self) -> str:
         """Empty before the first message, unless the caller gave one."""
-        return self._batch.id
+        return self._batch.inbox.batch_id
 
     @property
     def sequence(self) -> int:
@@ -58,17 +58,17 @@ class FastBatchBase(Block):
     @property
     def flow(self) -> int:
         """The server's present pace: messages for each acknowledgement."""
-        return self._batch.msgs_per_ack
+        return self._batch.sender.msgs_per_ack
 
     @property
     def gaps(self) -> list[range]:
         """Sequences that were lost on the way, each once; counted from 1, in the order of adding."""
-        return list(self._batch.gaps)
+        return list(self._batch.losses.gaps)
 
     @property
     def errors(self) -> list[Refusal]:
         """Messages the server refused, each once; none of them is in ``gaps``, too."""
-        return list(self._batch.errors)
+        return list(self._batch.losses.errors)
 
     @property
     def doubts(self) -> list[range]:
@@ -79,7 +79,7 @@ class FastBatchBase(Block):
         acknowledged at that moment, without those that ``gaps`` and ``errors`` have reported since. Publish them again
         with the message ids they had, and each is stored once; without ids, choose between missing and doubled.
         """
-        return list(self._batch.doubts)
+        return list(self._batch.losses.doubts)
 
     @property
     def ack(self) -> PubAck:
@@ -103,9 +103,9 @@ class FastBatchBase(Block):
 
     def _tell_news(self) -> None:
         """Call the program back about what is lost; takes the lock."""
-        if self._batch.news:
+        if self._batch.losses.news:
             with self._link.lock:
-                news, self._batch.news = self._batch.news, []
+                news, self._batch.losses.news = self._batch.losses.news, []
             for entry in news:
                 if isinstance(entry, range):
                     _call(self._batch.options.on_gap, entry, self._logger)
@@ -133,12 +133,12 @@ class FastPublisherBase(Block):
 
     def published(self) -> int:
         """Everything up to this position is stored (or was handed to ``on_refused``); it never goes back."""
-        return self._publisher.published
+        return self._publisher.places.published
 
     @property
     def accepted(self) -> int:
         """Position of the last message accepted, counted from 1."""
-        return self._publisher.accepted
+        return self._publisher.places.accepted
 
     @property
     def failure(self) -> Exception | None:
@@ -148,7 +148,7 @@ class FastPublisherBase(Block):
     @property
     def pending(self) -> int:
         """Accepted, and not known to be stored."""
-        return self._publisher.pending
+        return self._publisher.places.pending
 
     @property
     def possibly_doubled(self) -> int:
@@ -166,7 +166,7 @@ class FastPublisherBase(Block):
         Once the publisher gave up or was left, this stays as it is: nothing is sent any more. The first ones may be
         stored all the same, because they were on their way.
         """
-        return self._publisher.unpublished()
+        return self._publisher.places.unpublished()
 
     def _enter(self) -> Self:
         super()._enter()

@@ -1,6 +1,6 @@
 """The fast publisher, endless over many batches: what was accepted is stored, in order, whatever happens. Pure.
 
-Every accepted message has a position, counted from 1, and is in one of four places::
+Every accepted message has a position, counted from 1, and is in one of four places (``fast_places``)::
 
     accept() ──> backlog ──pump()──> sent, in the present batch ──ack, final ack──> claimed ──proof──> published
                     ^                       │                                          │
@@ -30,6 +30,9 @@ While no batch was answered for, "nobody listens" most likely means that there i
 after ``wait_for_stream_s``, and nothing is stored then. Once there was an answer, or a batch ended in doubt, it means
 that a leader is being elected, and ``patience_s`` holds.
 
+Parts beside the places: ``fast_keeping`` makes of a message what is kept of it, and ``fast_wishes`` has what callers
+want to be stored soon. Each batch is a :class:`~jetspark.publish.fast.FastMachine`.
+
 Invariants: ``published`` never goes back, and every message up to it is stored or was handed to ``on_refused``.
 Claimed messages are those directly after ``published``, and only those sent before are ever left claimed. At
 most ``max_pending_messages`` and ``max_pending_bytes`` are kept. The publisher gives up after ``patience_s`` without
@@ -40,27 +43,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from operator import itemgetter
-from typing import TypedDict
+from collections.abc import Sequence
 
 from jetspark.codes import Code
-from jetspark.core.arguments import flag, function, text
 from jetspark.core.backoff import Backoff
 from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent
-from jetspark.core.headers import Headers, HeadersLike
 from jetspark.core.machine import Reader
-from jetspark.core.numbers import seconds, seconds_above_0, whole
-from jetspark.core.options import check_keywords
 from jetspark.errors import (
     BatchCutShort,
     BatchInDoubt,
     BatchUnknown,
     BufferFull,
-    ConfigError,
     ConnectionClosed,
     FeatureUnavailable,
     JetSparkError,
@@ -70,107 +64,20 @@ from jetspark.errors import (
     UsageError,
     WrongLastSequence,
 )
-from jetspark.jetstream.publishing import header_block
 from jetspark.publish.atomic_resolve import IMPOSSIBLE
 from jetspark.publish.fast import FastMachine, FastState
-from jetspark.publish.fast_options import WAIT_FOR_STREAM_S, FastBatchOptions
-from jetspark.publish.outgoing import CHUNK_MESSAGES, Item, are_plain, data_of, unsendable
+from jetspark.publish.fast_keeping import FastKeeping
+from jetspark.publish.fast_places import FastPlaces, has_id
+from jetspark.publish.fast_publisher_options import FastPublisherOptions, Refused
+from jetspark.publish.fast_wishes import FastWishes
+from jetspark.publish.outgoing import CHUNK_MESSAGES, Item
 
-__all__ = ["FastPublisherKeywords", "FastPublisherMachine", "FastPublisherOptions", "Refused"]
+__all__ = ["FastPublisherMachine"]
 
-# What a kept message costs beside its payload: the tuple, the strings, its place in a deque.
-KEPT_OVERHEAD_BYTES = 200
-# The digits of a position and the end of the header block, at most.
-ID_END_BYTES = 24
 RETRY = Backoff(first_s=0.05, max_s=2.0)
-# Equal to no subject, not even to one that is none.
-_NO_SUBJECT = object()
 _IMPOSSIBLE = "\r\n".join(f"{name}: {value}" for name, value in IMPOSSIBLE.items()).encode()
 # The stream will not change its mind about these, so trying again would only hide them.
 _HOPELESS = frozenset({Code.STREAM_SEALED, Code.FAST_DISABLED})
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A message the stream would not store, and what it said."""
-
-    position: int
-    subject: str
-    data: bytes
-    headers: HeadersLike | bytes | None
-    error: ServerError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FastPublisherOptions:
-    """How a fast publisher behaves."""
-
-    message_ids: bool = False
-    """Give every message an id, so that those in doubt are stored once; costs the server a look at each."""
-    id_prefix: str | None = None
-    """Ids are this, a dash and the position. By default it is unique; give one to have the same ids in every run."""
-    max_pending_messages: int = 10_000
-    """Accepted and not yet known to be stored; then ``publish`` waits."""
-    max_pending_bytes: int = 64 << 20
-    flow: int = 500
-    max_outstanding_acks: int = 2
-    patience_s: float = 120.0
-    """Longest time without progress before giving up. A stream's duplicate window, which ids rely on, is as long."""
-    batch_timeout_s: float = 15.0
-    """Longest time without an answer before a batch is given up for the next."""
-    wait_for_stream_s: float = WAIT_FOR_STREAM_S
-    """How long to try again when nobody listens to the very first message: then ``JetStreamUnavailable`` says that
-    JetStream is off, no stream stores the subject, or it has no leader, and nothing is stored. From the first answer on
-    ``patience_s`` holds instead."""
-    on_refused: Callable[[Refused], None] | None = None
-    """Called with each message the stream refuses, which is then skipped. Without it a refusal ends the publisher."""
-
-    def __post_init__(self) -> None:
-        flag("message_ids", self.message_ids)
-        if self.id_prefix is not None:
-            text("id_prefix", self.id_prefix)
-        if self.on_refused is not None:
-            function("on_refused", self.on_refused)
-        for name in ("max_pending_messages", "max_pending_bytes"):
-            whole(name, getattr(self, name))
-        for name in ("patience_s", "batch_timeout_s"):
-            seconds_above_0(name, getattr(self, name))
-        seconds("wait_for_stream_s", self.wait_for_stream_s)
-        if self.id_prefix is not None and not self.message_ids:
-            raise ConfigError(f"id_prefix={self.id_prefix!r}: expected message_ids=True beside it")
-        if self.id_prefix is not None and (not self.id_prefix.isprintable() or self.id_prefix[:1] in ("", " ")):
-            raise ConfigError(f"id_prefix={self.id_prefix!r}: expected printable characters, no blank first")
-        FastBatchOptions(flow=self.flow, max_outstanding_acks=self.max_outstanding_acks)  # has checks of its own
-
-    def batch_options(self, *, is_stream_known: bool) -> FastBatchOptions:
-        return FastBatchOptions(
-            gap="fail",
-            # An acknowledgement has to come before there is no room for more to send.
-            flow=max(1, min(self.flow, self.max_pending_messages // (self.max_outstanding_acks + 1))),
-            max_outstanding_acks=self.max_outstanding_acks,
-            timeout=self.batch_timeout_s,
-            wait_for_stream_s=self.batch_timeout_s if is_stream_known else self.wait_for_stream_s,
-        )
-
-    @classmethod
-    def of(cls, message_ids: bool, given: FastPublisherKeywords) -> FastPublisherOptions:
-        """From keywords; an unknown one is an error that lists the known ones."""
-        check_keywords(cls, "fast publisher", given)
-        return cls(message_ids=message_ids, **given)
-
-
-class FastPublisherKeywords(TypedDict, total=False):
-    """The fields of :class:`FastPublisherOptions` as keywords of ``fast_publisher``, for type checkers."""
-
-    id_prefix: str | None
-    max_pending_messages: int
-    max_pending_bytes: int
-    flow: int
-    max_outstanding_acks: int
-    patience_s: float
-    batch_timeout_s: float
-    wait_for_stream_s: float
-    on_refused: Callable[[Refused], None] | None
 
 
 class FastPublisherMachine:
@@ -179,8 +86,8 @@ class FastPublisherMachine:
     def __init__(self, machine: Connection, owner: Reader, options: FastPublisherOptions, *, now: float) -> None:
         """``owner`` is the driver's object that is woken when the server said something."""
         self.options = options
-        self.published = 0
-        """All up to this position are stored, or were handed to ``on_refused``."""
+        self.places = FastPlaces()
+        self.wishes = FastWishes(self.places)
         self.possibly_doubled = 0
         """Sent again without knowing, and without ids to be recognised by."""
         self.batches = 0
@@ -196,8 +103,6 @@ class FastPublisherMachine:
         self._batch: FastMachine | None = None
         self._is_proving = False
         """The present batch is a question about what is claimed."""
-        self._claimed: deque[Item] = deque()
-        """Acknowledged, but perhaps as duplicates of what a leader proposed and lost."""
         self._max_question_bytes = machine.info.max_payload_bytes
         self._session = 0
         """The connection's, when the present batch began."""
@@ -205,48 +110,29 @@ class FastPublisherMachine:
         """Up to this position, messages were sent in a batch that ended in doubt."""
         self._is_stream_known = False
         """Some stream answered, or may have: if nobody does any more, it has no leader for the moment."""
-        self._sent: deque[Item] = deque()
-        self._backlog: deque[Item] = deque()
-        self._pending_bytes = 0
         self._settled_in_batch = 0
         """How many of the present batch's messages have left ``sent``: published or claimed."""
-        self._flush_to = 0
-        self._linger_to = 0
-        """To be flushed as well, once nothing was accepted for a while; acknowledgements may make that needless."""
-        self._linger_s = 0.0
-        self._linger_until: float | None = None
         self._is_closing = False
         self._retry_at: float | None = None
         self._failures = 0
         self._last_error: Exception | None = None
         self._moved_at = now
-        prefix = options.id_prefix or machine.new_batch()[1]
-        self._ids = f"{prefix}-" if options.message_ids else None
-        self._id_head = f"NATS/1.0\r\nNats-Msg-Id: {prefix}-".encode() if options.message_ids else None
+        prefix = options.id_prefix or machine.names.new_batch()[1]
+        self._keeping = FastKeeping(machine, prefix if options.message_ids else None)
 
     # ---- facts -------------------------------------------------------------------------------------------------
-
-    @property
-    def accepted(self) -> int:
-        """Position of the last message accepted. Not a number of its own, which an interrupt could leave behind."""
-        return self.published + self.pending
-
-    @property
-    def pending(self) -> int:
-        """Accepted and not known to be stored."""
-        return len(self._claimed) + len(self._sent) + len(self._backlog)
 
     @property
     def room(self) -> int:
         """How many more messages are accepted now."""
         if self.room_bytes <= 0:
             return 0
-        return max(0, self.options.max_pending_messages - self.pending)
+        return max(0, self.options.max_pending_messages - self.places.pending)
 
     @property
     def room_bytes(self) -> int:
         """How many more bytes; the message that passes it is still accepted."""
-        return self.options.max_pending_bytes - self._pending_bytes
+        return self.options.max_pending_bytes - self.places.pending_bytes
 
     @property
     def batch(self) -> FastMachine | None:
@@ -255,31 +141,27 @@ class FastPublisherMachine:
     @property
     def is_idle(self) -> bool:
         """Nothing is pending and no batch is open."""
-        return self._batch is None and not self.pending
+        return self._batch is None and not self.places.pending
 
     @property
     def _is_owed(self) -> bool:
         """It is the server's turn. It owes nothing to a slow producer whose next acknowledgement is not due."""
-        if not self.pending:
+        if not self.places.pending:
             return False
-        return bool(self._backlog) or self._batch is None or self._batch.is_waiting
+        return bool(self.places.backlog) or self._batch is None or self._batch.is_waiting
 
     @property
     def _is_ack_on_its_way(self) -> bool:
         """The server has enough for an acknowledgement, or will have without anybody's doing."""
         batch = self._batch
-        if self._backlog or batch is None or batch.state is not FastState.OPEN:
+        if self.places.backlog or batch is None or batch.state is not FastState.OPEN:
             return True
-        return batch.sequence - batch.acknowledged >= batch.msgs_per_ack
+        return batch.sender.sequence - batch.acknowledged >= batch.sender.msgs_per_ack
 
     def _begin_patience(self, now: float) -> None:
         """It runs from the moment the server has something to answer."""
         if not self._is_owed:
             self._moved_at = now
-
-    def unpublished(self) -> list[Item]:
-        """What is accepted and not known to be stored, in order."""
-        return [*self._claimed, *self._sent, *self._backlog]
 
     def check(self) -> None:
         """Whether the publisher may be used.
@@ -306,86 +188,16 @@ class FastPublisherMachine:
         self.check()
         kept: list[Item] = []
         try:
-            if are_checked and self._id_head is None and sum(map(len, items)) == 2 * len(items):
-                kept.extend(items)
-            else:
-                self._check(items, kept)
+            self._keeping.keep(items, self.places.accepted + 1, kept, are_checked=are_checked)
         finally:
             self._begin_patience(now)
-            if self._linger_until is not None:
-                self._linger_until = now + self._linger_s
-            size = _kept_bytes(kept)
-            self._backlog.extend(kept)
-            self._pending_bytes += size
-
-    def _check(self, items: Sequence[Item], kept: list[Item]) -> None:
-        """Make of each message what is kept of it: its data, and its headers as they stand in a frame."""
-        machine = self._machine
-        payload, max_payload = machine.payload, machine.info.max_payload_bytes
-        id_head = self._id_head
-        if are_plain(machine, items, beside=0 if id_head is None else len(id_head) + ID_END_BYTES):
-            if id_head is None:
-                kept.extend(items)
-            else:
-                numbered = enumerate(items, self.accepted + 1)
-                kept.extend([(item[0], item[1], b"%b%d\r\n\r\n" % (id_head, position)) for position, item in numbered])
-            return
-        last_subject: object = _NO_SUBJECT
-        for position, item in enumerate(items, self.accepted + 1):
-            if isinstance(item, str):  # has a first and a second, too
-                raise unsendable(item)
-            try:
-                subject, data = item[0], item[1]
-                headers = item[2] if len(item) > 2 else None
-            except (TypeError, LookupError):
-                raise unsendable(item) from None
-            if subject != last_subject:  # most go where the one before went
-                machine.address(subject)
-                last_subject = subject
-            if headers is None and id_head is None:
-                if type(data) is not bytes or len(data) > max_payload:
-                    data = payload(data)
-                kept.append((subject, data))
-                continue
-            if headers is None:
-                block = b"%b%d\r\n\r\n" % (id_head or b"", position)
-            else:
-                block = headers if isinstance(headers, bytes) else self._encode(headers, position)
-            if type(data) is not bytes or len(block) + len(data) > max_payload:
-                data = payload(data, len(block))
-            kept.append((subject, data, block))
-
-    def _encode(self, headers: HeadersLike, position: int) -> bytes:
-        if self._ids is None:
-            return header_block(headers)
-        named = Headers(headers)
-        if "Nats-Msg-Id" not in named:  # the caller's own is better: it may outlive this process
-            named["Nats-Msg-Id"] = f"{self._ids}{position}"
-        return header_block(named)
-
-    def flush(self) -> int:
-        """Have everything accepted so far stored soon; returns the position to wait for."""
-        self._flush_to = self.accepted
-        return self._flush_to
-
-    def want(self, position: int, now: float, linger_s: float) -> None:
-        """Have everything up to a position stored soon.
-
-        With ``linger_s`` the batch is ended for that only when nothing was accepted for that many seconds: as long as
-        more comes, its acknowledgements tell.
-        """
-        position, linger_s = whole("position", position, low=0), seconds("linger_s", linger_s)
-        if linger_s <= 0:
-            self._flush_to = max(self._flush_to, min(position, self.accepted))
-            return
-        self._linger_to = max(self._linger_to, min(position, self.accepted))
-        self._linger_s = linger_s
-        self._linger_until = now + linger_s
+            self.wishes.on_accepted(now)
+            self.places.accept(kept)
 
     def close(self) -> None:
         """Accept nothing more; store what is there, and end the batch."""
         self._is_closing = True
-        self._flush_to = self.accepted
+        self.wishes.flush()
 
     # ---- sending -----------------------------------------------------------------------------------------------
 
@@ -400,21 +212,24 @@ class FastPublisherMachine:
         self._begin_patience(now)
         batch = self._batch
         if batch is None:
-            if not (self._claimed or self._backlog) or (self._retry_at is not None and now < self._retry_at):
+            if not (self.places.claimed or self.places.backlog) or (
+                self._retry_at is not None and now < self._retry_at
+            ):
                 return False
             batch = self._batch = self._new_batch()
             self._settled_in_batch = 0
             self._session = self._machine.sessions
-            self._is_proving = bool(self._claimed)
+            self._is_proving = bool(self.places.claimed)
             self.batches += not self._is_proving
             self._retry_at = None
         if batch.state is FastState.NEW:
-            if batch.reopen_at is None or now >= batch.reopen_at:
+            reopen_at = batch.opening.reopen_at
+            if reopen_at is None or now >= reopen_at:
                 self._begin(batch, now)
             return False
         if batch.state is FastState.OPEN:
             # Nothing before it is wanted: it waits here just as well, and what gives up sends nothing more.
-            if self._backlog and (due := batch.due):
+            if self.places.backlog and (due := batch.sender.due):
                 self._send(batch, min(due, CHUNK_MESSAGES), now)
                 return True  # to more of it, or to the end that a flush is waiting for
             if self._wants_end(batch):
@@ -428,31 +243,28 @@ class FastPublisherMachine:
     def _begin(self, batch: FastMachine, now: float) -> None:
         try:
             if self._is_proving:
-                batch.start(_question(self._claimed[-1], self._max_question_bytes), now, is_only=True)
+                batch.start(_question(self.places.claimed[-1], self._max_question_bytes), now, is_only=True)
                 return
-            batch.start(self._sent[0] if self._sent else self._backlog[0], now)
+            batch.start(self.places.sent[0] if self.places.sent else self.places.backlog[0], now)
         except BufferFull:
             batch.opening.reopen_at = now + RETRY.first_s  # a moment that has passed would be waited for again at once
             raise
-        if not self._sent:
-            self._move(1)
+        if not self.places.sent:
+            self.places.send(1)
 
     def _send(self, batch: FastMachine, count: int, now: float) -> None:
-        before = batch.sequence
-        batch.add_up_to(count, self._backlog, now)
-        self._move(batch.sequence - before)
-
-    def _move(self, count: int) -> None:
-        """The first of the backlog are sent. One call into C, so an interrupt finds each of them in one place."""
-        self._sent.extend(islice(iter(self._backlog.popleft, None), count))
+        sender = batch.sender
+        before = sender.sequence
+        sender.add_up_to(count, self.places.backlog, now)
+        self.places.send(sender.sequence - before)
 
     def _wants_end(self, batch: FastMachine) -> bool:
         """Only an end tells that the last messages are stored: acknowledgements come after ``flow`` messages."""
         if self._is_closing:
-            return not self._backlog
-        if self.room == 0 and not self._backlog and batch.due > 0:
+            return not self.places.backlog
+        if self.room == 0 and not self.places.backlog and batch.sender.due > 0:
             return True  # the server waits for more before it acknowledges, and we have no room for more
-        return self.published < self._flush_to <= self.published + len(self._claimed) + len(self._sent)
+        return self.wishes.need_an_end
 
     # ---- what comes back ---------------------------------------------------------------------------------------
 
@@ -467,7 +279,7 @@ class FastPublisherMachine:
         if self._batch is not None:
             self._batch.on_event(event, now)
             self._look(now)
-        if isinstance(event, Closed) and self.failure is None and (self.pending or not self._is_closing):
+        if isinstance(event, Closed) and self.failure is None and (self.places.pending or not self._is_closing):
             self.fail(event.error or ConnectionClosed("the connection was closed"))
 
     def _look(self, now: float) -> None:
@@ -489,38 +301,33 @@ class FastPublisherMachine:
         count = stored - self._settled_in_batch
         if count <= 0:
             return
-        assert count <= len(self._sent), (count, len(self._sent))  # the batch believes no number above what was sent
+        assert count <= len(self.places.sent), (
+            count,
+            len(self.places.sent),
+        )  # the batch believes no number above what was sent
         self._settled_in_batch = stored
-        first = self.published + len(self._claimed) + 1
-        if self._claimed or first <= self._sent_before:
-            self._publish(self._claimed, self._claim(count, first), now)
+        first = self.places.published + len(self.places.claimed) + 1
+        if self.places.claimed or first <= self._sent_before:
+            self._publish(self.places.claimed, self._claim(count, first), now)
         else:
-            self._publish(self._sent, count, now)
+            self._publish(self.places.sent, count, now)
 
     def _claim(self, count: int, first: int) -> int:
         """Keep messages that are acknowledged, the first of which has this position; return how many are proven."""
-        part = list(islice(self._sent, count))
-        self._claimed.extend(part)
-        _drop(self._sent, count)
+        part = self.places.claim(count)
         known = self._sent_before - first + 1
         if known < count:  # what was not sent before is new, and proves what is before it
-            return len(self._claimed)
+            return len(self.places.claimed)
         # What has no id is stored again each time it is sent.
-        known = next((place for place in range(count, 0, -1) if not _has_id(part[place - 1])), 0)
-        return len(self._claimed) - count + known if known else 0
+        known = next((place for place in range(count, 0, -1) if not has_id(part[place - 1])), 0)
+        return len(self.places.claimed) - count + known if known else 0
 
     def _publish(self, source: deque[Item], count: int, now: float) -> None:
-        """The first of ``source``, which are the first of those not published, are stored.
-
-        They are counted before they are forgotten: an interrupt may leave some in both, never in neither.
-        """
+        """The first of ``source``, which are the first of those not published, are stored."""
         if not count:
             return
-        self._pending_bytes -= _kept_bytes(list(islice(source, count)))
-        self.published += count
-        _drop(source, count)
-        if self.published >= self._linger_to:
-            self._linger_until = None
+        self.places.publish(source, count)
+        self.wishes.on_published()
         self._moved_at = now
         self._failures = 0
 
@@ -529,9 +336,9 @@ class FastPublisherMachine:
         self._is_proving = False
         failure = batch.failure
         if failure is None and batch.ack is not None and batch.ack.sequence:
-            self._publish(self._claimed, len(self._claimed), now)
+            self._publish(self.places.claimed, len(self.places.claimed), now)
         elif isinstance(failure, WrongLastSequence):
-            self._send_again(self._claimed)
+            self.places.send_again(self.places.claimed)
         elif failure is not None and _is_hopeless(failure):
             self.fail(failure)
         else:
@@ -541,10 +348,6 @@ class FastPublisherMachine:
             self._last_error = failure or self._last_error
             self._retry_later(now)
 
-    def _send_again(self, items: deque[Item]) -> None:
-        self._backlog.extendleft(reversed(items))
-        items.clear()
-
     def _retry_later(self, now: float) -> None:
         self._failures += 1
         self._retry_at = now + RETRY.wait_s(self._failures)
@@ -553,7 +356,7 @@ class FastPublisherMachine:
         failure = batch.failure
         self._is_stream_known |= not isinstance(failure, JetStreamUnavailable)
         if failure is None:
-            assert not self._sent
+            assert not self.places.sent
             return
         self._last_error = failure
         refusal = self._refusal(batch)
@@ -564,45 +367,47 @@ class FastPublisherMachine:
         elif self._session != self._machine.sessions:
             # The next batch may, over another server, reach the leader that this one was sent to, not who ended it.
             self._note_sent()
-        self._send_again(self._sent)
+        self.places.send_again(self.places.sent)
         if not self._is_stream_known or (_is_hopeless(failure) and refusal is None):
             self.fail(failure)
-        elif self.failure is None and refusal is None and (batch.errors or not isinstance(failure, BatchCutShort)):
+        elif (
+            self.failure is None and refusal is None and (batch.losses.errors or not isinstance(failure, BatchCutShort))
+        ):
             self._retry_later(now)
 
     def _on_doubt(self) -> None:
         """What is not acknowledged may be stored, or be in a log and lost; what is claimed is sent again with it."""
-        if self._ids is None:
-            self.possibly_doubled += len(self._sent)
-            self.doubled_news += len(self._sent)
+        if not self._keeping.has_ids:
+            self.possibly_doubled += len(self.places.sent)
+            self.doubled_news += len(self.places.sent)
         self._note_sent()
-        self._send_again(self._sent)
-        self._send_again(self._claimed)
+        self.places.send_again(self.places.sent)
+        self.places.send_again(self.places.claimed)
 
     def _note_sent(self) -> None:
-        self._sent_before = max(self._sent_before, self.published + len(self._claimed) + len(self._sent))
+        self._sent_before = max(self._sent_before, self.places.sent_to)
         # Soon, while the stream still remembers their ids.
-        self._flush_to = max(self._flush_to, self._sent_before)
+        self.wishes.flush_to(self._sent_before)
 
     def _refusal(self, batch: FastMachine) -> ServerError | None:
         """What the stream said about the first message that is not stored, if it was that which ended the batch."""
-        if self._claimed:
+        if self.places.claimed:
             return None  # a proof comes first; then it is refused again
         first_missing = self._settled_in_batch + 1
-        for refusal in batch.errors:
+        for refusal in batch.losses.errors:
             is_final = not _is_hopeless(refusal.error) and refusal.error.err_code != Code.DUPLICATE_IN_PROCESS
-            if refusal.sequence == first_missing and self._sent and is_final:
+            if refusal.sequence == first_missing and self.places.sent and is_final:
                 return refusal.error
         return None
 
     def _on_refused(self, error: ServerError, now: float) -> None:
-        item = self._sent[0]
+        item = self.places.sent[0]
         if self.options.on_refused is None:
             self.fail(error)
             return
-        self._publish(self._sent, 1, now)
+        self._publish(self.places.sent, 1, now)
         headers = item[2] if len(item) == 3 else None
-        self.news.append(Refused(self.published, item[0], item[1], headers, error))
+        self.news.append(Refused(self.places.published, item[0], item[1], headers, error))
 
     def fail(self, error: Exception) -> None:
         """Give up: nothing more is sent, and what is pending stays to be read."""
@@ -617,20 +422,17 @@ class FastPublisherMachine:
             return None
         deadline = self._moved_at + self.options.patience_s if self._is_owed else math.inf
         if self._batch is not None:
-            deadline = min(deadline, self._batch.next_deadline() or math.inf, self._batch.reopen_at or math.inf)
-        elif (self._claimed or self._backlog) and self._retry_at is not None:
+            reopen_at = self._batch.opening.reopen_at
+            deadline = min(deadline, self._batch.next_deadline() or math.inf, reopen_at or math.inf)
+        elif (self.places.claimed or self.places.backlog) and self._retry_at is not None:
             deadline = min(deadline, self._retry_at)
-        deadline = min(deadline, math.inf if self._linger_until is None else self._linger_until)
+        linger_until = self.wishes.next_deadline()
+        deadline = deadline if linger_until is None else min(deadline, linger_until)
         return None if deadline == math.inf else deadline
 
     def on_time(self, now: float) -> None:
         """Time has passed: the driver pumps afterwards."""
-        if self._linger_until is not None and now >= self._linger_until:
-            if self._is_ack_on_its_way:
-                self._linger_until = now + self._linger_s
-            else:
-                self._linger_until = None
-                self._flush_to = max(self._flush_to, self._linger_to)
+        self.wishes.on_time(now, is_ack_on_its_way=self._is_ack_on_its_way)
         if self._batch is not None:
             self._batch.on_time(now)
             self._look(now)
@@ -649,11 +451,11 @@ class FastPublisherMachine:
 
     def _give_up(self, reason: object, now: float) -> None:
         refusal = self._last_error if self._batch is None else self._batch.opening.reopen_error
-        is_in_doubt = self._sent_before > self.published  # or else no batch that was sent is without an answer
+        is_in_doubt = self._sent_before > self.places.published  # or else no batch that was sent is without an answer
         if isinstance(refusal, JetStreamUnavailable | ServerError) and not is_in_doubt:
             self.fail(refusal)
         reason = refusal or reason
-        doubt = BatchInDoubt(self._batch.id if self._batch else "", str(reason), 0)
+        doubt = BatchInDoubt(self._batch.inbox.batch_id if self._batch else "", str(reason), 0)
         doubt.__cause__ = reason if isinstance(reason, Exception) else None
         self.fail(doubt)
         if self._batch is not None:
@@ -663,34 +465,11 @@ class FastPublisherMachine:
     def abandon(self, now: float) -> None:
         """The caller leaves: end what is open, wait for nothing, send nothing more."""
         self._is_closing = self.is_left = True
-        if self.pending:
-            self.fail(UsageError(f"the publisher was left; unpublished() has {self.pending} messages"))
+        if self.places.pending:
+            self.fail(UsageError(f"the publisher was left; unpublished() has {self.places.pending} messages"))
         if self._batch is not None:
             self._batch.abandon(now)
             self._batch = None
-
-
-_block_of: Callable[[Item], bytes] = itemgetter(2)
-
-
-def _kept_bytes(items: list[Item]) -> int:
-    """What kept messages count for in ``max_pending_bytes``."""
-    size = KEPT_OVERHEAD_BYTES * len(items) + sum(map(len, map(data_of, items)))
-    width = sum(map(len, items))
-    if width == 3 * len(items):
-        size += sum(map(len, map(_block_of, items)))
-    elif width > 2 * len(items):  # some have headers
-        size += sum(len(item[2]) for item in items if len(item) == 3 and isinstance(item[2], bytes))
-    return size
-
-
-def _has_id(item: Item) -> bool:
-    return len(item) == 3 and isinstance(item[2], bytes) and b"\r\nNats-Msg-Id:" in item[2]
-
-
-def _drop(items: deque[Item], count: int) -> None:
-    """Remove the first ones, in one call into C, as an interrupt sees it."""
-    deque(islice(iter(items.popleft, None), count), maxlen=0)
 
 
 def _question(item: Item, max_bytes: int) -> Item:

@@ -56,11 +56,10 @@ class FastPace:
 class FastSender:
     """Gives messages their sequences, sends those that are wanted, and keeps those that come early.
 
-    A base class and not a part of the batch, because :meth:`add` is called for every message: a hop more shows.
+    Drivers call :meth:`add` for every message; the batch tells when it opens, how far the server is, and when it ends.
     """
 
     def __init__(self, machine: Connection, options: FastBatchOptions) -> None:
-        self.options = options
         self.sequence = 0
         """The highest that a message has."""
         self.sent = 0
@@ -69,7 +68,11 @@ class FastSender:
         """The highest sequence that may be sent now; a number by itself, because it is looked at for every message."""
         self.limit = 0
         """The highest sequence that may be given to a message now; likewise."""
-        self._machine = machine
+        self.sent_at = 0.0
+        """When the last message was sent."""
+        self.first_subject = ""
+        """Where the first message went: what is no message goes there, too."""
+        self._machine, self._options = machine, options
         self._pace = FastPace(options.max_outstanding_acks)
         self._takes_more = False
         """Messages may be added: the batch is open, and nothing has ended it."""
@@ -79,7 +82,6 @@ class FastSender:
         self._frames = FastFrames(machine)
         self._heads, self._max_payload_bytes = self._frames.heads, self._frames.max_payload_bytes
         """Those of ``_frames``, for :meth:`add`."""
-        self._sent_at = 0.0
 
     @property
     def room(self) -> int:
@@ -96,6 +98,39 @@ class FastSender:
     def msgs_per_ack(self) -> int:
         """The server's present pace."""
         return self._pace.msgs_per_ack
+
+    def uses(self, subject: str) -> bool:
+        """Whether messages were sent there."""
+        return subject in self._heads
+
+    # ---- the first and the last ------------------------------------------------------------------------------------
+
+    def start(self, item: Item, reply_prefix: str, now: float, *, is_only: bool) -> None:
+        """Send the first message; with ``is_only`` it is the last, too. Answers go below ``reply_prefix``."""
+        self._frames.reply_to(reply_prefix, self._options.flow, self._options.gap)
+        self._send([self._frames.frame(item, 1, FrameKind.COMMIT if is_only else FrameKind.START)], 1, now)
+        self.first_subject = item[0]
+
+    def commit(self, item: Item, now: float) -> None:
+        """Send the last message, behind what is kept. It needs no room: nothing follows it."""
+        self._place_last(self._frames.frame(item, self.sequence + 1, FrameKind.COMMIT), now)
+
+    def end(self, now: float) -> None:
+        """Send an end that is no message, behind what is kept."""
+        self._place_last(self._control(self.sequence + 1, FrameKind.END), now, is_urgent=True)
+
+    def _place_last(self, frame: bytes, now: float, *, is_urgent: bool = False) -> None:
+        if self._early:
+            self._keep([frame])
+        else:
+            self._send([frame], self.sequence + 1, now, is_urgent=is_urgent)
+
+    def ping(self) -> None:
+        """Send a ping with the highest sequence sent."""
+        self._machine.publish_frames([self._control(self.sent, FrameKind.PING)], is_urgent=True)
+
+    def _control(self, sequence: int, kind: FrameKind) -> bytes:
+        return self._frames.frame((self.first_subject, b""), sequence, kind)
 
     # ---- adding ------------------------------------------------------------------------------------------------
 
@@ -120,7 +155,7 @@ class FastSender:
             except Exception:
                 self.sequence = self.sent = sequence - 1
                 raise
-            self._sent_at = now
+            self.sent_at = now
         else:
             self._keep([frame])
 
@@ -191,7 +226,7 @@ class FastSender:
         except Exception:
             self.sequence, self.sent = before
             raise
-        self._sent_at = now
+        self.sent_at = now
 
     def _keep(self, ready: list[bytes]) -> None:
         self._early += ready
@@ -199,6 +234,34 @@ class FastSender:
         self.sequence += len(ready)
         if self._early_bytes >= CHUNK_BYTES:
             self._set_limit()
+
+    # ---- what the batch tells --------------------------------------------------------------------------------------
+
+    def take_more(self, takes_more: bool) -> None:
+        """Whether messages may be added."""
+        self._takes_more = takes_more
+        self._set_limit()
+
+    def change_pace(self, msgs_per_ack: int) -> None:
+        """The server acknowledges after this many messages from now on."""
+        self._pace.change(msgs_per_ack)
+        self._set_limit()
+
+    def move_to(self, sequence: int) -> bool:
+        """The server is done with all up to this one; whether that is news."""
+        if not self._pace.move_to(sequence):
+            return False
+        self._set_limit()
+        return True
+
+    def send_wanted(self, now: float) -> None:
+        """Of what is kept, send what is wanted by now."""
+        if self._early and self.wanted > self.sent:
+            self._send_early(self.wanted - self.sent, now)
+
+    def send_all(self, now: float) -> None:
+        """Send all that is kept, wanted or not: there is nobody to wait until it is."""
+        self._send_early(len(self._early), now)
 
     def _send_early(self, count: int, now: float) -> None:
         """Of what was kept, the first messages."""
@@ -210,11 +273,20 @@ class FastSender:
         self._early_bytes = sum(map(len, self._early))
         self._set_limit()
 
-    def _drop_early(self) -> None:
-        """What is kept is not sent any more: the batch is over, or will be without it."""
+    def drop_kept(self) -> None:
+        """What is kept is not sent any more, and nothing is added: the batch is over, or will be without it."""
         self._early.clear()
         self._early_bytes = 0
-        self._set_limit()
+        self.take_more(False)
+
+    def begin_again(self) -> None:
+        """Nothing was stored: sequences are given anew."""
+        self.sequence = self.sent = 0
+
+    def on_session(self) -> None:
+        """Another server may take larger messages, or only smaller ones."""
+        self._frames.on_session()
+        self._max_payload_bytes = self._frames.max_payload_bytes
 
     def _set_limit(self) -> None:
         # What is kept still goes out, at the server's pace, when the end of the batch is behind it.
@@ -225,11 +297,3 @@ class FastSender:
             self.limit = self.wanted + self._pace.msgs_per_ack
         else:
             self.limit = self.sequence
-
-    def _on_session(self) -> None:
-        self._frames.on_session()
-        self._max_payload_bytes = self._frames.max_payload_bytes
-
-    def _begin_again(self) -> None:
-        """Nothing was stored: sequences are given anew."""
-        self.sequence = self.sent = 0

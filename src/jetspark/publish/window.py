@@ -160,7 +160,7 @@ class PublishWindow:
         return True
 
     def _open_inbox(self) -> None:
-        prefix = self._machine.new_inbox()
+        prefix = self._machine.names.new_inbox()
         # No more can arrive than was asked for, so the window is the bound.
         inbox = self._machine.subscribe(f"{prefix}.*", is_unbounded=True, is_inbox=True, reader=self._reader)
         self._reply_prefix = f"{prefix}."

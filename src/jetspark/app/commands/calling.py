@@ -120,7 +120,7 @@ class _Asking:
         finally:
             self._timer.cancel()
             for token in self._tokens:
-                self._context.connection.forget(token)
+                self._context.connection.requests.forget(token)
 
     def _send(self) -> None:
         self._tokens.append(self._context.connection.request(self._answer, *self._message))

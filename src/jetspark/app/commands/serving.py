@@ -271,7 +271,7 @@ class Serving:
         self._on_their_way.pop(served, None)
         token, served.token = served.token, ""
         if token:
-            self._connection.forget(token)
+            self._connection.requests.forget(token)
 
     # ---- with waiting ------------------------------------------------------------------------------------------
 

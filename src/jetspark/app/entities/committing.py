@@ -225,7 +225,7 @@ class Committer:
         """
         failures = 0
         messages = [message for change in changes for message in change.messages()]
-        while True:
+        while True:  # not patiently: an error that does not pass means something else after one in doubt
             try:
                 sequence = await self._send_once(messages)
                 break
@@ -260,7 +260,7 @@ class Committer:
 
 async def asking_again(ask: Callable[[], Awaitable[T]]) -> T:
     """Ask the server, again if that may help, as often as a change is sent."""
-    failures = 0
+    failures = 0  # not patiently: attempts are counted here, as those of the change, which a caller waits for
     while True:
         try:
             return await ask()

@@ -148,7 +148,9 @@ class Intake:
 
     async def _pull(self, consumer: Consumer, side: Side, receive: Callable[[JetStreamMessage, float], Any]) -> None:
         worker, failures = self._worker, 0
-        while not worker.is_stopping:
+        while (
+            not worker.is_stopping
+        ):  # not patiently: how much to ask for is decided anew, and a worker that stops asks no more
             credit = worker.room.free(side, worker.shares)
             if credit.messages <= 0 or credit.bytes <= 0:
                 await worker.make_room()
@@ -220,7 +222,7 @@ class Intake:
             return
         failures = 0
         try:
-            while not self._worker.is_stopping:
+            while not self._worker.is_stopping:  # not patiently: a worker that stops asks no more
                 session = self._worker.sessions
                 try:
                     await self._expect(found)

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import os
@@ -30,6 +29,7 @@ from jetspark.aio.kv import KeyValue
 from jetspark.app.clock import seconds_now
 from jetspark.app.contracts.envelope import Encoded
 from jetspark.app.handlers.retry import RetryIn
+from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.topology.names import escape_token
 from jetspark.core.backoff import Backoff
 from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyExists, KeyNotFound
@@ -97,21 +97,19 @@ class OnceRecords:
 
     async def _record(self, key: str, record: bytes, revision: int) -> None:
         """Note what was done, however often it takes: what is done and not recorded would be done again."""
-        failures = 0
-        while True:
+        attempts = 0
+
+        async def write() -> None:
+            nonlocal attempts
+            attempts += 1
             try:
                 await self._records.update(key, record, revision=revision, ttl=self._ttl_s)
-                return
             except Conflict:
                 # After a failure it may be our own, whose answer was lost. If not, another worker has claimed it since.
-                if not failures or (await self._records.get(key)).value != record:
+                if attempts == 1 or (await self._records.get(key)).value != record:
                     raise
-                return
-            except JetSparkError as error:
-                if not error.may_pass:
-                    raise
-                failures += 1
-                await asyncio.sleep(RECORD_PAUSE.wait_s(failures))
+
+        await patiently(write, patience_s=FOR_EVER_S, pause=RECORD_PAUSE)
 
     async def _claim(self, key: str) -> int | _Recorded:
         """The revision of our claim, or what was recorded.

@@ -16,6 +16,8 @@ from contextlib import aclosing, suppress
 from typing import cast
 
 from jetspark.aio.kv import KeyValue
+from jetspark.app.patience import FOR_EVER_S, patiently
+from jetspark.core.backoff import Backoff
 from jetspark.errors import Conflict, JetSparkError, KeyExists, KeyNotFound
 from jetspark.jetstream.kv import KVEntry
 
@@ -24,7 +26,7 @@ __all__ = ["Lease", "LeaseLost"]
 _logger = logging.getLogger("jetspark.app")
 
 LEASE_S = 10.0
-RETRY_S = 1.0
+PAUSE = Backoff(first_s=1.0, max_s=1.0)
 
 
 class LeaseLost(Exception):
@@ -51,19 +53,14 @@ class Lease:
 
     async def acquire(self) -> None:
         """Return when it is ours; for as long as another process has it, wait."""
-        while True:
-            try:
-                self._revision = await self._records.create(self._key, self._owner, ttl=self._lease_s)
-                return
-            except KeyExists:
-                pass
-            except JetSparkError as error:
-                if not error.may_pass:
-                    raise
-                _logger.warning("lease %s: %s", self._key, error)
-                await asyncio.sleep(RETRY_S)
-                continue
+        await patiently(self._acquire, patience_s=FOR_EVER_S, pause=PAUSE, on_wait=self._tell)
+
+    async def _acquire(self) -> None:
+        while not await self.try_acquire():
             await self._until_free()
+
+    def _tell(self, error: JetSparkError) -> None:
+        _logger.warning("lease %s: %s", self._key, error)
 
     async def try_acquire(self) -> bool:
         """Take it if nobody has it; False if somebody has."""
@@ -128,7 +125,7 @@ class Lease:
                 await self._records.purge(self._key, revision=revision, ttl=self._lease_s)
 
     async def _renew(self) -> None:
-        while True:
+        while True:  # not patiently: a lease is written at its pace, whether the last time failed or not
             await asyncio.sleep(self._lease_s / 3)
             try:
                 self._revision = await self._records.update(
@@ -139,7 +136,7 @@ class Lease:
             except JetSparkError as error:
                 if not error.may_pass:
                     raise
-                _logger.warning("lease %s: %s", self._key, error)
+                self._tell(error)
 
     async def _notice(self) -> None:
         """See at once when another process takes it; :meth:`_renew` would see it as well, only later."""

@@ -11,8 +11,9 @@ from typing import Generic, TypeVar, cast
 from jetspark.batcher.aio.clock import LoopTimer, TimerClock
 from jetspark.batcher.aio.sinks import Sink
 from jetspark.batcher.config import BatcherConfig, Flushed, Stats
-from jetspark.batcher.machine import Ack, BatchMachine, Flush
+from jetspark.batcher.machine import BatchMachine, Flush, no_room, not_drained, not_flushed
 from jetspark.batcher.reports import Reporter
+from jetspark.batcher.waiting import Ack
 from jetspark.core.arguments import instance, iterate
 from jetspark.errors import ConfigError, JetSparkError
 
@@ -120,7 +121,7 @@ class Batcher(Generic[T]):
         try:
             self._advance()
             if not fence.is_done and machine.failure is None and not await self._wait(done, timeout):
-                raise machine.not_flushed(timeout or 0)
+                raise not_flushed(machine.name, timeout or 0)
             if not fence.is_done:
                 machine.check_running()
             return Flushed(fence.ok, fence.failed)
@@ -145,7 +146,7 @@ class Batcher(Generic[T]):
             try:
                 if not await self._wait(done, timeout):
                     self._reporter.dropped(machine.write_off())
-                    raise machine.not_drained(timeout or 0)
+                    raise not_drained(machine.name, timeout or 0)
             finally:
                 self._drained.remove(done)
         if not machine.is_drained:
@@ -185,7 +186,7 @@ class Batcher(Generic[T]):
         ticket = machine.ask(count, partial(_end, granted, True))
         try:
             if not ticket.is_granted and not await self._wait(granted, timeout):
-                raise machine.no_room(count, timeout or 0)
+                raise no_room(machine.name, count, timeout or 0)
         except BaseException:
             machine.give_back(ticket)
             raise

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar, cast
 from jetspark.batcher.blocking.clock import WaitingClock
 from jetspark.batcher.blocking.sinks import Sink
 from jetspark.batcher.config import BatcherConfig, Flushed, Stats
-from jetspark.batcher.machine import BatchMachine, Flush, Ticket
+from jetspark.batcher.machine import BatchMachine, Flush, Ticket, no_room, not_drained, not_flushed
 from jetspark.batcher.reports import Reporter
 from jetspark.core.arguments import instance, iterate
 from jetspark.errors import ConfigError
@@ -181,7 +181,7 @@ class Batcher(Generic[T]):
                 while not fence.is_done:
                     machine.check_running()
                     if not self._wait(done, until):
-                        raise machine.not_flushed(timeout or 0)
+                        raise not_flushed(machine.name, timeout or 0)
                 return Flushed(fence.ok, fence.failed)
             finally:
                 self._hold_lock()
@@ -209,7 +209,7 @@ class Batcher(Generic[T]):
         self._tell()  # who ends the program now knows how it went
         if is_late:
             self._reporter.dropped(dropped)
-            raise machine.not_drained(timeout or 0)
+            raise not_drained(machine.name, timeout or 0)
 
     def stats(self) -> Stats:
         """Where every accepted item is, at one moment."""
@@ -234,7 +234,7 @@ class Batcher(Generic[T]):
             until = self._until(timeout)
             while not ticket.is_granted and not ticket.is_over:
                 if not self._wait(granted, until):
-                    raise machine.no_room(count, timeout or 0)
+                    raise no_room(machine.name, count, timeout or 0)
             machine.redeem(ticket)
         except BaseException:
             self._hold_lock()
