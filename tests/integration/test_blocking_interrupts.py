@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import selectors
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Self
 
 import pytest
 from support.interrupts import Interrupt, Places, count_places, sample
@@ -138,6 +140,30 @@ def interrupt_everywhere(server: NatsServer, operation: Operation, *, at: Places
             wrong.append(f"{number} {interrupt.place}")
             nc = opened.enter_context(connected(server))
     assert wrong == []
+
+
+def test_a_session_that_ends_when_a_thread_is_about_to_read_it_is_no_error_of_that_thread(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connected(server) as nc:
+        link, ended = nc._link, list[object]()
+
+        class EndsTheSession(selectors.PollSelector):
+            """Made by a thread that is to read in place of the connection's, before it looks at the socket."""
+
+            def __enter__(self) -> Self:
+                if not ended:
+                    ended.append(link._socket)
+                    link.give_up_session()
+                    while link._socket is ended[0]:
+                        time.sleep(0.001)
+                return self
+
+        monkeypatch.setattr("jetspark.blocking.transport.selectors.PollSelector", EndsTheSession)
+        while not ended:  # the connection's thread may be the one that reads
+            with suppress(JetSparkError):
+                nc.request("echo", b"lost with its session", timeout=1)
+        assert answers(nc)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -19,7 +19,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.kv import KVConfig
 from jetspark.server import NatsServer
-from jetspark.spark.session import _major, check_java, session
+from jetspark.spark.session import _major, check_java, check_somebody_listens, session
 
 # As everywhere in the suite: this one does not compile pyspark from its zip file in every worker.
 WORKER_PYTHON = str(Path(__file__).parents[1] / "support" / "worker_python.sh")
@@ -254,11 +254,13 @@ def test_where_nobody_listens_the_error_comes_at_once(start: str, end: str, who:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ConfigError, match=rf"no {who} at 127.0.0.1:\d+: "):
-            session(master=f"{start}{address}{end}")
+            check_somebody_listens(f"{start}{address}{end}")
         with pytest.raises(ConfigError, match=rf"no Spark master at {address}: .*, {address}: "):
-            session(master=f"spark://{address},{address}")
+            check_somebody_listens(f"spark://{address},{address}")
+        with pytest.raises(ConfigError, match="no Spark Connect server at "):
+            session(master=f"sc://{address}")
     with pytest.raises(ConfigError, match=rf"expected an address such as {start}host:\d+: "):
-        session(master=f"{start}host:many")
+        check_somebody_listens(f"{start}host:many")
 
 
 @pytest.mark.parametrize("master", ["", "somewhere", "localhost:7077", "http://host:7077", "SPARK://host", "sc:host"])

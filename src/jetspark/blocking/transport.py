@@ -235,12 +235,12 @@ class Link:
         self._alarm.ring()
 
     def _read_until(self, waiter: Waiter, deadline: float) -> None:
-        watched = self._socket
-        if watched is None:
-            return
         with selectors.PollSelector() as selector:
-            selector.register(watched, selectors.EVENT_READ)
-            selector.register(self._bell.ear, selectors.EVENT_READ)
+            with self.lock:  # since we took over, the session can have ended: no socket, or one that is logging in
+                if (watched := self._socket) is None or not self._watch.is_on:
+                    return
+                selector.register(watched, selectors.EVENT_READ)
+                selector.register(self._bell.ear, selectors.EVENT_READ)
             while not waiter.done() and (left_s := deadline - time.monotonic()) > 0:
                 ready = selector.select(min(left_s, LEASE_S / 2))
                 with self.lock:

@@ -21,7 +21,7 @@ from jetspark.spark.logs import logging_file
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_java", "session", "short_session"]
+__all__ = ["check_java", "check_somebody_listens", "session", "short_session"]
 
 CONNECT = "sc://"
 """What addresses of Spark Connect begin with."""
@@ -72,14 +72,17 @@ def session(
         ConfigError: There is no Java, or it is too old; the message says what to install. Nobody is at ``master``, or
             one of ``py_files`` is not there. Or a session exists already, and it is of another master.
     """
-    _check_place(master, py_files)
-    if master is not None and master.startswith(CONNECT):
+    _check_files(py_files)
+    if master is not None and _start_of(master) == CONNECT:
+        check_somebody_listens(master)
         return _connect_session(app_name, master, py_files, conf or {})
     _find_java()
     from pyspark.sql import SparkSession
 
     from jetspark.spark.registration import register
 
+    if master is not None and SparkSession.getActiveSession() is None:
+        check_somebody_listens(master)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     is_local = master is None or master.startswith("local")
     if is_local:
@@ -140,28 +143,38 @@ def _connect_session(app_name: str, url: str, py_files: Sequence[str], conf: Map
     return spark
 
 
-def _check_place(master: str | None, py_files: Sequence[str]) -> None:
-    """What Spark would say of these is a page long, and comes after a minute.
-
-    Raises:
-        ConfigError: There is no such master, or nobody is there; or a file is not there.
-    """
+def _check_files(py_files: Sequence[str]) -> None:
     for path in py_files:
         if "://" not in path and not Path(path).is_file():
             raise ConfigError(f"py_files: {path!r} is no file, seen from {os.getcwd()}")
-    if master is None or _OTHER_MASTERS.fullmatch(master):
-        return
-    for start, (port, who) in _MASTERS.items():
+
+
+def _start_of(master: str) -> str | None:
+    """What the address of a server begins with; None for a master without one of ours to look at.
+
+    Raises:
+        ConfigError: It is no master.
+    """
+    if _OTHER_MASTERS.fullmatch(master):
+        return None
+    for start in _MASTERS:
         if master.startswith(start):
-            _check_somebody_listens(master, start, port, who)
-            return
+            return start
     raise ConfigError(
         f"master={master!r}: expected spark://HOST:{MASTER_PORT}, {CONNECT}HOST, yarn, k8s://URL or local[CORES]"
     )
 
 
-def _check_somebody_listens(master: str, start: str, port: int, who: str) -> None:
-    """Of several masters, joined by commas, one is enough."""
+def check_somebody_listens(master: str) -> None:
+    """What Spark would say where nobody does is two pages long, and comes after minutes.
+
+    Raises:
+        ConfigError: It is no master, or nobody is there. Of several, joined by commas, one is enough.
+    """
+    start = _start_of(master)
+    if start is None:
+        return
+    port, who = _MASTERS[start]
     refused = []
     for address in master.removeprefix(start).split(","):
         try:
