@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetspark.batcher.config import REASONS, BatcherConfig
+from jetspark.batcher.dead_letters import DeadLetter
 from jetspark.batcher.machine import BatchMachine, Flush, Ticket, no_room, not_drained, not_flushed
 from jetspark.batcher.reports import WriteReport
 from jetspark.errors import (
@@ -452,10 +453,11 @@ def test_appending_is_adding_without_a_look_at_the_clock(size: int, depth: int, 
 # ---- accounts --------------------------------------------------------------------------------------------------------
 
 
-def test_a_machine_is_what_its_configuration_says() -> None:
-    class Sink:
-        async def write(self, items: Sequence[str], /) -> None: ...
+class Sink:
+    async def write(self, items: Sequence[str], /) -> None: ...
 
+
+def test_a_machine_is_what_its_configuration_says() -> None:
     config = BatcherConfig(
         sink=Sink(),
         max_batch_size=2,
@@ -845,3 +847,11 @@ def test_fences_and_places_that_were_due_are_given_after_an_interrupt() -> None:
     it.mend()
     assert woken == ["fence", "ticket"]
     assert not it.is_closed
+
+
+def test_what_is_generic_can_be_made_with_its_type_named() -> None:
+    sink = Sink()
+    config = BatcherConfig[Sink](sink=sink, max_batch_size=1, max_batch_delay=1.0)
+    assert config == BatcherConfig(sink=sink, max_batch_size=1, max_batch_delay=1.0)
+    error = ValueError("no")
+    assert DeadLetter[str]("item", error, 1.0) == DeadLetter("item", error, 1.0)

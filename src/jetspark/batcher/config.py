@@ -80,7 +80,7 @@ class Clock(Protocol):
     def now(self) -> float: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # with slots, Python 3.11 refuses `BatcherConfig[Sink](...)`
 class BatcherConfig(Generic[SinkT_co]):
     """How a batcher behaves. Times are in seconds."""
 

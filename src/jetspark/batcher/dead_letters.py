@@ -14,7 +14,7 @@ __all__ = ["DeadLetter", "DeadLetters"]
 T_co = TypeVar("T_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # with slots, Python 3.11 refuses `DeadLetter[str](...)`
 class DeadLetter(Generic[T_co]):
     """An item that could not be written, why, and when (seconds since 1970)."""
 
