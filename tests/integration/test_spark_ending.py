@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from jetspark.errors import UsageError
 from jetspark.spark.ending import stop_between_batches
 
 pytest_plugins = ["support.sparks"]
@@ -37,6 +38,13 @@ def start(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[[str], Strea
         query.stop()
 
 
+def wait_for_rows(spark: SparkSession, query: StreamingQuery) -> None:
+    """Until the job of the second micro-batch runs: the first has no rows."""
+    jobs = spark.sparkContext.statusTracker()
+    while query.lastProgress is None or not jobs.getActiveJobsIds():
+        time.sleep(0.01)
+
+
 def test_a_micro_batch_that_ends_in_time_is_waited_for(start: Callable[[str], StreamingQuery]) -> None:
     query = start("value")
     stop_between_batches(query, 100.0)
@@ -44,11 +52,18 @@ def test_a_micro_batch_that_ends_in_time_is_waited_for(start: Callable[[str], St
     assert query.lastProgress is not None
 
 
-def test_one_that_takes_longer_is_cut_off(start: Callable[[str], StreamingQuery]) -> None:
+def test_one_that_takes_longer_is_cut_off(spark: SparkSession, start: Callable[[str], StreamingQuery]) -> None:
     query = start("java_method('java.lang.Thread', 'sleep', 100000L)")
-    while query.lastProgress is None or not query.status["isTriggerActive"]:  # the first has no rows, the second has
-        time.sleep(0.01)
+    wait_for_rows(spark, query)
     stop_between_batches(query, 0.5)
     assert not query.isActive
     assert query.lastProgress is not None
     assert query.lastProgress["numInputRows"] == 0
+
+
+def test_one_that_fails_meanwhile_says_so(spark: SparkSession, start: Callable[[str], StreamingQuery]) -> None:
+    query = start("assert_true(java_method('java.lang.Thread', 'sleep', 2000L) = 'slept', 'on purpose')")
+    wait_for_rows(spark, query)
+    with pytest.raises(UsageError, match="on purpose"):
+        stop_between_batches(query, 100.0)
+    assert not query.isActive

@@ -52,7 +52,6 @@ def run_on_spark(
 def _fold(name: str, app: App, place: SparkPlace, only: Sequence[str], options: dict[str, Any]) -> None:
     from jetspark.spark import run, session
     from jetspark.spark.ending import stop_between_batches
-    from jetspark.spark.failures import failure_of
 
     spark = session(f"jetspark-{app.name}", master=place.master, py_files=place.py_files)
     try:
@@ -61,10 +60,7 @@ def _fold(name: str, app: App, place: SparkPlace, only: Sequence[str], options: 
         typer.echo(f"folding {', '.join(only or app.projections)} of {app.name} on Spark", err=True)
         while query.isActive and not end_signal.wait(POLL_S):
             pass
-        if end_signal.is_received:
-            stop_between_batches(query, MICRO_BATCH_S)
-        elif (failure := query.exception()) is not None:
-            raise failure_of(str(failure)) from failure
+        stop_between_batches(query, MICRO_BATCH_S)
     finally:
         spark.stop()
 

@@ -18,7 +18,7 @@ __all__ = ["LOGGING", "logging_file", "remove"]
 
 # Warnings are shown, because a cluster without free cores tells it by one. With another level than this Spark says at
 # every start that it sets this one.
-LOGGING = """\
+_LOGGING = """\
 rootLogger.level = warn
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
@@ -26,17 +26,16 @@ appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
-""" + "".join(
-    f"logger.{number}.name = {name}\nlogger.{number}.level = error\n"
-    for number, name in enumerate(
-        # What these warn of is so in every session, or whenever a query ends: nobody could do anything about it.
-        (
-            "org.apache.hadoop.util.NativeCodeLoader",
-            "org.apache.spark.scheduler.DAGScheduler",
-            "org.apache.spark.sql.execution.datasources.DataSourceManager",
-            "org.apache.spark.sql.execution.streaming.runtime.ResolveWriteToStream",
-        )
-    )
+"""
+# What these warn of is so in every session, or whenever a query ends: nobody could do anything about it.
+_QUIET = (
+    "org.apache.hadoop.util.NativeCodeLoader",
+    "org.apache.spark.scheduler.DAGScheduler",
+    "org.apache.spark.sql.execution.datasources.DataSourceManager",
+    "org.apache.spark.sql.execution.streaming.runtime.ResolveWriteToStream",
+)
+LOGGING = _LOGGING + "".join(
+    f"logger.{number}.name = {name}\nlogger.{number}.level = error\n" for number, name in enumerate(_QUIET)
 )
 
 

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from jetspark.errors import ConfigError
 from jetspark.spark.launcher import VARIABLE, started_by_launcher
 from jetspark.spark.logs import logging_file
+from jetspark.spark.masters import CONNECT, check_somebody_listens, server_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_java", "check_somebody_listens", "session", "short_session"]
+__all__ = ["check_java", "session", "short_session"]
 
-CONNECT = "sc://"
-"""What addresses of Spark Connect begin with."""
-CONNECT_PORT, MASTER_PORT = 15002, 7077
-CONNECT_TIMEOUT_S = 10.0
-_MASTERS = {CONNECT: (CONNECT_PORT, "Spark Connect server"), "spark://": (MASTER_PORT, "Spark master")}
-_OTHER_MASTERS = re.compile(r"local(-cluster)?(\[.*\])?|yarn|k8s://.+")
 JAVA_VERSION = 17
 _REMEDY = f"install Java {JAVA_VERSION} or newer, for example `apt install openjdk-{JAVA_VERSION}-jre-headless`"
 
@@ -73,7 +65,7 @@ def session(
             one of ``py_files`` is not there. Or a session exists already, and it is of another master.
     """
     _check_files(py_files)
-    if master is not None and _start_of(master) == CONNECT:
+    if master is not None and server_of(master) is CONNECT:
         check_somebody_listens(master)
         return _connect_session(app_name, master, py_files, conf or {})
     _find_java()
@@ -147,47 +139,6 @@ def _check_files(py_files: Sequence[str]) -> None:
     for path in py_files:
         if "://" not in path and not Path(path).is_file():
             raise ConfigError(f"py_files: {path!r} is no file, seen from {os.getcwd()}")
-
-
-def _start_of(master: str) -> str | None:
-    """What the address of a server begins with; None for a master without one of ours to look at.
-
-    Raises:
-        ConfigError: It is no master.
-    """
-    if _OTHER_MASTERS.fullmatch(master):
-        return None
-    for start in _MASTERS:
-        if master.startswith(start):
-            return start
-    raise ConfigError(
-        f"master={master!r}: expected spark://HOST:{MASTER_PORT}, {CONNECT}HOST, yarn, k8s://URL or local[CORES]"
-    )
-
-
-def check_somebody_listens(master: str) -> None:
-    """What Spark would say where nobody does is two pages long, and comes after minutes.
-
-    Raises:
-        ConfigError: It is no master, or nobody is there. Of several, joined by commas, one is enough.
-    """
-    start = _start_of(master)
-    if start is None:
-        return
-    port, who = _MASTERS[start]
-    refused = []
-    for address in master.removeprefix(start).split(","):
-        try:
-            place = urlsplit(f"//{address}")
-            host, at = place.hostname or "localhost", place.port or port
-        except ValueError as error:
-            raise ConfigError(f"master={master!r}: expected an address such as {start}host:{port}: {error}") from None
-        try:
-            socket.create_connection((host, at), timeout=CONNECT_TIMEOUT_S).close()
-            return
-        except OSError as error:
-            refused.append(f"{host}:{at}: {error}")
-    raise ConfigError(f"master={master!r}: no {who} at {', '.join(refused)}")
 
 
 @contextmanager
