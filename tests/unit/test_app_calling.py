@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -162,51 +162,49 @@ async def test_a_batch_handler_that_returns_something_is_told_so() -> None:
         assert "batch handler 'somehow': expected it to return nothing, got list" in letter.cause.message
 
 
+async def cancelled_inside() -> None:
+    inner = asyncio.ensure_future(asyncio.sleep(60))
+    inner.cancel()
+    await inner
+
+
+async def exits() -> None:
+    raise SystemExit("on purpose")
+
+
+async def raises_what_nobody_expects() -> None:
+    raise BaseException("on purpose")
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (cancelled_inside, "asyncio.exceptions.CancelledError"),
+        (exits, "SystemExit"),
+        (raises_what_nobody_expects, "BaseException"),
+    ],
+)
 @pytest.mark.parametrize("batch", [None, 10])
-async def test_a_cancellation_of_something_else_is_an_error_of_the_handler(batch: int | None) -> None:
-    app, starts = App("inner", stream="INNER", subjects=["orders.>"]), []
-
-    async def handle(event: Any) -> None:
-        starts.append(event)
-        inner = asyncio.ensure_future(asyncio.sleep(60))
-        inner.cancel()
-        await inner
-
-    if batch is None:
-        app.handler(Paid, durable="inner", concurrency=1, retry=Retry(attempts=2, first_s=1))(handle)
-    else:
-        app.batch_handler(Paid, durable="inner", batch=batch, retry=Retry(attempts=2, first_s=1))(handle)
-    async with TestApp(app) as test:
-        await test.publish(Paid(order_id="a"))
-        await test.settled()
-        [letter] = test.dead_letters
-        assert letter.cause is not None
-        assert letter.cause.error == "asyncio.exceptions.CancelledError"
-    assert len(starts) == 2
-
-
-@pytest.mark.parametrize("error", [SystemExit, BaseException])
-@pytest.mark.parametrize("batch", [None, 10])
-async def test_no_event_ends_a_worker_whatever_its_handler_raises(
-    batch: int | None, error: type[BaseException]
+async def test_what_would_end_a_worker_is_an_error_of_the_handler(
+    batch: int | None, body: Callable[[], Awaitable[None]], name: str
 ) -> None:
     """The event would come to the next worker, and end that one, too."""
-    app, starts = App("exits", stream="EXITS", subjects=["orders.>"]), []
+    app, starts = App("ends", stream="ENDS", subjects=["orders.>"]), []
 
     async def handle(event: Any) -> None:
         starts.append(event)
-        raise error("on purpose")
+        await body()
 
     if batch is None:
-        app.handler(Paid, durable="exits", concurrency=1, retry=Retry(attempts=2, first_s=1))(handle)
+        app.handler(Paid, durable="ends", concurrency=1, retry=Retry(attempts=2, first_s=1))(handle)
     else:
-        app.batch_handler(Paid, durable="exits", batch=batch, retry=Retry(attempts=2, first_s=1))(handle)
+        app.batch_handler(Paid, durable="ends", batch=batch, retry=Retry(attempts=2, first_s=1))(handle)
     async with TestApp(app) as test:
         await test.publish(Paid(order_id="a"))
         await test.settled()
         [letter] = test.dead_letters
         assert letter.cause is not None
-        assert letter.cause.error == error.__name__
+        assert letter.cause.error == name
     assert len(starts) == 2
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support.apps import until
+from support.apps import running, until
 from support.reminding import LATE, reminding, set_timer
 
 import jetspark
@@ -34,16 +33,6 @@ class Overdue(Event, type="order.overdue", key="order_id", subject="orders.{orde
 
 def shop(*, timers: bool = True) -> App:
     return App("shop", stream="ORDERS", subjects=["orders.>"], events=[Placed, Paid, Overdue], timers=timers)
-
-
-@asynccontextmanager
-async def running(app: App, url: str) -> AsyncIterator[None]:
-    workers = asyncio.create_task(app.run(url))
-    try:
-        yield
-    finally:
-        workers.cancel()
-        await asyncio.wait([workers])
 
 
 async def stored(js: jetspark.JetStream, subject: str) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.apps import is_settled, until
+from support.apps import is_settled, running, until
 from support.fulfilment import Paid, Placed, fulfilment
 from support.processes import start_process
 from support.runs import (
@@ -242,16 +242,6 @@ async def test_a_run_that_is_over_leaves_no_timer_for_others_to_hear() -> None:
 
 async def has_timers(shop: AppClient, count: int) -> bool:
     return len([timer async for timer in shop.timers.list()]) == count
-
-
-@asynccontextmanager
-async def running(app: App, url: str) -> AsyncIterator[None]:
-    workers = asyncio.create_task(app.run(url))
-    try:
-        yield
-    finally:
-        workers.cancel()
-        await asyncio.wait([workers])
 
 
 async def test_runs_are_listed_shown_and_ended_on_the_command_line(

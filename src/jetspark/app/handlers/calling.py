@@ -80,12 +80,8 @@ class HandlerCalls:
                 for event in returned_events(result):
                     await context.publish(event)
             return None
-        except asyncio.CancelledError as error:
-            return self._cancelled(task, item, error)
-        except (KeyboardInterrupt, GeneratorExit):  # who ends the program, or this coroutine
-            raise
-        except BaseException as error:  # also SystemExit: it must not end the worker, which would get the event again
-            return error
+        except BaseException as error:
+            return self._raised(task, item, error)
         finally:
             item.runner = None
             if item.is_timed_out:
@@ -106,27 +102,29 @@ class HandlerCalls:
                 kind = type(result).__name__
                 return ConfigError(f"batch handler {self._spec.name!r}: expected it to return nothing, got {kind}")
             return None
-        except asyncio.CancelledError as error:
-            return self._cancelled(task, items[0], error)
-        except (KeyboardInterrupt, GeneratorExit):  # who ends the program, or this coroutine
-            raise
-        except BaseException as error:  # also SystemExit: it must not end the worker, which would get the event again
-            return error
+        except BaseException as error:
+            return self._raised(task, items[0], error)
         finally:
             items[0].runner = None
             if items[0].is_timed_out:
                 items[0].is_timed_out = False
                 task.uncancel()
 
-    def _cancelled(
-        self, task: asyncio.Task[Any], item: WorkItem, error: asyncio.CancelledError
-    ) -> HandlerTimeout | asyncio.CancelledError:
-        """What a cancellation means that the handler has ended with; raises it if somebody ends the worker."""
-        if task.cancelling() > item.is_timed_out:  # also at the moment of the time-out
-            raise error
-        if item.is_timed_out:
-            return HandlerTimeout(self._spec.name, self._spec.timeout)
-        return error  # nobody has cancelled this task: it is of something that the handler waited for
+    def _raised(self, task: asyncio.Task[Any], item: WorkItem, error: BaseException) -> BaseException:
+        """What a handler's error means; raises it if somebody ends the worker.
+
+        ``SystemExit`` of a handler is an error like others: it would end worker after worker, with the same event.
+        """
+        match error:
+            case KeyboardInterrupt() | GeneratorExit():  # who ends the program, or this coroutine
+                raise error
+            case asyncio.CancelledError() if (
+                task.cancelling() > item.is_timed_out
+            ):  # also at the moment of the time-out
+                raise error
+            case asyncio.CancelledError() if item.is_timed_out:
+                return HandlerTimeout(self._spec.name, self._spec.timeout)
+        return error  # a cancellation, too, if nobody has cancelled this task: of something that the handler waited for
 
     async def _call_in_transaction(self, item: WorkItem, decoded: Decoded) -> None:
         if self._effects is None:

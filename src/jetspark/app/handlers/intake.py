@@ -148,9 +148,8 @@ class Intake:
 
     async def _pull(self, consumer: Consumer, side: Side, receive: Callable[[JetStreamMessage, float], Any]) -> None:
         worker, failures = self._worker, 0
-        while (
-            not worker.is_stopping
-        ):  # not patiently: how much to ask for is decided anew, and a worker that stops asks no more
+        # Not patiently: how much to ask for is decided anew, and a worker that stops asks no more.
+        while not worker.is_stopping:
             credit = worker.room.free(side, worker.shares)
             if credit.messages <= 0 or credit.bytes <= 0:
                 await worker.make_room()

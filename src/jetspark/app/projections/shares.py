@@ -76,9 +76,8 @@ class PartitionShares:
         await member.acquire()
         living = asyncio.create_task(member.keep())
         try:
-            while (
-                not living.done()
-            ):  # not patiently: shares are looked at again and again, whatever came of the last look
+            # Not patiently: shares are looked at again and again, whatever came of the last look.
+            while not living.done():
                 try:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(self._lease_s):

@@ -255,7 +255,7 @@ class TestApp:
         On a real server: now, and only if ``TestApp`` was given the ``NatsServer`` itself.
         """
         if self._real is not None and at is None:
-            self._real.restart_server(seconds)
+            self._real.restart_server(seconds, self._connection)
             return InjectedFault(name="restart_server", happened=1)
         return self._set("restart_server", at, lambda: self._done(self.network.kill_server, seconds), None, 1)
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from jetspark.aio.client import Client
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.topology.declared import ConsumerPlace
 from jetspark.core.headers import Headers
@@ -133,8 +135,10 @@ class RealStage:
         async with contextlib.aclosing(found) as messages:  # type: ignore[type-var]
             return [StageMessage(each.subject, each.data, each.headers) async for each in messages]
 
-    def restart_server(self, seconds: float) -> None:
-        """Kill the server, and start it again after a while.
+    def restart_server(self, seconds: float, client: Client) -> None:
+        """Kill the server, and start it again after a while; ``client`` has noticed when this returns.
+
+        What it published before would be sent into nothing, and get no answer.
 
         Raises:
             UsageError: Only its address is known.
@@ -146,6 +150,8 @@ class RealStage:
                 "the NatsServer itself, or no server= for the model"
             )
         server.kill()
+        while client.is_connected:  # of the other thread's loop, which is about to see that the socket is closed
+            time.sleep(0.001)
         restart = threading.Timer(seconds, server.start)
         self._restarts.append(restart)
         restart.start()
