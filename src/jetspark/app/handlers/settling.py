@@ -322,8 +322,8 @@ def _put_behind(machine: HandlerMachine, item: WorkItem, head: int) -> SettlingS
 def _confirm(machine: HandlerMachine, item: WorkItem, key: str) -> SettlingSteps[None]:
     """The item's letter is stored: see to it that its key waits, for an event before it or for the item itself.
 
-    A worker or an operator may let the key go on at the same moment, and may have looked for its letters before this one
-    was there. So the record is written again, even if nothing in it changes: that other change then names an older
+    A worker or an operator may let the key go on at the same moment, and may have looked for its letters before this
+    one was there. So the record is written again, even if nothing in it changes: that other change then names an older
     revision, is refused, and looks for letters again.
     """
     while True:
