@@ -79,7 +79,7 @@ MODULES = {
     "batcher/metered.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/rate_limit.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/retry.py": ["tests/unit/test_batcher_sinks.py"],
-    "batcher/sink_base.py": ["tests/unit/test_batcher_sinks.py"],
+    "batcher/sink_base.py": ["tests/unit/test_batcher_sinks.py", "tests/unit/test_batcher_jetstream_sinks.py"],
     "batcher/waiting.py": ["tests/unit/test_batcher_waiting.py"],
     "core/auth.py": ["tests/unit/test_auth.py"],
     "core/backoff.py": ["tests/unit/test_backoff.py"],
