@@ -47,6 +47,8 @@ CACHE = REPOSITORY / ".pytest_cache" / "mutants"
 
 # Module -> the tests that are answerable for it. They know no server, so that a mistake costs seconds.
 MODULES = {
+    "app/commands/boundaries.py": ["tests/unit/test_app_commands.py"],
+    "app/commands/guarding.py": ["tests/unit/test_app_commands.py"],
     "app/contracts/catalogue.py": ["tests/unit/test_app_events.py", "tests/unit/test_app_envelope.py"],
     "app/contracts/compatibility.py": ["tests/unit/test_app_compatibility.py"],
     "app/contracts/envelope.py": ["tests/unit/test_app_envelope.py"],
@@ -55,6 +57,7 @@ MODULES = {
     "app/contracts/records.py": ["tests/unit/test_app_records.py"],
     "app/contracts/schemas.py": ["tests/unit/test_app_compatibility.py", "tests/unit/test_app_records.py"],
     "app/contracts/tokens.py": ["tests/unit/test_app_tokens.py"],
+    "app/entities/changes.py": ["tests/unit/test_app_entities.py"],
     "app/handlers/lanes.py": ["tests/unit/test_app_handlers.py"],
     "app/handlers/machine.py": ["tests/unit/test_app_handlers.py", "tests/unit/test_app_settling.py"],
     "app/handlers/retry.py": ["tests/unit/test_app_retry.py", "tests/unit/test_app_handlers.py"],
@@ -67,7 +70,9 @@ MODULES = {
     ],
     "app/projections/states.py": ["tests/unit/test_app_live_states.py"],
     "app/projections/windows.py": ["tests/unit/test_app_projection_windows.py"],
+    "app/replay/ranges.py": ["tests/unit/test_app_replay.py"],
     "app/topology/declared.py": ["tests/unit/test_app_topology.py"],
+    "app/turns.py": ["tests/unit/test_app_turns.py"],
     "batcher/circuit.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/dead_letters.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/fences.py": ["tests/unit/test_batcher_fences.py"],
@@ -79,7 +84,7 @@ MODULES = {
     "batcher/metered.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/rate_limit.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/retry.py": ["tests/unit/test_batcher_sinks.py"],
-    "batcher/sink_base.py": ["tests/unit/test_batcher_sinks.py"],
+    "batcher/sink_base.py": ["tests/unit/test_batcher_sinks.py", "tests/unit/test_batcher_jetstream_sinks.py"],
     "batcher/waiting.py": ["tests/unit/test_batcher_waiting.py"],
     "core/auth.py": ["tests/unit/test_auth.py"],
     "core/backoff.py": ["tests/unit/test_backoff.py"],

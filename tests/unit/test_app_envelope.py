@@ -254,6 +254,23 @@ def test_the_spellings_of_the_book_are_read(body: dict[str, Any]) -> None:
     assert decoded.time in (NOW, None)
 
 
+class Stamped(Event, type="stamped"):
+    id: str = ""
+    timestamp: str = ""
+    name: str
+
+
+def test_the_data_of_a_flat_envelope_is_what_the_envelope_does_not_use_itself() -> None:
+    body = {"id": "evt-1", "type": "stamped", "timestamp": "2026-03-31T10:15:30Z", "name": "x"}
+    assert read(body, None, Catalogue(Stamped)).event == Stamped(name="x")
+
+
+def test_a_cloudevent_with_data_in_base64_keeps_its_key() -> None:
+    tick = {**ENVELOPE, "type": "clock.tick", "schemaversion": 1, "data_base64": "e30="}
+    assert read({**tick, "subject": "wall"}).key == "wall"
+    assert read(tick).key is None
+
+
 def test_headers_stand_in_for_what_such_an_envelope_does_not_say() -> None:
     body = {"type": "order.paid", "schemaVersion": 3, "payload": DATA}
     decoded = read(body, {"Nats-Msg-Id": "evt-1", "correlation_id": "req-1"})
@@ -281,8 +298,17 @@ def test_a_body_that_is_no_json(body: bytes) -> None:
     assert "it begins with b'" in str(error)
 
 
-def test_binary_data_that_is_no_json() -> None:
-    assert type(_violation(b"hello", BINARY)) is errors.NotJson
+@pytest.mark.parametrize("body", [b"hello", b'{"order_id":"o-1","amount_cents":500,"more":"\xff"}'])
+@pytest.mark.parametrize("kind", ["order.paid", "order.lost"])
+def test_binary_data_that_is_no_json(body: bytes, kind: str) -> None:
+    assert type(_violation(body, {**BINARY, "ce-type": kind})) is errors.NotJson
+
+
+def test_a_version_in_binary_mode_is_a_number() -> None:
+    error = _violation(DATA, {**BINARY, "ce-schemaversion": "new"})
+    assert (type(error), error.field) == (errors.NotAnEnvelope, "schemaversion")
+    without = {name: value for name, value in BINARY.items() if name != "ce-schemaversion"}
+    assert read({"id": "o-1", "total_cents": 500}, without).version == 1
 
 
 @pytest.mark.parametrize(
@@ -319,6 +345,7 @@ def test_data_that_is_no_json_inside_of_an_envelope() -> None:
         ({**ENVELOPE, "id": ""}, "data", "required, and not there"),
         ({**ENVELOPE, "id": "", "data": DATA}, "id", "Expected str of length >= 1"),
         ({**ENVELOPE, "id": 7, "data": DATA}, "id", "Expected str, got int"),
+        ({**ENVELOPE, "specversion": "0.3", "data": DATA}, "specversion", "Invalid enum value '0.3'"),
         ({**ENVELOPE, "time": "yesterday", "data": DATA}, "time", "Invalid RFC3339"),
         ({**ENVELOPE, "time": "2026-03-31T10:15:30", "data": DATA}, "time", "timezone"),
         ({**ENVELOPE, "schemaversion": "new", "data": DATA}, "schemaversion", "got str"),
@@ -333,6 +360,12 @@ def test_a_body_that_is_no_envelope(body: object, field: str, rule: str) -> None
     assert error.field == field
     assert rule in error.rule
     assert error.kind == "structural"
+
+
+@pytest.mark.parametrize(("kind", "told"), [("order.paid", "order.paid"), (7, "")])
+def test_what_is_no_envelope_is_told_with_the_type_it_names(kind: object, told: str) -> None:
+    error = _violation({**ENVELOPE, "id": 7, "type": kind, "data": DATA})
+    assert (type(error), error.event_type) == (errors.NotAnEnvelope, told)
 
 
 def test_a_type_that_nobody_declared() -> None:

@@ -452,7 +452,6 @@ class _DecidingRun:
             past = BoundaryPast(filter, snapshot)
             # Where the boundary ends cannot be told from a snapshot; and it must not end behind what is read next.
             [last] = yield ReadLasts((filter,))
-            past.last = 0
             yield from self._extend(past, last.sequence, after=snapshot.sequence, since_s=self._spec.remember_s)
             past.last = max(past.last, last.sequence)
         self._keep(past)

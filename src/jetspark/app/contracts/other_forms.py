@@ -93,8 +93,8 @@ def _binary(subject: str, data: bytes, headers: bytes | Mapping[str, str] | None
         if value is not None:
             # The binding writes what a header cannot hold in percent form.
             attributes[name] = unquote(value)
-    version = attributes.get("schemaversion")
-    if version is not None and _is_number(version):
+    version = attributes.get("schemaversion", "")
+    if _is_number(version):
         attributes["schemaversion"] = int(version)
     return attributes
 

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from jetspark.core.subjects import validate_filter, validate_subject
+from jetspark.core.subjects import validate_subject
 from jetspark.errors import ConfigError, InvalidSubject
 
 __all__ = ["Template", "escape", "text_of", "unescape"]
@@ -131,7 +131,6 @@ class Template:
 
 
 def _check(text: str, fields: tuple[str, ...]) -> None:
-    validate_filter(text)
     for token in text.split("."):
         if ("{" in token or "}" in token) and not _find_field.fullmatch(token):
             raise InvalidSubject(
