@@ -288,11 +288,13 @@ def _unasked(unit: ast.AST) -> Iterator[ast.AST]:
     """Types, decorators, ``__all__``, ``__slots__``, what only raises, what is logged for debugging.
 
     Nobody promises their exact form, or other tests hold it. ``zip(strict=True)`` only raises, like an ``assert``. And
-    the large numbers that a module names at its top: nobody counts to 10,001. That a name is there at all, mypy sees.
+    the large numbers that a module or a class names: nobody counts to 10,001. That a name is there at all, mypy sees.
     """
     for decorator in getattr(unit, "decorator_list", ()):
         yield from ast.walk(decorator)
     match unit:
+        case ast.ClassDef():
+            yield from _large_numbers(unit)
         case ast.Module():
             yield from _large_numbers(unit)
             yield from (statement for statement in unit.body if isinstance(statement, ast.Assign))
@@ -314,13 +316,15 @@ def _unasked(unit: ast.AST) -> Iterator[ast.AST]:
             yield from ast.walk(unit if name in ("__repr__", "__str__") else returns)
 
 
-def _large_numbers(module: ast.Module) -> Iterator[ast.AST]:
-    for statement in module.body:
+def _large_numbers(unit: ast.Module | ast.ClassDef) -> Iterator[ast.AST]:
+    for statement in unit.body:
         match statement:
-            case ast.Assign(value=ast.Constant(value=int() as number) as value) if number >= LARGE_NUMBER:
-                yield value
-            case ast.Assign(value=ast.BinOp(op=ast.LShift()) as value):
-                yield from ast.walk(value)
+            case ast.Assign(value=value) | ast.AnnAssign(value=value):
+                match value:
+                    case ast.Constant(value=int() as number) if number >= LARGE_NUMBER:
+                        yield value
+                    case ast.BinOp(op=ast.LShift()):
+                        yield from ast.walk(value)
 
 
 def _variants(node: ast.AST) -> int:

@@ -57,6 +57,8 @@ def changes(source: str) -> list[tuple[str, str]]:
         ("MAX = 1000", []),
         ("MAX = 1 << 20", []),
         ("MAX = 2", [("MAX = 2", "MAX = 3")]),
+        ("class A:\n    size: int = 1 << 20\n    most: int = 500", []),
+        ("class A:\n    count: int = 2", [("count: int = 2", "count: int = 3")]),
         ("_logger.debug('%d', 1)", []),
         ("for x in zip(a, b, strict=True): pass", []),
         ("def f(): return False", [("return False", "return True")]),
