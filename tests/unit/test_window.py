@@ -29,7 +29,7 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.jetstream.info import PubAck
-from jetspark.publish.window import DEFAULT_WINDOW, PublishWindow, WindowOptions
+from jetspark.publish.window import DEFAULT_WINDOW, PublishWindow, WindowBase, WindowOptions
 
 A = Server("a", 4222)
 NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: orders\r\n\r\n"
@@ -540,6 +540,54 @@ def test_overlooked_failures_are_told_at_each_doubling(caplog: pytest.LogCapture
         (4, "number 3"),
         (8, "number 7"),
     ]
+
+
+# ---- those who wait for it ---------------------------------------------------------------------------------------
+
+
+class Calls:
+    """Counts those that a driver would wake, or take off."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def notify_all(self) -> None:
+        self.count += 1
+
+    detach = notify_all
+
+
+class Publisher(WindowBase):
+    """The common part of the drivers' publishers, on a bench."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._window, self._connection, self._now = bench.window, bench.machine, lambda: bench.now
+        self._room, self._all_done, self._runner = Calls(), Calls(), Calls()  # type: ignore[assignment]
+
+    @property
+    def woken(self) -> tuple[int, int, int]:
+        """Those who wait for room, those who wait for the end, and whether the runner was taken off."""
+        return self._room.count, self._all_done.count, self._runner.count  # type: ignore[attr-defined]
+
+
+def test_those_are_woken_for_whom_it_has_changed() -> None:
+    bench = Bench(max_outstanding=2, ack_timeout=3.0)
+    publisher = Publisher(bench)
+    first, second = Ack(), Ack()
+    assert publisher._attempt(first, "orders", b"", None)
+    assert publisher._attempt(second, "orders", b"", None)
+    publisher._on_step()
+    assert (publisher.outstanding, publisher.woken) == (2, (0, 0, 0))
+    replies = bench.send()
+    bench.answer(replies[0], plain(1))
+    publisher._on_step()
+    assert (publisher.outstanding, publisher.woken) == (1, (1, 0, 0))
+    bench.answer(replies[1], plain(2))
+    publisher._on_step()
+    assert (publisher.outstanding, publisher.woken) == (0, (2, 1, 0))
+    bench.machine.close()
+    publisher._on_step()
+    assert publisher.woken == (3, 2, 1)
 
 
 # ---- all of it -------------------------------------------------------------------------------------------------

@@ -80,8 +80,8 @@ class Outbox:
         """
         try:  # costs nothing where nothing is raised: what cannot be looked up is told from what can by trying
             address = self._addresses.get(subject)
-        except TypeError:
-            address = validate_subject(subject).encode()
+        except TypeError:  # a list has no hash, and is no subject either
+            address = None
         if address is None:
             address = self._learn_address(subject)
         if reply:
@@ -153,9 +153,10 @@ class Outbox:
             InvalidSubject: It cannot be published to.
         """
         try:
-            return self._addresses.get(subject) or self._learn_address(subject)
-        except TypeError:  # a list has no hash
-            return validate_subject(subject).encode()
+            known = self._addresses.get(subject)
+        except TypeError:  # a list has no hash, and is no subject either
+            known = None
+        return known or self._learn_address(subject)
 
     def payload(self, data: bytes, header_bytes: int = 0) -> bytes:
         """A payload as it stands in a frame.
@@ -223,7 +224,7 @@ class Outbox:
             return self._take_last_words()
         if not self._out:
             return b""
-        data = b"".join(self._out) if len(self._out) > 1 else self._out[0]
+        data = b"".join(self._out)
         self._handed_over = self.published
         self._out.clear()
         self.out_bytes = self._control_bytes = 0
@@ -267,7 +268,7 @@ class Outbox:
         """
         has_less_room = max_payload_bytes < self._max_payload_bytes
         self._max_payload_bytes = max_payload_bytes
-        if not has_less_room or not self._out:
+        if not has_less_room:
             return []
         kept: list[bytes] = []
         dropped: list[tuple[int, frames.Published]] = []
