@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import random
+import time
 from typing import Any
 from unittest import mock
 
@@ -47,6 +49,7 @@ from jetspark.app.commands.deciding import (
     CommandSteps,
     ReadStreamEnd,
 )
+from jetspark.app.commands.declaring import CommandSpec
 from jetspark.app.commands.guarding import Guard, NotGuardable, guards_stream, plan_guards
 from jetspark.core.headers import encode as encode_headers
 from jetspark.core.subjects import matches
@@ -650,3 +653,58 @@ def test_a_refusal_reaches_the_caller_whatever_its_reason_is(refusal: Refused, r
     with pytest.raises(Refused) as caught:
         wire.read_reply(body, headers)
     assert (caught.value.reason, len(body) < 100_000) == (reason, True)
+
+
+class ReadMany(Command):
+    filters: list[str]
+
+    def reads(self) -> list[str]:
+        return self.filters
+
+    def decide(self, past: Past) -> None:
+        return None
+
+
+class ReadForEver(ReadMany):
+    def reads(self) -> Any:
+        return (f"ledgers.{number}" for number in itertools.count())
+
+
+class StrangeEntered(Event, type="ledger.strange", key="ledger", subject="ledgers.{ledger}.strange"):
+    ledger: str
+
+
+class EnterStrange(Command):
+    ledger: str
+
+    def reads(self) -> list[str]:
+        return [f"ledgers.{self.ledger}.>"]
+
+    def decide(self, past: Past) -> list[Event]:
+        return [StrangeEntered(ledger=self.ledger)]
+
+
+def test_a_boundary_of_many_subjects_is_bounded_and_compared_at_once(worker: Worker) -> None:
+    spec = CommandSpec(name="many.read", kind=ReadMany)
+    for text in ("ledgers.x{}", "ledgers.x{}.>"):
+        filters = [text.format(number) for number in range(1000)]
+        began = time.process_time()
+        assert spec.boundary(ReadMany(filters=filters), ("ledgers.>",)) == tuple(sorted(filters))
+        assert time.process_time() - began < 0.5  # the worker serves nobody meanwhile
+        assert spec.boundary(ReadMany(filters=[*filters[1:], "ledgers.>"]), ("ledgers.>",)) == ("ledgers.>",)
+        with pytest.raises(ConfigError, match="more than 1000 subjects"):
+            spec.boundary(ReadMany(filters=[*filters, "ledgers.more"]), ("ledgers.>",))
+    with pytest.raises(ConfigError, match="more than 1000 subjects"):
+        spec.boundary(ReadForEver(filters=[]), ("ledgers.>",))
+
+
+def test_an_event_that_the_app_does_not_know_is_not_stored(log: Log) -> None:
+    app = bank()
+    worker = Worker(app, log)
+    app.command("ledgers.strange")(EnterStrange)
+    with pytest.raises(CommandFailed, match=r"StrangeEntered is no event that the app knows: write @app.register"):
+        worker.call(EnterStrange(ledger="x"), "strange")
+    assert log.messages == []
+    assert worker.call(Enter(ledger="x", writer="w"), "e-1").sequence == 1  # nobody is in its way
+    app.register(StrangeEntered)
+    assert worker.call(EnterStrange(ledger="x"), "strange").sequence == 2

@@ -228,6 +228,8 @@ class Parser:
         if self._skip_chunks:
             self._skip_chunks -= 1
             position = 0
+        elif (tail or data)[:1] == b"H":  # headers: the quick reader would cut the chunk for nothing
+            position = 0
         else:
             position = self._read_lines(tail, data)
         if position < len(tail) + len(data):

@@ -238,7 +238,7 @@ class Deciding:
         self.stream = stream
         self.catalogue, self.projections, self.cache = catalogue, projections, cache
         self.clock, self._random = clock, random
-        self.encoder = DecisionEncoder(source, timers_of, random_bits)
+        self.encoder = DecisionEncoder(source, catalogue, timers_of, random_bits)
         self.encoder.know(end.subjects)
         self.known_end = 0
         """The highest sequence of the stream that was seen."""
