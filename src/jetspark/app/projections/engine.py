@@ -17,6 +17,7 @@ from jetspark.aio.ordered import Reading
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.patience import FOR_EVER_S, patiently
+from jetspark.app.projections.backlog import FAR_BEHIND_WAIT_S, Backlog
 from jetspark.app.projections.folding import Failure, KeyRows, RecordedFields, Router
 from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
 from jetspark.app.projections.place import LivePlace
@@ -72,9 +73,7 @@ class LiveEngine:
         self._has_windows = self._router.has_windows
         self._read = 0
         """Everything up to here is folded, or has a letter."""
-        self._folded = self._stored_events = 0
-        self._pending = 0
-        """Events that wait in the stream, as the last one has said."""
+        self._backlog = Backlog(options)
         self._through = min(place.start for place in places)
         """Everything up to here is stored."""
         self._gap_from: int | None = None
@@ -178,11 +177,11 @@ class LiveEngine:
         for unreadable, failures in failed:
             [message] = [each for each in messages if delivery(each).sequence == unreadable.sequence]
             await self._write_letter(message, failures)
-        self._read, self._pending = sequence, last.pending
-        self._folded += len(messages)
+        self._read = sequence
+        self._backlog.fold(len(messages), sum(map(len, map(_data_of, messages))), last.pending)
         self.counts.events += len(messages)
         self._work.set()
-        while self._folded - self._stored_events >= self._options.batch:
+        while not self._backlog.has_room:
             self._room.clear()
             await self._room.wait()
         await asyncio.sleep(0)
@@ -204,32 +203,30 @@ class LiveEngine:
     # ---- writing -----------------------------------------------------------------------------------------------
 
     async def _write(self) -> None:
-        options = self._options
+        options, backlog = self._options, self._backlog
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(options.position_every_s):
-                    await self._work.wait()
-            self._work.clear()
-            if not self._is_ending and not self._is_full():
+            await self._wait_for_work(options.position_every_s)
+            if not self._is_ending and not backlog.is_full:
                 await asyncio.sleep(options.batch_wait_s)
-                while not self._is_ending and not self._is_full() and self._is_far_behind():
-                    await self._work.wait()
-                    self._work.clear()
+                give_up_at = clock.now() + FAR_BEHIND_WAIT_S
+                while not self._is_ending and not backlog.is_full and backlog.is_far_behind:
+                    if (left_s := give_up_at - clock.now()) <= 0:
+                        break
+                    await self._wait_for_work(left_s)
             await self._store()
             if self._is_ending and self._reader is not None and self._reader.done():
                 await self._store()
                 return
 
-    def _is_full(self) -> bool:
-        return 2 * (self._folded - self._stored_events) >= self._options.batch
-
-    def _is_far_behind(self) -> bool:
-        """Whether what waits in the stream fills a batch: then nobody waits for the first of it."""
-        return 2 * (self._folded - self._stored_events + self._pending) >= self._options.batch
+    async def _wait_for_work(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._work.wait()
+        self._work.clear()
 
     async def _store(self) -> None:
         while True:
-            through, folded = self._read, self._folded
+            through, folded = self._read, self._backlog.folded
             for place in self._places.values():
                 place.take_event()
             now = clock.now()
@@ -242,7 +239,8 @@ class LiveEngine:
             if all(done):
                 for place in self._places.values():
                     place.settle_event()
-                self._through, self._stored_events = through, folded
+                self._through = through
+                self._backlog.store(folded)
                 if self._tells_position:
                     self.counts.position = through
                 self.counts.batches += 1
