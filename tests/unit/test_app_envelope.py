@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from jetspark import errors
 from jetspark.app import Catalogue, Decoded, Event, Timestamp, decode, derived_id, encode, event, upcast
-from jetspark.app.contracts.envelope import read_data, read_envelope, read_key
+from jetspark.app.contracts.envelope import read_data, read_envelope, read_event, read_key, whole_reader
 from jetspark.core import headers as header_block
 
 NOW = datetime.datetime(2026, 3, 31, 10, 15, 30, tzinfo=datetime.UTC)
@@ -484,6 +484,24 @@ def test_unknown_fields_change_nothing(data: dict[str, Any], unknown: dict[str, 
     assert outcome({**data, **unknown}) == outcome(data)
 
 
+def check_whole(data: bytes, catalogue: Catalogue = CATALOGUE) -> bool:
+    """Whether a message can be read at once; if so, it has to be the event that is read step by step."""
+    try:
+        whole = whole_reader(catalogue)(data)
+    except Exception:
+        return False
+    envelope, _, step_by_step = read_event("a", data, None, catalogue)
+    assert (whole.data, whole.time, type(whole.data)) == (step_by_step, envelope.time, type(step_by_step))
+    return True
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.sampled_from([*ENVELOPE, "data", "payload", "eventId"]), JSON), st.dictionaries(NAMES, JSON))
+def test_whatever_is_read_at_once_is_what_is_read_step_by_step(body: dict[str, Any], fields: dict[str, Any]) -> None:
+    for extra in ({}, {"data": fields}, {"data": {"order_id": "o", "amount_cents": 1, **fields}}):
+        check_whole(json.dumps({**ENVELOPE, **body, **extra}).encode())
+
+
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
@@ -617,3 +635,50 @@ def test_what_an_event_class_raises_is_a_broken_rule() -> None:
     made = encode(Careful(number=6), id="e1", source="/test", time=now)
     with pytest.raises(errors.BrokenRule, match="event 'careful' version 1: RuntimeError: not seven"):
         decode(made.subject, made.data.replace(b":6}", b":7}"), made.headers, catalogue)
+
+
+def body_of(made: Any, **changes: Any) -> bytes:
+    _, data, _ = encode(made, id="e1", source="/test", time=NOW)
+    return json.dumps({**json.loads(data), **changes}).encode()
+
+
+def test_the_newest_version_of_a_type_is_read_at_once_and_nothing_else() -> None:
+    assert check_whole(body_of(PAID))
+    assert check_whole(body_of(Tick()))
+    assert check_whole(body_of(Tick(), schemaversion=None))  # which means 1
+    assert check_whole(body_of(Tick(), time=None, subject=None, unknown=1))
+    assert not check_whole(body_of(PAID, schemaversion=2, data={"order_id": "o", "total_cents": 1}))  # needs an upcast
+    assert not check_whole(body_of(PAID, schemaversion=None))
+    assert not check_whole(body_of(PAID, schemaversion=4))
+    assert not check_whole(body_of(PAID, type="order.unpaid"))
+    assert not check_whole(body_of(PAID, id=""))
+    assert not check_whole(body_of(PAID, specversion="0.3"))
+    assert not check_whole(body_of(PAID, time="2026-03-31T10:15:30"))  # without a zone
+    assert not check_whole(body_of(PAID, data={"order_id": "o", "amount_cents": -1}))
+    assert not check_whole(body_of(OrderShipped(order_id="o")))  # pydantic reads it
+    assert not check_whole(body_of(Tick()), Catalogue())
+    assert not check_whole(body_of(Tick()), Catalogue(OrderShipped))
+
+
+def test_of_a_name_that_is_twice_the_last_counts_however_it_is_read() -> None:
+    for once, twice, is_whole in (
+        (b'"type":"order.paid"', b'"type":"clock.tick","type":"order.paid"', False),
+        (b'"data":{', b'"data":{"order_id":"x","amount_cents":9},"data":{', True),
+        (b'"data":{', b'"data":7,"data":{', False),
+    ):
+        data = encode(PAID, id="e1", source="/test", time=NOW).data.replace(once, twice)
+        assert check_whole(data) is is_whole
+        assert read(data).event == PAID
+
+
+def test_two_classes_of_one_type_are_read_at_once_as_the_newest() -> None:
+    class First(Event, type="twice", version=1, subject="twice"):
+        number: int
+
+    class Second(Event, type="twice", version=2, subject="twice"):
+        number: int
+
+    catalogue = Catalogue(First, Second)
+    assert check_whole(body_of(Second(number=1)), catalogue)
+    assert not check_whole(body_of(First(number=1)), catalogue)
+    assert type(read_event("a", body_of(First(number=1)), None, catalogue)[2]) is First

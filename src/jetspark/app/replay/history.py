@@ -14,7 +14,7 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.aio.stream import Stream
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.folding import Failure, KeyRow, KeyState, Recorded, Router
+from jetspark.app.projections.folding import Failure, KeyRows, KeyState, Recorded, Router
 from jetspark.app.replay.contents import KeyContent
 from jetspark.app.replay.places import noted_position
 from jetspark.app.replay.ranges import Extent, ReplayRequest, check_is_whole, extent_of
@@ -39,7 +39,7 @@ PATIENCE_S = 60.0
 class Events(NamedTuple):
     """Some of the events of a range, in order."""
 
-    rows: list[KeyRow]
+    rows: KeyRows
     failures: list[Failure]
     messages: int
     last: int
@@ -230,7 +230,7 @@ class History(StreamHistory):
 
     def _route(self, messages: list[Recorded], subject: str | None) -> Events:
         [name] = self.router.specs
-        rows: list[KeyRow] = []
+        rows = KeyRows()
         failed = self.router.sort(self.wanted(messages, subject), {name: rows})
         failures = [failure for _, found in failed for failure in found]
         return Events(rows, failures, len(messages), messages[-1].sequence if messages else 0)
