@@ -200,9 +200,9 @@ async def plan_handler_replay(
     types: Counter[str] = Counter()
     keys = set()
     reading = _Reading(app, spec, request)
-    async with aclosing(history.messages(extent, ReadingRate(rate))) as portions:
+    async with aclosing(history.messages(extent, ReadingRate(rate), subject=request.subject)) as portions:
         async for portion in portions:
-            for message in history.wanted(portion, request.subject):
+            for message in portion.messages:
                 event, key = reading.read(message.subject, message.data, message.headers)
                 if not reading.wants(key):
                     continue
