@@ -1,8 +1,9 @@
 """Dead letters as messages: what is kept of an event that could not be handled, and why. Pure.
 
-A letter has the original bytes as its body and the original headers, those of the server renamed: it would act on them
-again. One letter has one subject, ``dlq.<app>.<handler>.<key>.<stream>.<sequence>.<microseconds>``, and is stored only
-if nothing is there. Its status:
+A letter has the original bytes as its body and the original headers. Those of the server are renamed, because it would
+act on them again, and those of letters, because an event may be one of another handler. Headers that nobody can send,
+since a publisher wrote what is no name or no value, are together in one of the letter's. One letter has one subject,
+``dlq.<app>.<handler>.<key>.<stream>.<sequence>.<microseconds>``, and is stored only if nothing is there. Its status:
 
 * ``open``: the handler gave up on it;
 * ``behind``: it was not tried, because an earlier event of its key waits or was given up;
@@ -18,8 +19,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from jetspark.app.topology.names import escape_token
-from jetspark.core.headers import Headers
-from jetspark.errors import ProtocolError
+from jetspark.core.headers import Headers, readable, restored
+from jetspark.errors import InvalidHeader, ProtocolError
 
 __all__ = [
     "CLOSED_TTL_S",
@@ -39,6 +40,9 @@ LetterStatus: TypeAlias = Literal["open", "behind", "closed"]
 CLOSED_TTL_S = 86400.0
 
 PREFIX = "Jetspark-Dlq-"
+ORIGIN = "Jetspark-Origin-"
+"""Before the name of an event's header that means something to the server, or to who reads the letter."""
+_RENAMED = ("nats-", PREFIX.lower(), ORIGIN.lower())
 # A header's value is a line, and readers want the end of a traceback rather than all of it.
 _MAX_TEXT = 2000
 
@@ -150,11 +154,14 @@ class DeadEvent:
 
     def to_headers(self) -> Headers:
         """The letter's own headers and those of the event."""
-        fields = Headers()
-        for name, value in self.headers.multi_items():
-            # The server acts on its own headers when it stores a message, and drops what it does not like.
-            fields.add(f"Jetspark-Origin-{name}" if name.lower().startswith("nats-") else name, value)
+        fields, unsendable = Headers(), ""
+        try:
+            for name, value in self.headers.multi_items():
+                fields.add(f"{ORIGIN}{name}" if name.lower().startswith(_RENAMED) else name, value)
+        except InvalidHeader:  # the server stores whatever block a publisher writes
+            fields, unsendable = Headers(), _as_line(self.headers)
         facts: dict[str, object] = {
+            "Headers": unsendable,
             "Status": self.status,
             "Handler": self.handler,
             "Key": None if self.key is None else escape_line(self.key),
@@ -190,25 +197,20 @@ class DeadEvent:
             ProtocolError: It is none of ours.
         """
 
+        try:
+            return cls._of(headers, data)
+        except ValueError:  # also of texts that cannot be read
+            raise ProtocolError(f"not a dead letter: no {PREFIX}Stream, -Sequence and so on that can be read") from None
+
+    @classmethod
+    def _of(cls, headers: Headers, data: bytes) -> DeadEvent:
         def fact(name: str) -> str:
             return headers.get(f"{PREFIX}{name}") or ""
 
-        try:
-            origin = Origin(fact("Stream"), int(fact("Sequence")), int(fact("Stored-Us")))
-            attempts, redrives = int(fact("Attempts") or 0), int(fact("Redrives") or 0)
-            behind = int(fact("Behind")) if fact("Behind") else None
-            partition = int(fact("Partition")) if fact("Partition") else None
-        except ValueError:
-            raise ProtocolError(f"not a dead letter: no {PREFIX}Stream, -Sequence and -Stored-Us") from None
+        origin = Origin(fact("Stream"), int(fact("Sequence")), int(fact("Stored-Us")))
         status = fact("Status")
         if status not in ("open", "behind", "closed"):
             raise ProtocolError(f"{PREFIX}Status={status!r}: expected open, behind or closed")
-        original = Headers()
-        for name, value in headers.multi_items():
-            if name.startswith("Jetspark-Origin-"):
-                original.add(name.removeprefix("Jetspark-Origin-"), value)
-            elif not name.startswith(PREFIX) and not name.lower().startswith("nats-"):
-                original.add(name, value)
         cause = None
         if fact("Error"):
             cause = FailureCause(
@@ -225,16 +227,36 @@ class DeadEvent:
             origin=origin,
             subject=fact("Subject"),
             data=data,
-            headers=original,
-            attempts=attempts,
+            headers=_of_line(fact("Headers")) if fact("Headers") else _of_the_event(headers),
+            attempts=int(fact("Attempts") or 0),
             status=status,  # type: ignore[arg-type]  # one of the three
             cause=cause,
-            behind=behind,
-            redrives=redrives,
+            behind=int(fact("Behind")) if fact("Behind") else None,
+            redrives=int(fact("Redrives") or 0),
             failed=fact("Failed"),
-            partition=partition,
+            partition=int(fact("Partition")) if fact("Partition") else None,
             is_body_omitted=fact("Body-Omitted") == "true",
         )
+
+
+def _of_the_event(headers: Headers) -> Headers:
+    """Those of a letter that are its event's."""
+    found = []
+    for name, value in headers.multi_items():
+        if name.startswith(ORIGIN):
+            found.append((name.removeprefix(ORIGIN), value))
+        elif not name.startswith(PREFIX) and not name.lower().startswith("nats-"):
+            found.append((name, value))
+    return restored(found)
+
+
+def _as_line(headers: Headers) -> str:
+    """Headers of any kind as one value."""
+    return escape_line("\r\n".join(f"{name}: {value}" for name, value in headers.multi_items()))
+
+
+def _of_line(line: str) -> Headers:
+    return readable(unescape_line(line).encode("utf-8", "surrogateescape"))
 
 
 def error_text(error: BaseException) -> str:

@@ -53,7 +53,7 @@ from jetspark.app.handlers.settling import (
     advance,
 )
 from jetspark.app.topology.names import dead_letter_stream, escape_token, handler_bucket, retry_stream
-from jetspark.core.headers import Headers
+from jetspark.core.headers import Headers, readable
 from jetspark.errors import (
     Conflict,
     KeyExists,
@@ -429,9 +429,9 @@ class HandlerStore:
         if original is not None:
             subject, headers, data = original.subject, original.headers, original.data
         else:
-            subject, headers, data = message.subject, message.headers, message.data
+            subject, headers, data = message.subject, readable(message.raw_headers), message.data
             if item.partition is not None:
-                subject = copied_from(headers, subject).subject
+                subject = copied_from(message.raw_headers, subject).subject
                 headers = without_server_headers(headers)
         return DeadEvent(
             handler=self.handler,
@@ -462,7 +462,7 @@ def _origin(item: WorkItem) -> Origin:
     if item.partition is None:
         return Origin(metadata.stream, metadata.stream_sequence, microseconds(metadata.timestamp))
     # The time is that of the copy: the server does not say when the original was stored.
-    source = copied_from(message.headers, message.subject)
+    source = copied_from(message.raw_headers, message.subject)
     return Origin(source.stream, source.sequence, microseconds(metadata.timestamp))
 
 

@@ -11,6 +11,7 @@ from jetspark.app.clock import utc_now
 from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin, letter_subject
 from jetspark.app.dead_letters.store import microseconds
 from jetspark.app.projections.folding import Failure
+from jetspark.core.headers import readable
 from jetspark.errors import PayloadTooLarge, WrongLastSequence
 from jetspark.jetstream.publishing import Expect
 
@@ -32,7 +33,7 @@ async def write_unreadable(js: JetStream, app: str, message: JetStreamMessage, f
         origin=origin,
         subject=message.subject,
         data=message.data,
-        headers=message.headers,
+        headers=readable(message.raw_headers),
         attempts=1,
         status="open",
         cause=dataclasses.replace(cause, message=f"{names}: {cause.message}"),

@@ -10,7 +10,7 @@ from jetspark.app.dead_letters.letters import DeadEvent, Origin, letter_subject
 from jetspark.app.projections.unreadable import HANDLER
 from jetspark.core import headers as header_block
 from jetspark.core.headers import Headers
-from jetspark.errors import JetSparkError, PayloadTooLarge, ProtocolError, WrongLastSequence
+from jetspark.errors import JetSparkError, PayloadTooLarge, WrongLastSequence
 from jetspark.publish.steps import Connect, Procedure, PublishEach
 from jetspark.spark.engine.rows import Unreadable
 from jetspark.state.patience import Persistence
@@ -103,11 +103,5 @@ def _headers(message: Unreadable) -> Headers:
     if not message.headers:
         return Headers()
     if not isinstance(message.headers, bytes):
-        found = Headers()
-        for name, value in message.headers:
-            found.add(name, value)
-        return found
-    try:
-        return header_block.decode(message.headers)
-    except ProtocolError:
-        return Headers()  # a block that nobody can read
+        return header_block.restored(message.headers)
+    return header_block.readable(message.headers)
