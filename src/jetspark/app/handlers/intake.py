@@ -20,11 +20,12 @@ from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.clock import idle_s
 from jetspark.app.contracts.envelope import Decoded
 from jetspark.app.dead_letters.letters import DeadEvent
-from jetspark.app.handlers.given_up import source_of, with_body
+from jetspark.app.handlers.given_up import source_of
 from jetspark.app.handlers.inheritance import expect_inherited, settle_inherited, tidy_retries
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.partitions import PIN_GROUP, copied_from
 from jetspark.app.handlers.reading import HandlerReading
+from jetspark.app.handlers.retry import Reject
 from jetspark.core.backoff import Backoff
 from jetspark.core.headers import last_value, readable
 from jetspark.errors import (
@@ -343,8 +344,13 @@ class Intake:
             self._log.error("sequence %d of the retry stream: %s", message.metadata.stream_sequence, error)
             await message.ack()
             return
-        original = await with_body(self._worker.store.js, original)
-        event, _ = self._read(original.subject, original.data, original.headers)
+        original = await self._worker.store.whole(original)
+        if original.is_body_omitted:
+            event: Any = Reject(
+                f"it was too large for its letter, and stream {original.origin.stream} has dropped it: its body is lost"
+            )
+        else:
+            event, _ = self._read(original.subject, original.data, original.headers)
         item = WorkItem(
             original.key,  # under which it was parked, and its letter is found; newer code may see another
             original.origin.sequence,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from jetspark.app.clock import utc_now
-from jetspark.app.dead_letters.letters import DeadEvent, Origin, letter_subject
+from jetspark.app.dead_letters.letters import DeadEvent, Origin, is_too_large, letter_subject
 from jetspark.app.projections.unreadable import HANDLER
 from jetspark.core import headers as header_block
 from jetspark.core.headers import Headers
@@ -71,7 +70,7 @@ def _send(app: str, letters: list[DeadEvent]) -> Procedure[tuple[int, list[DeadE
         largest = max(letters, key=lambda letter: len(letter.data))
         if largest.is_body_omitted:
             raise
-        short = dataclasses.replace(largest, data=b"", is_body_omitted=True)
+        short = largest.shortened()
         return 0, [short if letter is largest else letter for letter in letters], None
     except JetSparkError as error:
         if not error.may_pass:
@@ -85,6 +84,8 @@ def _send(app: str, letters: list[DeadEvent]) -> Procedure[tuple[int, list[DeadE
             stored += 1
         elif isinstance(found, WrongLastSequence):
             continue  # stored before, by this or another engine
+        elif is_too_large(found) and not letter.is_body_omitted:
+            left.append(letter.shortened())
         elif isinstance(found, JetSparkError) and found.may_pass:
             left.append(letter)
             reason = found
