@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from jetspark.app.handlers.settling import (
     Acknowledge,
     AttemptsRecord,
     CloseLetter,
+    DropApart,
     DropAttempts,
     DropParked,
     FindLetter,
@@ -163,6 +165,24 @@ def test_a_short_wait_is_in_the_lane_with_the_attempt_written_down_and_then_forg
     assert machine.take(1.2) is item
     run(handle(machine, item), [*ran(item), (DropAttempts(item), None), (Acknowledge(item), None)])
     assert is_settled(machine, item)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_is_kept_apart_of_a_retry_goes_when_the_server_knows_that_it_is_done(is_known: bool) -> None:
+    machine = machine_of()
+    item = taken(machine, None, source="retry", attempts=1)
+    item.original = SimpleNamespace(apart=30)
+    end: Script = [(DropAttempts(item), None), (Acknowledge(item, surely=True), is_known)]
+    run(handle(machine, item), [*ran(item), *end, *([(DropApart(item), None)] if is_known else [])])
+    assert is_settled(machine, item)
+
+
+def test_what_is_kept_apart_of_a_letter_goes_with_it() -> None:
+    machine = machine_of()
+    item = taken(machine, None, source="redrive", redrives=1)
+    item.original = SimpleNamespace(apart=30)
+    found: Script = [(FindLetter(item), letter()), (FindRetry(item), False), (ReadClock(), 0.0)]
+    run(handle(machine, item), [*found, *ran(item), (CloseLetter(item, 7), True), (Acknowledge(item), None)])
 
 
 def test_a_long_wait_is_stored_after_its_key_is_parked_and_before_the_acknowledgement() -> None:

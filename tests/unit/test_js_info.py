@@ -271,13 +271,27 @@ def test_headers_in_json_that_look_like_the_servers_stay() -> None:
         _stored(hdrs="a"),
         _stored(hdrs=base64.b64encode(b"NATS/1.0\r\n\r\n").decode() + "\n"),
         _stored(hdrs=5),
-        _stored(hdrs=base64.b64encode(b"HTTP/1.1\r\n\r\n").decode()),
     ],
     ids=str,
 )
 def test_a_message_in_json_that_cannot_be_read_is_a_protocol_error(reply: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         StoredMessage.from_reply("S", reply)
+
+
+def test_a_message_can_be_read_whatever_block_its_publisher_wrote() -> None:
+    # The server does not look inside: nobody could get such a message, or list what is behind it.
+    for begin in (b"HTTP/1.1\r\n", b"NATS/1.0\r\nno colon\r\n", b"NATS/1.0 404 Not Found\r\n"):
+        own = begin + "Größe: 1\r\n".encode()
+        stored = StoredMessage.from_reply("S", _stored(hdrs=base64.b64encode(own + b"\r\n").decode()))
+        direct = _direct(own + _place() + b"\r\n", b"x")
+        assert stored.headers.multi_items() == [("Größe", "1")]
+        assert direct == stored
+
+
+def test_a_direct_message_is_found_behind_a_block_that_is_not_closed() -> None:
+    message = _direct(b"NATS/1.0\r\nX: y" + _place() + b"\r\n", b"x")
+    assert (message.stream, message.subject, message.sequence) == ("S", "s.1", 4)
 
 
 # ---- messages fetched directly -------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from jetspark.app.contracts.catalogue import Catalogue, Contract, Decoding, cont
 from jetspark.app.contracts.faults import fault_of
 from jetspark.app.contracts.field_rules import Timestamp
 from jetspark.app.contracts.other_forms import header_of, read_other_form
+from jetspark.app.contracts.tokens import key_fault
 from jetspark.errors import (
     BrokenRule,
     ConfigError,
@@ -231,6 +232,8 @@ def write_event(
     data = msgspec.Raw(contract.encode(event))
     try:
         key = contract.key_of(event) or msgspec.UNSET  # CloudEvents has no empty ones
+        if key is not msgspec.UNSET and (fault := key_fault(key)) is not None:
+            raise ConfigError(fault)
         subject = contract.subject.format(event)
         version = contract.version
         cause = causation_id or msgspec.UNSET

@@ -57,7 +57,7 @@ def header_of(headers: bytes | Mapping[str, str] | None, *names: str) -> str | N
     if not headers:
         return None
     if isinstance(headers, bytes):
-        headers = header_block.decode(headers)
+        headers = header_block.readable(headers)  # a publisher's mistake there must not end those who read
     elif not isinstance(headers, header_block.Headers):
         headers = header_block.Headers(headers)  # whose lookup ignores case
     for name in names:

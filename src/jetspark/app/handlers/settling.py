@@ -34,6 +34,7 @@ __all__ = [
     "Acknowledge",
     "AttemptsRecord",
     "CloseLetter",
+    "DropApart",
     "DropAttempts",
     "DropParked",
     "FindLetter",
@@ -195,7 +196,15 @@ class DropAttempts:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Tell the server that the message is settled. [None]"""
+    """Tell the server that the message is settled. [whether the server has said that it knows, if ``surely``]"""
+
+    item: WorkItem
+    surely: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DropApart:
+    """Remove what was kept apart of an event that is done. [None]"""
 
     item: WorkItem
 
@@ -384,7 +393,10 @@ def _count_attempts(item: WorkItem) -> SettlingSteps[FailureCause | None]:
 
 def _succeed(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
     yield from _let_go_on(machine, item)
-    yield from _end(machine, item)
+    # A retry that came again would need what is apart. Where there is a letter, closing it has removed that.
+    is_apart = not item.redrives and item.original is not None and item.original.apart is not None
+    if (yield from _end(machine, item, surely=is_apart)) and is_apart:
+        yield DropApart(item)
 
 
 def _let_go_on(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
@@ -415,11 +427,13 @@ def _store_letter(machine: HandlerMachine, item: WorkItem, cause: FailureCause, 
         yield from _confirm(machine, item, item.key)
 
 
-def _end(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
+def _end(machine: HandlerMachine, item: WorkItem, *, surely: bool = False) -> SettlingSteps[bool]:
+    """Acknowledge it; returns whether the server has said that it knows, if it was to be asked."""
     if item.attempts > 1 or (item.delivered > 1 and not item.is_behind):
         yield DropAttempts(item)
-    yield Acknowledge(item)
+    is_known = yield Acknowledge(item, surely)
     machine.settled(item)
+    return bool(is_known)
 
 
 def _park(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
