@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import bytecode, class_archive, packing, scratch, seeds
+from support import bytecode, class_archive, packing, scratch, seeds, spark_python
 
 # pytest has it by its entry point, too, save in an environment that is older than that.
 # Its asserts are explained, whoever imports it first.
@@ -37,6 +38,7 @@ NEEDS_SPARK = {"spark", "drivers"}
 
 _archiving: list[subprocess.Popen[bytes]] = []
 _scratch: list[Path] = []
+_until_the_end = contextlib.ExitStack()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -47,6 +49,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):
         return
     _scratch.append(scratch.begin(session.config._tmp_path_factory.getbasetemp()))  # type: ignore[attr-defined]
+    _until_the_end.enter_context(spark_python.forks(_scratch[0]))
     if not session.config.getoption("numprocesses", None):
         return
     if process := class_archive.begin():
@@ -62,6 +65,7 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_unconfigure() -> None:
+    _until_the_end.close()
     for folder in _scratch:
         scratch.end(folder)
 

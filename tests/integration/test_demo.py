@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support import spark_python
 
 from jetspark import StreamConfig
 from jetspark.blocking import JetStream, connect
@@ -77,6 +78,7 @@ class Run:
 def demo(folder: Path, *options: str) -> Iterator[Run]:
     mark = uuid.uuid4().hex
     environment = {**os.environ, "TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder), "COLUMNS": "200", MARK: mark}
+    environment.pop(spark_python.VARIABLE, None)  # a fork would not show the mark
     with subprocess.Popen(
         [*COMMAND, *options],
         cwd=REPOSITORY,

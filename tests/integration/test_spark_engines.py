@@ -121,7 +121,7 @@ def test_three_engines_at_once_and_the_death_of_each_leave_the_bytes_of_one(
             {"projects": {"servers": server.url, "until_now": False, "maxOffsetsPerTrigger": EVENTS // 10}},
             {"backfills": {"servers": server.url, "step": EVENTS // 5}},
         ]
-        waiting = [drivers(*jobs, at_once=True) for _ in range(2)]  # starting takes longest
+        waiting = [drivers(*jobs, at_once=True, has_own_workers=True) for _ in range(2)]  # starting takes longest
         driver = waiting.pop()
 
         def publish_some() -> None:

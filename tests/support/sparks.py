@@ -27,6 +27,7 @@ from jetspark.blocking import JetStream, connect
 from jetspark.server import NatsServer
 from jetspark.spark import connections
 from jetspark.spark.session import session
+from support import spark_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +41,10 @@ CONF = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
+    # Queries here see few rows: to compile Java for each takes a fifth of all that Java does, and saves nothing. The
+    # documentation, the demo and `test_spark_setup` have it compiled, as users have.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # A batch without data is for watermarks, which no test here has.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # Where workers find the folds of `support.folds`.
@@ -82,6 +87,9 @@ class Driver:
     def __init__(self, folder: Path, plan: dict[str, Any]) -> None:
         self._folder = folder
         folder.mkdir()
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        if plan.pop("has_own_workers", False):
+            environment.pop(spark_python.VARIABLE, None)
         with (folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "support.spark_driver", json.dumps(plan), str(folder)],
@@ -89,7 +97,7 @@ class Driver:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env=environment,
             )
 
     def go(self) -> None:
@@ -109,7 +117,10 @@ class Driver:
         return self._process.poll() is None
 
     def kill_worker(self) -> bool:
-        """One of the Python processes that do the work of tasks; False if there is none at the moment."""
+        """One of the Python processes that do the work of tasks; False if there is none at the moment.
+
+        They are found where the driver was started with ``has_own_workers=True``: a fork is no descendant of it.
+        """
         workers = [pid for pid in descendants(self._process.pid) if _is_worker(pid)]
         if not workers:
             return False
