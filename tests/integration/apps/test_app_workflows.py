@@ -339,3 +339,16 @@ async def test_a_run_that_cannot_be_read_hides_no_other(nats_url: str, monkeypat
     assert result.exit_code == 0, result.output
     assert "unreadable  newer" in result.output
     assert result.output.splitlines()[-1] == "5 runs, 4 of them unreadable"
+
+
+async def test_wrong_arguments_for_runs_are_told(nats_url: str) -> None:
+    app = fulfilment()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as shop:
+        runs = shop.workflow("fulfilment")
+        for status in ("bogus", 5, "unreadable"):
+            with pytest.raises(ConfigError, match="expected one of running, done, failed, or None"):
+                await anext(aiter(runs.list(status)))  # type: ignore[arg-type]
+        for timeout in (-1, float("nan"), "5"):
+            with pytest.raises(ConfigError, match="timeout="):
+                await runs.wait_for_end("o-1", timeout=timeout)  # type: ignore[arg-type]
