@@ -91,7 +91,7 @@ async def fold_on_spark(demo: Demo) -> None:
     await _make_buckets(demo)
     with demo.screen.stage("start Spark") as stage:
         spark = await demo.spark.session()
-        started = f"start-up {demo.spark.start_s:.1f} s while events were published"
+        started = f"start-up {demo.spark.start_s:.1f} s, begun beside publishing"
         stage.say(f"Spark {spark.version}; {started}")
     with demo.screen.stage("fold on Spark", demo.last) as stage:
         text = await _fold(demo, stage, spark)
