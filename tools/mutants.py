@@ -15,10 +15,11 @@ those that reach the changed line: a tenth of a second each. A mistake that surv
 at import, and one outside functions, is planted in a process of its own, which imports the module with the mistake in
 it and runs all of the module's tests.
 
-What was found is kept in ``.pytest_cache/mutants`` until the module or its tests change, so an interrupted run goes on
-where it was; after a change, the test that noticed a mistake is asked first. Each module has a file of its own there:
-start the tool several times, with other modules, to use several cores. With ``--survivors``, a mistake that was
-noticed counts as noticed also after its tests have changed: for those who add tests one by one.
+What was found, and which test reaches which line, is kept in ``.pytest_cache/mutants`` until the module or its tests
+change, so an interrupted run goes on where it was; after a change, the test that noticed a mistake is asked first. Each
+module has a file of its own there: start the tool several times, with other modules, to use several cores. With
+``--survivors``, a mistake that was noticed counts as noticed also after its tests have changed: for those who add tests
+one by one.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ CACHE = REPOSITORY / ".pytest_cache" / "mutants"
 
 # Module -> the tests that are answerable for it. They know no server, so that a mistake costs seconds.
 MODULES = {
+    "app/commands/boundaries.py": ["tests/unit/test_app_commands.py"],
+    "app/commands/guarding.py": ["tests/unit/test_app_commands.py"],
     "app/contracts/catalogue.py": ["tests/unit/test_app_events.py", "tests/unit/test_app_envelope.py"],
     "app/contracts/compatibility.py": ["tests/unit/test_app_compatibility.py"],
     "app/contracts/envelope.py": ["tests/unit/test_app_envelope.py"],
@@ -55,6 +58,7 @@ MODULES = {
     "app/contracts/records.py": ["tests/unit/test_app_records.py"],
     "app/contracts/schemas.py": ["tests/unit/test_app_compatibility.py", "tests/unit/test_app_records.py"],
     "app/contracts/tokens.py": ["tests/unit/test_app_tokens.py"],
+    "app/entities/changes.py": ["tests/unit/test_app_entities.py"],
     "app/handlers/lanes.py": ["tests/unit/test_app_handlers.py"],
     "app/handlers/machine.py": ["tests/unit/test_app_handlers.py", "tests/unit/test_app_settling.py"],
     "app/handlers/retry.py": ["tests/unit/test_app_retry.py", "tests/unit/test_app_handlers.py"],
@@ -67,7 +71,9 @@ MODULES = {
     ],
     "app/projections/states.py": ["tests/unit/test_app_live_states.py"],
     "app/projections/windows.py": ["tests/unit/test_app_projection_windows.py"],
+    "app/replay/ranges.py": ["tests/unit/test_app_replay.py"],
     "app/topology/declared.py": ["tests/unit/test_app_topology.py"],
+    "app/turns.py": ["tests/unit/test_app_turns.py"],
     "batcher/circuit.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/dead_letters.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/fences.py": ["tests/unit/test_batcher_fences.py"],
@@ -79,7 +85,7 @@ MODULES = {
     "batcher/metered.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/rate_limit.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/retry.py": ["tests/unit/test_batcher_sinks.py"],
-    "batcher/sink_base.py": ["tests/unit/test_batcher_sinks.py"],
+    "batcher/sink_base.py": ["tests/unit/test_batcher_sinks.py", "tests/unit/test_batcher_jetstream_sinks.py"],
     "batcher/waiting.py": ["tests/unit/test_batcher_waiting.py"],
     "core/auth.py": ["tests/unit/test_auth.py"],
     "core/backoff.py": ["tests/unit/test_backoff.py"],
@@ -98,7 +104,7 @@ MODULES = {
     "core/lifecycle.py": ["tests/unit/test_lifecycle.py"],
     "core/names.py": ["tests/unit/test_names.py"],
     "core/numbers.py": ["tests/unit/test_numbers.py"],
-    "core/outbox.py": ["tests/unit/test_connection.py"],
+    "core/outbox.py": ["tests/unit/test_outbox.py", "tests/unit/test_connection.py"],
     "core/parser.py": ["tests/unit/test_parser.py"],
     "core/pings.py": ["tests/unit/test_pings.py", "tests/unit/test_connection.py"],
     "core/reconnect.py": ["tests/unit/test_reconnect.py", "tests/unit/test_lifecycle.py"],
@@ -109,13 +115,17 @@ MODULES = {
     "core/subscriptions.py": ["tests/unit/test_subscriptions.py", "tests/unit/test_connection.py"],
     "jetstream/acks.py": ["tests/unit/test_acks.py"],
     "jetstream/checks.py": ["tests/unit/test_js_checks.py", "tests/unit/test_js_config.py"],
-    "jetstream/config.py": ["tests/unit/test_js_config.py"],
+    "jetstream/config.py": [
+        "tests/unit/test_js_config.py",
+        "tests/unit/test_js_checks.py",
+        "tests/unit/test_js_wire.py",
+    ],
     "jetstream/direct_get.py": ["tests/unit/test_js_batchget.py"],
     "jetstream/errors.py": ["tests/unit/test_js_errors.py"],
-    "jetstream/features.py": ["tests/unit/test_js_config.py", "tests/unit/test_js_operations.py"],
+    "jetstream/features.py": ["tests/unit/test_js_features.py", "tests/unit/test_js_operations.py"],
     "jetstream/info.py": ["tests/unit/test_js_info.py"],
     "jetstream/kv.py": ["tests/unit/test_js_kv.py"],
-    "jetstream/objects.py": ["tests/unit/test_objects.py"],
+    "jetstream/objects.py": ["tests/unit/test_objects.py", "tests/unit/test_js_checks.py"],
     "jetstream/operations.py": ["tests/unit/test_js_operations.py"],
     "jetstream/ordered.py": ["tests/unit/test_js_ordered.py"],
     "jetstream/publishing.py": ["tests/unit/test_js_publishing.py"],
@@ -283,13 +293,16 @@ def _unasked(unit: ast.AST) -> Iterator[ast.AST]:
     """Types, decorators, ``__all__``, ``__slots__``, what only raises, what is logged for debugging.
 
     Nobody promises their exact form, or other tests hold it. ``zip(strict=True)`` only raises, like an ``assert``. And
-    the large numbers that a module names at its top: nobody counts to 10,001.
+    the large numbers that a module or a class names: nobody counts to 10,001. That a name is there at all, mypy sees.
     """
     for decorator in getattr(unit, "decorator_list", ()):
         yield from ast.walk(decorator)
     match unit:
+        case ast.ClassDef():
+            yield from _large_numbers(unit)
         case ast.Module():
             yield from _large_numbers(unit)
+            yield from (statement for statement in unit.body if isinstance(statement, ast.Assign))
         case ast.Raise() | ast.Assert():
             yield from ast.walk(unit)
         case ast.arg(annotation=ast.expr() as annotation) | ast.AnnAssign(annotation=annotation):
@@ -308,13 +321,15 @@ def _unasked(unit: ast.AST) -> Iterator[ast.AST]:
             yield from ast.walk(unit if name in ("__repr__", "__str__") else returns)
 
 
-def _large_numbers(module: ast.Module) -> Iterator[ast.AST]:
-    for statement in module.body:
+def _large_numbers(unit: ast.Module | ast.ClassDef) -> Iterator[ast.AST]:
+    for statement in unit.body:
         match statement:
-            case ast.Assign(value=ast.Constant(value=int() as number) as value) if number >= LARGE_NUMBER:
-                yield value
-            case ast.Assign(value=ast.BinOp(op=ast.LShift()) as value):
-                yield from ast.walk(value)
+            case ast.Assign(value=value) | ast.AnnAssign(value=value):
+                match value:
+                    case ast.Constant(value=int() as number) if number >= LARGE_NUMBER:
+                        yield value
+                    case ast.BinOp(op=ast.LShift()):
+                        yield from ast.walk(value)
 
 
 def _variants(node: ast.AST) -> int:
@@ -424,17 +439,21 @@ class Findings:
 
     def __init__(self, module: str, mode: Mode = "go on") -> None:
         self._path = CACHE / (module.replace("/", ".") + ".json")
+        self.reaches_path = self._path.with_suffix(".reaches")
+        """Which test reaches which line; ``mutants_forking`` writes it."""
         tests = b"".join((REPOSITORY / test).read_bytes() for test in MODULES[module])
-        self._digests = [hashlib.sha256(text).hexdigest() for text in ((PACKAGE / module).read_bytes(), tests)]
+        self.digests = [hashlib.sha256(text).hexdigest() for text in ((PACKAGE / module).read_bytes(), tests)]
+        if mode == "fresh":
+            self.reaches_path.unlink(missing_ok=True)
         self.hints: dict[str, str] = {}
         """Tests that noticed a mistake before the module or its tests changed."""
         self.noticed: dict[str, str | None] = {}
         if mode != "fresh" and self._path.exists():
             kept = json.loads(self._path.read_text(encoding="utf-8"))
             self.hints = {name: test for name, test in kept["noticed"].items() if test}
-            if kept["digests"] == self._digests:
+            if kept["digests"] == self.digests:
                 self.noticed = kept["noticed"]
-            elif kept["digests"][0] == self._digests[0] and mode == "survivors":
+            elif kept["digests"][0] == self.digests[0] and mode == "survivors":
                 self.noticed = dict(self.hints)
 
     @staticmethod
@@ -446,7 +465,7 @@ class Findings:
         self.noticed[self.name(mutant)] = noticed_by
         self._path.parent.mkdir(parents=True, exist_ok=True)
         new = self._path.with_suffix(".new")
-        new.write_text(json.dumps({"digests": self._digests, "noticed": self.noticed}), encoding="utf-8")
+        new.write_text(json.dumps({"digests": self.digests, "noticed": self.noticed}), encoding="utf-8")
         new.replace(self._path)
 
 
@@ -475,7 +494,8 @@ def _forked(
         rows = [[each.place, each.variant, findings.hints.get(findings.name(each))] for each in inside]
         path = str(PACKAGE / module)
         limit = {"min_limit_s": MIN_LIMIT_S, "max_slowness": MAX_SLOWNESS}
-        work.write_text(json.dumps({"module": module, "path": path, "mutants": rows} | limit), encoding="utf-8")
+        kept = {"reaches_path": str(findings.reaches_path), "digests": findings.digests}
+        work.write_text(json.dumps({"module": module, "path": path, "mutants": rows} | limit | kept), encoding="utf-8")
         output, into = os.pipe()
         log = (Path(folder) / "log").open("w+b")
         process = subprocess.Popen(

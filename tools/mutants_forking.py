@@ -1,10 +1,10 @@
 """A pytest plugin that runs the tests of one module with many mistakes in it, one mistake at a time.
 
 pytest collects the tests once. One process runs them all without a mistake and notes which test reaches which line of
-the module, and how long it takes. Then each mistake gets a process of its own, forked from the one that has collected:
-it exchanges the code of the changed function, wherever that is referred to, and runs the tests that reach the changed
-line, those that noticed this mistake or the one before it first, and quick ones before slow ones. It ends with the
-first test that fails.
+the module, and how long it takes, unless that is known from an earlier run. Then each mistake gets a process of its
+own, forked from the one that has collected: it exchanges the code of the changed function, wherever that is referred
+to, and runs the tests that reach the changed line, those that noticed this mistake or the one before it first, and
+quick ones before slow ones. It ends with the first test that fails.
 
 What a function does while modules are being imported cannot be changed this way. A mistake in a line that runs then,
 and survives, is not certain to be unnoticed: ``mutants`` plants it once more, from the beginning.
@@ -78,7 +78,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     with os.fdopen(int(os.environ["MUTANTS_OUTPUT"]), "w", encoding="utf-8") as output:
         os.set_inheritable(output.fileno(), False)
         stop_at_first_example(session.items)
-        reaches = measure(session)
+        reaches = kept_reaches(session.items) or measure(session)
         gc.unfreeze()  # or the collector would not list what has been collected so far
         live = live_functions(path)
         gc.collect()
@@ -106,6 +106,24 @@ def stop_at_first_example(items: Sequence[pytest.Item]) -> None:
             function._hypothesis_internal_use_settings = hypothesis.settings(usual, phases=phases)  # type: ignore[union-attr]
 
 
+def kept_reaches(items: Sequence[pytest.Item]) -> dict[str, Reach]:
+    """What an earlier run has measured of these tests; nothing where one of them, or the module, has changed."""
+    path = Path(work["reaches_path"])
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if kept.get("digests") != work["digests"] or kept["reaches"].keys() != {item.nodeid for item in items}:
+        return {}
+    return {name: Reach(duration_s, frozenset(lines)) for name, (duration_s, lines) in kept["reaches"].items()}
+
+
+def keep(reaches: dict[str, Reach]) -> None:
+    path = Path(work["reaches_path"])
+    rows = {name: (reach.duration_s, sorted(reach.lines)) for name, reach in reaches.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new-reaches")
+    new.write_text(json.dumps({"digests": work["digests"], "reaches": rows}), encoding="utf-8")
+    new.replace(path)
+
+
 def measure(session: pytest.Session) -> dict[str, Reach]:
     """Run every test without a mistake, in a process of its own, and return what it reaches."""
 
@@ -123,6 +141,7 @@ def measure(session: pytest.Session) -> dict[str, Reach]:
         reaches[name] = Reach(duration_s, frozenset(lines))
     if len(reaches) != len(session.items):
         pytest.exit("not every test gave a result without any mistake", 2)
+    keep(reaches)
     return reaches
 
 

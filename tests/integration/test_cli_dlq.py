@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,7 +16,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import jetspark.blocking
+from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin, letter_subject
 from jetspark.cli import commands
+from jetspark.core.headers import Headers
 from jetspark.errors import JetSparkError
 from jetspark.server import NatsServer
 
@@ -133,3 +137,34 @@ def test_letters_are_listed_redriven_and_discarded(shell: Shell) -> None:
         worker.wait()
     assert [each for each in shell.done() if each[0] == "a"] == ["a0", "a1", "a2"]
     assert [each for each in shell.done() if each[0] == "b"] == ["b0", "b2"]
+
+
+def test_letters_are_shown_whatever_is_in_them(shell: Shell) -> None:
+    shell.run("apply", "shop:app")
+    odd = DeadEvent(
+        handler="notes",
+        key="a\nb",
+        origin=Origin("SHOP", 1, 1),
+        subject="shop.\udcff",
+        data=b"\xff",
+        headers=Headers([("Shade", "red"), ("Shade", "blue"), ("Half", "\udcff")]),
+        attempts=1,
+        status="open",
+        cause=FailureCause.of(ValueError("\ud800 \x1b[31m red"), is_transient=False),
+    )
+    with jetspark.blocking.connect(shell.environment["JETSPARK_SERVERS"]) as client:
+        js = client.jetstream()
+        for number in (1, 2):
+            each = dataclasses.replace(odd, origin=Origin("SHOP", number, 1))
+            subject = letter_subject("shop", "notes", each.key, each.origin)
+            js.publish(subject, each.data, headers=each.to_headers())
+    assert shell.run("dlq", "ls", "shop:app").splitlines() == [
+        r"       1  open    notes  a\nb  SHOP:1  ValueError: \ud800 \x1b[31m red",
+        r"       2  open    notes  a\nb  SHOP:2  ValueError: \ud800 \x1b[31m red",
+        "2 letters",
+    ]
+    assert shell.run("dlq", "ls", "shop:app", "--by", "key").split() == ["2", r"a\nb"]
+    assert r"subject: shop.\udcff" in shell.run("dlq", "show", "shop:app", "1")
+    shown = json.loads(shell.run("dlq", "show", "shop:app", "1", "--json"))
+    assert (shown["headers"], shown["data_base64"]) == ({"Shade": ["red", "blue"], "Half": "\udcff"}, "/w==")
+    assert len(shell.run("dlq", "export", "shop:app").splitlines()) == 2

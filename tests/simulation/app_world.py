@@ -160,7 +160,7 @@ class World:
 
     def _start_worker(self) -> None:
         self._life += 1
-        self._next_tick = float("inf")
+        self._next_tick = float("-inf")  # nothing is pulled before the advisories are read
         self._running.clear()
         self.machine = HandlerMachine(self.limits, self.policy, self.rng.random, self.breaker)
         for key, record in self.parked.items():
@@ -189,6 +189,7 @@ class World:
             if message.delivered and not message.is_acked and its_key is not None:
                 self.machine.expect(its_key, message.sequence, self.now)
         self.at(ACK_WAIT_S * 1.5, self._give_up_waiting)
+        self._next_tick = float("inf")
         self._tick()
 
     def _give_up_waiting(self) -> None:

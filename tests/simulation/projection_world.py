@@ -79,6 +79,7 @@ class ProjectionWorld:
             lease_s=self.rng.choice([1.0, 3.0]),
             partitions=3 if seed % 10 == 7 else 1,
             apart_after=(2, 20, 20_000)[seed % 3],
+            batch_bytes=(100, 5_000, 1 << 20)[seed % 7 % 3],
         )
         self.patience_s = 600.0
         self.held_replicas = 0

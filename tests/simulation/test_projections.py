@@ -68,11 +68,11 @@ def _applies_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes an event that the state has already."""
 
     def apply(self: states.LiveStates, rows: Any) -> None:
+        self._rows.append(rows)
         for key, sequence, event in rows:
             entry = self._keys[key]
             if entry.state.parked is None:
                 entry.state.fold(self.spec, key, sequence, event)
-                entry.rows.append((sequence, event))
                 self._dirty[key] = entry
 
     monkeypatch.setattr(states.LiveStates, "apply", apply)
@@ -116,7 +116,7 @@ def _drops_rows_in_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def dropping(self: states.LiveStates, present: Any) -> None:
         for key in present:
-            self._keys[key].rows = []
+            self._keys[key].passed = self._last
         rebase(self, present)
 
     monkeypatch.setattr(states.LiveStates, "_rebase", dropping)

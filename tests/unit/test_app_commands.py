@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import random
+import time
 from typing import Any
 from unittest import mock
 
@@ -11,6 +13,7 @@ import pytest
 from support.accounts import (
     AccountOpened,
     Deposit,
+    Deposited,
     Enter,
     EnterBlindly,
     Entered,
@@ -27,7 +30,16 @@ from support.seeds import fresh, given
 
 from jetspark.app import App, Command, CommandReply, Decision, Event, Past, PastEvent, Refused
 from jetspark.app.commands import wire
-from jetspark.app.commands.boundaries import BoundaryCache, BoundaryPast, SnapshotState, encode_state
+from jetspark.app.commands.boundaries import (
+    KEPT_EVENTS,
+    BoundaryCache,
+    BoundaryPast,
+    SnapshotState,
+    encode_state,
+    merged_past,
+    outcome_of,
+    recorded_reply,
+)
 from jetspark.app.commands.deciding import (
     TRUST_S,
     Append,
@@ -37,6 +49,7 @@ from jetspark.app.commands.deciding import (
     CommandSteps,
     ReadStreamEnd,
 )
+from jetspark.app.commands.declaring import CommandSpec
 from jetspark.app.commands.guarding import Guard, NotGuardable, guards_stream, plan_guards
 from jetspark.core.headers import encode as encode_headers
 from jetspark.core.subjects import matches
@@ -326,6 +339,8 @@ def test_each_boundary_is_checked_with_one_event_no_later_than_the_first_inside_
         Guard("elsewhere", 9),
         None,
     ]
+    # Nothing falls under it, so that any event can carry it.
+    assert plan_guards(["a", "a"], [Guard("b", 2), Guard("a", 3)], whole_stream=False) == [Guard("a", 3), Guard("b", 2)]
 
 
 @pytest.mark.parametrize(
@@ -355,6 +370,7 @@ def test_a_replicated_stream_is_guarded_as_a_whole_where_wildcards_would_be_comp
     assert not guards_stream("auto", ["orders.o-1.>"], 1)
     assert not guards_stream("auto", ["orders.o-1"], 3)
     assert guards_stream("auto", ["orders.o-1", "orders.*.paid"], 3)
+    assert guards_stream("auto", ["orders.>"], 2)
     assert not guards_stream("boundary", ["orders.*"], 3)
     assert guards_stream("stream", ["orders"], 1)
 
@@ -495,15 +511,103 @@ def test_a_decision_without_events_is_a_reply_that_is_not_recorded(log: Log) -> 
     assert Worker(app, log).call(Odd(answer="one"), "o-2").events == 1
 
 
+# ---- what is remembered ----------------------------------------------------------------------------------------------
+
+
+def stored(sequence: int, cause: str | None = None, **fields: Any) -> PastEvent:
+    return PastEvent(sequence, fields.pop("event", None), "a", "", fields.pop("time", None), cause, **fields)
+
+
+def past_of(filter: str, *entries: PastEvent, last_id: str | None = None) -> BoundaryPast:
+    past = BoundaryPast(filter)
+    past.add(entries, last_id)
+    return past
+
+
 def test_what_is_remembered_is_bounded() -> None:
-    cache = BoundaryCache(10)
-    for number in range(5):
-        past = BoundaryPast(f"a.{number}")
-        past.add([PastEvent(n, None, "a", "", None, None) for n in range(1, 4)])
-        cache.put(past)
-    assert (len(cache), cache.get("a.0"), cache.get("a.4") is not None) == (2, None, True)
-    cache.drop("a.4")
-    assert len(cache) == 1
+    cache = BoundaryCache(8)
+    names = [f"a.{number}" for number in range(4)]
+
+    def put(name: str) -> None:
+        cache.put(past_of(name, *(stored(n) for n in range(1, 4))))  # three events, and one for the boundary itself
+
+    def known() -> list[str]:
+        assert len(cache) == sum(cache.get(name) is not None for name in names)
+        return [name for name in names if cache.get(name) is not None]
+
+    for name in names:
+        put(name)
+    assert known() == ["a.2", "a.3"]
+    put("a.2")  # and is the newest now
+    put("a.0")
+    assert known() == ["a.0", "a.2"]
+    cache.drop("a.2")
+    cache.drop("a.2")
+    assert known() == ["a.0"]
+    put("a.1")
+    assert known() == ["a.0", "a.1"]
+    cache.clear()
+    put("a.1")
+    put("a.2")
+    assert known() == ["a.1", "a.2"]
+
+
+@pytest.mark.parametrize(
+    ("known_id", "sequence", "id", "expected"),
+    [
+        ("x", 5, "x", True),
+        ("x", 5, "y", False),  # another stream, or another message in its place
+        ("x", 5, None, True),
+        (None, 5, "y", True),
+        ("x", 6, "y", True),
+        ("x", 4, "x", False),
+        (None, 4, None, False),
+    ],
+)
+def test_a_boundary_goes_on_after_the_message_that_is_known(
+    known_id: str | None, sequence: int, id: str | None, expected: bool
+) -> None:
+    past = past_of("a", stored(4), stored(5), last_id=known_id)
+    assert past.may_go_on_to(sequence, id) is expected
+
+
+def test_old_events_of_a_boundary_with_a_snapshot_and_commands_that_nobody_repeats_are_let_go() -> None:
+    noon = datetime.datetime(2026, 3, 31, 12, tzinfo=datetime.UTC)
+    entries = [stored(n, f"c-{n}", time=noon + datetime.timedelta(seconds=n)) for n in range(1, 2 * KEPT_EVENTS + 2)]
+    past = past_of("a", *entries[:-1])
+    since = noon + datetime.timedelta(seconds=7)
+    past.trim(since)
+    assert (past.entries, len(past.decided)) == (entries[:-1], 2 * KEPT_EVENTS)
+    past.add(entries[-1:])
+    past.trim(since)
+    assert past.entries == entries[-KEPT_EVENTS:]
+    assert list(past.decided) == [f"c-{n}" for n in range(7, 2 * KEPT_EVENTS + 2)]
+
+
+def test_what_a_decision_records_is_one_short_line() -> None:
+    assert outcome_of(0, 1, None) == '{"events":1,"index":0}'
+    assert outcome_of(1, 2, None) == '{"events":2,"index":1}'
+    assert outcome_of(0, 1, "a\nb") == '{"events":1,"index":0,"reply":"a\\nb"}'
+
+
+@pytest.mark.parametrize(
+    ("outcome", "sequence", "events", "data"),
+    [(None, 11, 1, None), (b'{"events":3,"index":1,"reply":7}', 12, 3, 7), (b'{"events":3,"index":0}', 13, 3, None)],
+)
+def test_the_reply_of_a_command_is_known_from_the_first_of_its_events_that_was_read(
+    outcome: bytes | None, sequence: int, events: int, data: Any
+) -> None:
+    pasts = [past_of("a", stored(3, "c-2")), past_of("b", stored(11, "c-1", command="pay", outcome=outcome))]
+    reply = CommandReply(command_id="c-1", sequence=sequence, events=events, data=data, is_repeated=True)
+    assert recorded_reply(pasts, "c-1") == ("pay", reply)
+    assert recorded_reply(pasts, "c-3") is None
+
+
+def test_a_state_is_folded_of_the_events_of_its_own_key() -> None:
+    spec = bank_with_balances().projections["balances"]
+    past = past_of("a", *(stored(n, event=Deposited(account=name, cents=n)) for n, name in enumerate("aaba", start=1)))
+    past.snapshot = SnapshotState(encode_state(100), 1)
+    assert merged_past([past], spec, "a").state == 100 + 2 + 4
 
 
 # ---- on the wire -----------------------------------------------------------------------------------------------------
@@ -549,3 +653,58 @@ def test_a_refusal_reaches_the_caller_whatever_its_reason_is(refusal: Refused, r
     with pytest.raises(Refused) as caught:
         wire.read_reply(body, headers)
     assert (caught.value.reason, len(body) < 100_000) == (reason, True)
+
+
+class ReadMany(Command):
+    filters: list[str]
+
+    def reads(self) -> list[str]:
+        return self.filters
+
+    def decide(self, past: Past) -> None:
+        return None
+
+
+class ReadForEver(ReadMany):
+    def reads(self) -> Any:
+        return (f"ledgers.{number}" for number in itertools.count())
+
+
+class StrangeEntered(Event, type="ledger.strange", key="ledger", subject="ledgers.{ledger}.strange"):
+    ledger: str
+
+
+class EnterStrange(Command):
+    ledger: str
+
+    def reads(self) -> list[str]:
+        return [f"ledgers.{self.ledger}.>"]
+
+    def decide(self, past: Past) -> list[Event]:
+        return [StrangeEntered(ledger=self.ledger)]
+
+
+def test_a_boundary_of_many_subjects_is_bounded_and_compared_at_once(worker: Worker) -> None:
+    spec = CommandSpec(name="many.read", kind=ReadMany)
+    for text in ("ledgers.x{}", "ledgers.x{}.>"):
+        filters = [text.format(number) for number in range(1000)]
+        began = time.process_time()
+        assert spec.boundary(ReadMany(filters=filters), ("ledgers.>",)) == tuple(sorted(filters))
+        assert time.process_time() - began < 0.5  # the worker serves nobody meanwhile
+        assert spec.boundary(ReadMany(filters=[*filters[1:], "ledgers.>"]), ("ledgers.>",)) == ("ledgers.>",)
+        with pytest.raises(ConfigError, match="more than 1000 subjects"):
+            spec.boundary(ReadMany(filters=[*filters, "ledgers.more"]), ("ledgers.>",))
+    with pytest.raises(ConfigError, match="more than 1000 subjects"):
+        spec.boundary(ReadForEver(filters=[]), ("ledgers.>",))
+
+
+def test_an_event_that_the_app_does_not_know_is_not_stored(log: Log) -> None:
+    app = bank()
+    worker = Worker(app, log)
+    app.command("ledgers.strange")(EnterStrange)
+    with pytest.raises(CommandFailed, match=r"StrangeEntered is no event that the app knows: write @app.register"):
+        worker.call(EnterStrange(ledger="x"), "strange")
+    assert log.messages == []
+    assert worker.call(Enter(ledger="x", writer="w"), "e-1").sequence == 1  # nobody is in its way
+    app.register(StrangeEntered)
+    assert worker.call(EnterStrange(ledger="x"), "strange").sequence == 2

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jetspark.app import Event, Measure, Private, Timestamp, contract_of
 from jetspark.app.contracts.compatibility import Incompatibility, check_mode, directions, older_to_check, unreadable
-from jetspark.app.contracts.schemas import canonical, differences, document, resolve, write
+from jetspark.app.contracts.schemas import SchemaChange, canonical, differences, document, resolve, write
 from jetspark.errors import ConfigError
 
 # Classes that are made, not written: their metaclass, whose keywords mypy does not know.
@@ -37,6 +37,11 @@ ROWS: list[tuple[str, Any, Any, str | None, str | None]] = [
     ("integer to number", obj("a", a=INTEGER), obj("a", a=NUMBER), None, "type_changed"),
     ("null allowed", obj("a", a=STRING), obj("a", a={"anyOf": [STRING, NULL]}), None, "type_changed"),
     ("null allowed by a list", obj("a", a=STRING), obj("a", a={"type": ["string", "null"]}), None, "type_changed"),
+    ("value of each alternative", {"enum": ["a", 1]}, {"anyOf": [STRING, INTEGER]}, None, "enum_narrowed"),
+    ("value of no alternative", {"enum": ["a", 1]}, {"anyOf": [STRING, NULL]}, "union_narrowed", "enum_narrowed"),
+    ("only value of no alternative", {"const": "a"}, {"anyOf": [INTEGER, NULL]}, "union_narrowed", "enum_narrowed"),
+    ("alternative of any value", STRING, {"anyOf": [True, NULL]}, None, "type_changed"),
+    ("type beside alternatives", {**STRING, "anyOf": [{"maxLength": 5}]}, STRING, None, "union_narrowed"),
     ("alternative added", {"anyOf": [STRING, NULL]}, {"anyOf": [STRING, NULL, INTEGER]}, None, "union_narrowed"),
     ("alternatives in another order", {"anyOf": [STRING, NULL]}, {"anyOf": [NULL, STRING]}, None, None),
     ("oneOf for anyOf", {"anyOf": [STRING, NULL]}, {"oneOf": [NULL, STRING]}, None, None),
@@ -63,6 +68,7 @@ ROWS: list[tuple[str, Any, Any, str | None, str | None]] = [
     ("lower bound added", INTEGER, {**INTEGER, "minimum": 0}, "bound_tightened", None),
     ("upper bound added", INTEGER, {**INTEGER, "maximum": 9}, "bound_tightened", None),
     ("open bound", {**NUMBER, "exclusiveMinimum": 0}, {**NUMBER, "exclusiveMinimum": 1}, "bound_tightened", None),
+    ("open bound above", {**NUMBER, "exclusiveMaximum": 5}, {**NUMBER, "exclusiveMaximum": 9}, None, "bound_tightened"),
     ("multiple widened", {**INTEGER, "multipleOf": 10}, {**INTEGER, "multipleOf": 5}, None, "bound_tightened"),
     ("multiple added", INTEGER, {**INTEGER, "multipleOf": 5}, "bound_tightened", None),
     ("longer text", {**STRING, "maxLength": 5}, {**STRING, "maxLength": 9}, None, "bound_tightened"),
@@ -82,6 +88,43 @@ ROWS: list[tuple[str, Any, Any, str | None, str | None]] = [
     ("items opened", {"type": "array", "items": STRING}, {"type": "array"}, None, "type_changed"),
     ("no duplicates", {"type": "array"}, {"type": "array", "uniqueItems": True}, "bound_tightened", None),
     ("more items", {"type": "array", "maxItems": 2}, {"type": "array", "maxItems": 3}, None, "bound_tightened"),
+    ("no empty list", {"type": "array"}, {"type": "array", "minItems": 1}, "bound_tightened", None),
+    ("shorter list", {"type": "array", "minItems": 2}, {"type": "array", "minItems": 1}, None, "bound_tightened"),
+    (
+        "items of a short list changed",
+        {"type": "array", "items": STRING, "maxItems": 2},
+        {"type": "array", "items": INTEGER, "maxItems": 2},
+        "type_changed",
+        "type_changed",
+    ),
+    (
+        "list of one made a tuple",
+        {"type": "array", "items": STRING, "maxItems": 1},
+        {"type": "array", "prefixItems": [STRING], "items": False, "maxItems": 1},
+        None,
+        None,
+    ),
+    (
+        "list of two made a tuple of one",
+        {"type": "array", "items": STRING, "maxItems": 2},
+        {"type": "array", "prefixItems": [STRING], "items": False, "maxItems": 2},
+        "type_changed",
+        None,
+    ),
+    (
+        "tuple made a short list",
+        {"type": "array", "prefixItems": [STRING], "items": False},
+        {"type": "array", "items": STRING, "maxItems": 2},
+        None,
+        "type_changed",
+    ),
+    (
+        "tuple that may not be shorter",
+        {"type": "array", "prefixItems": [STRING], "items": False},
+        {"type": "array", "prefixItems": [STRING], "items": False, "minItems": 1},
+        "bound_tightened",
+        None,
+    ),
     (
         "tuple made longer",
         {"type": "array", "prefixItems": [STRING], "items": False, "minItems": 1, "maxItems": 1},
@@ -119,6 +162,14 @@ ROWS: list[tuple[str, Any, Any, str | None, str | None]] = [
         None,
         "bound_tightened",
     ),
+    ("no empty map", {"type": "object"}, {"type": "object", "minProperties": 1}, "bound_tightened", None),
+    (
+        "map made smaller",
+        {"type": "object", "minProperties": 2},
+        {"type": "object", "minProperties": 1},
+        None,
+        "bound_tightened",
+    ),
     (
         "fields made a map",
         obj("a", a=STRING),
@@ -127,6 +178,7 @@ ROWS: list[tuple[str, Any, Any, str | None, str | None]] = [
         "required_field",
     ),
     ("parts of allOf", {"allOf": [obj("a", a=STRING)]}, obj("a", a=STRING), None, None),
+    ("bound beside allOf", {"allOf": [STRING], "maxLength": 5}, {**STRING, "maxLength": 9}, None, "bound_tightened"),
     ("nothing", False, STRING, None, "type_changed"),
 ]
 
@@ -148,6 +200,27 @@ def test_an_incompatibility_names_its_place() -> None:
     [found] = unreadable(new, old)
     assert str(found) == "items[].sku: string is written, and the reader takes integer (type_changed)"
     assert str(Incompatibility("", "type_changed", "no")) == "data: no (type_changed)"
+
+
+@pytest.mark.parametrize(
+    ("reader", "writer", "reason"),
+    [
+        ({"enum": ["a"]}, {"enum": ["a", "b", 1]}, 'the reader does not know "b", 1'),
+        ({"enum": ["a"]}, STRING, "the reader does not know any value"),
+        ({**INTEGER, "maximum": 5}, INTEGER, "maximum is 5 for the reader, no such bound for the writer"),
+        ({**INTEGER, "maximum": 5}, {**INTEGER, "maximum": 9}, "maximum is 5 for the reader, 9 for the writer"),
+        (obj("a", a=STRING), obj("", a=STRING), "the reader requires it, and it is optional for the writer"),
+        (obj("a", a=STRING), obj(""), "the reader requires it, and it is not written"),
+        (
+            {"anyOf": [NULL]},
+            STRING,
+            "no alternative of the reader takes it: string is written, and the reader takes null",
+        ),
+    ],
+)
+def test_an_incompatibility_says_what_is_wrong(reader: Any, writer: Any, reason: str) -> None:
+    [found] = unreadable(reader, writer)
+    assert found.reason == reason
 
 
 TREE: dict[str, Any] = {
@@ -324,7 +397,47 @@ def test_the_document_of_a_contract() -> None:
     }
     assert schema["required"] == ["order_id", "lines"]
     assert list(schema["$defs"]) == ["Line"]
-    assert write(schema).startswith(b'{\n  "$defs"')
+
+
+def test_the_document_of_a_contract_without_nested_classes_defines_none() -> None:
+    class Paid(Event, type="order.paid"):
+        note: str = "bezahlt für Zoë"
+
+    assert (
+        write(document(contract_of(Paid))).decode()
+        == """\
+{
+  "$schema": "https://json-schema.org/draft/2020-12/schema",
+  "properties": {
+    "note": {
+      "default": "bezahlt für Zoë",
+      "type": "string"
+    }
+  },
+  "required": [],
+  "title": "order.paid",
+  "type": "object",
+  "x-event": {
+    "subject": "order.paid",
+    "type": "order.paid",
+    "version": 1
+  }
+}
+"""
+    )
+
+
+class Early(Event, type="early"):
+    later: "Later"
+
+
+class Later(msgspec.Struct):
+    price: float
+
+
+def test_there_is_no_document_of_a_contract_that_breaks_a_rule() -> None:
+    with pytest.raises(ConfigError, match=r"Early.later.price: float"):
+        document(contract_of(Early))
 
 
 class Node(Event, type="tree.node"):
@@ -341,6 +454,77 @@ def test_a_document_may_refer_to_itself() -> None:
     schema = document(contract_of(Node))
     assert resolve(schema["properties"]["children"]["items"], schema)["type"] == "object"
     assert canonical(document(contract_of(Knot))) == canonical(schema)
+
+
+def test_a_reference_is_followed_through_other_references() -> None:
+    root = {"$defs": {"A": {"$ref": "#/$defs/B", "maxLength": 5}, "B": {"$ref": "#/$defs/C"}, "C": STRING}}
+    assert resolve({"$ref": "#/$defs/A"}, root) == {**STRING, "maxLength": 5}
+
+
+def test_references_that_lead_nowhere_end() -> None:
+    root = {"$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}}
+    assert resolve({"$ref": "#/$defs/A"}, root) == {"$ref": "#/$defs/A"}
+
+
+A, B = {"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}
+
+
+def test_which_type_is_contained_again_is_part_of_the_contract() -> None:
+    def of(inner: Any) -> Any:
+        return {"properties": {"a": A}, "$defs": {"A": obj("b", b=B), "B": obj("", inner=inner)}}
+
+    [change] = differences(of(A), of(B))
+    assert change.path == "properties.a.properties.b.properties.inner.$up"
+
+
+def test_whether_a_nested_type_has_a_name_is_not_part_of_the_contract() -> None:
+    definitions = {"A": obj("b", b=B), "B": obj("", inner=B)}
+    assert canonical({"properties": {"a": A}, "$defs": definitions}) == canonical(
+        {"properties": {"a": definitions["A"]}, "$defs": definitions}
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"const": "a"}, {"enum": ["a"]}),
+        ({"enum": ["a", "b"]}, {"enum": ["b", "a"]}),
+        ({"type": ["string", "null"]}, {"type": ["null", "string"]}),
+        ({"anyOf": [STRING, NULL]}, {"anyOf": [NULL, STRING]}),
+        (
+            {"anyOf": [{"type": "integer", "minimum": 0}, {"maximum": 9, "type": "integer"}]},
+            {"anyOf": [{"minimum": 0, "type": "integer"}, {"type": "integer", "maximum": 9}]},
+        ),
+        (obj(""), {"type": "object", "properties": {}}),
+    ],
+)
+def test_the_same_values_in_other_words_are_the_same_contract(one: Any, other: Any) -> None:
+    assert differences(one, other) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"anyOf": [STRING, NULL]}, {"anyOf": [STRING, INTEGER]}),
+        ({"type": "array", "items": STRING}, {"type": "array", "items": INTEGER}),
+        ({"type": "array", "items": False}, {"type": "array"}),
+        ({"type": "array", "prefixItems": [STRING, NULL]}, {"type": "array", "prefixItems": [NULL, STRING]}),
+        ({"type": "object", "additionalProperties": False}, {"type": "object"}),
+        ({"type": "object", "additionalProperties": STRING}, {"type": "object", "additionalProperties": INTEGER}),
+        ({"type": "array", "default": ["a", "b"]}, {"type": "array", "default": ["b", "a"]}),
+    ],
+)
+def test_other_values_are_another_contract(one: Any, other: Any) -> None:
+    assert len(differences(one, other)) == 1
+
+
+def test_a_change_is_shown_in_one_line() -> None:
+    assert (
+        str(SchemaChange("a", None, {"type": "string", "default": "Zoë"}))
+        == '+ a: {"default": "Zoë", "type": "string"}'
+    )
+    assert str(SchemaChange("a", "x" * 98, None)) == f'- a: "{"x" * 98}"'
+    assert str(SchemaChange("a", "x" * 99, None)) == f'- a: "{"x" * 96}...'
 
 
 def test_names_of_classes_and_words_are_not_part_of_the_contract() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 from collections.abc import AsyncIterator
 from typing import Any
@@ -146,10 +147,18 @@ def test_timers_that_no_message_is_left_for_have_one_each() -> None:
 
 
 def test_more_than_a_batch_holds_is_refused() -> None:
+    assert joint(pending(events=MAX_MESSAGES - 1)).count == MAX_MESSAGES
     with pytest.raises(UsageError, match="1000 or fewer"):
         joint(pending(events=MAX_MESSAGES))
     with pytest.raises(UsageError, match="1000 or fewer"):
         joint(pending(cancels=[{"Nats-Scheduler": f"timers.{number}"} for number in range(MAX_MESSAGES + 1)]))
+
+
+def test_a_deleted_entity_is_a_key_that_was_purged() -> None:
+    [gone] = dataclasses.replace(pending(), state=None).messages()
+    assert (gone.data, gone.headers["KV-Operation"]) == (b"", "PURGE")
+    [there] = pending().messages()
+    assert (there.data, "KV-Operation" in there.headers) == (b"{}", False)
 
 
 def joint(*parts: PendingChange) -> JointChange:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from jetspark import errors
 from jetspark.app import Catalogue, Decoded, Event, Timestamp, decode, derived_id, encode, event, upcast
-from jetspark.app.contracts.envelope import read_data, read_envelope, read_key
+from jetspark.app.contracts.envelope import read_data, read_envelope, read_event, read_key, whole_reader
 from jetspark.core import headers as header_block
 
 NOW = datetime.datetime(2026, 3, 31, 10, 15, 30, tzinfo=datetime.UTC)
@@ -254,6 +254,23 @@ def test_the_spellings_of_the_book_are_read(body: dict[str, Any]) -> None:
     assert decoded.time in (NOW, None)
 
 
+class Stamped(Event, type="stamped"):
+    id: str = ""
+    timestamp: str = ""
+    name: str
+
+
+def test_the_data_of_a_flat_envelope_is_what_the_envelope_does_not_use_itself() -> None:
+    body = {"id": "evt-1", "type": "stamped", "timestamp": "2026-03-31T10:15:30Z", "name": "x"}
+    assert read(body, None, Catalogue(Stamped)).event == Stamped(name="x")
+
+
+def test_a_cloudevent_with_data_in_base64_keeps_its_key() -> None:
+    tick = {**ENVELOPE, "type": "clock.tick", "schemaversion": 1, "data_base64": "e30="}
+    assert read({**tick, "subject": "wall"}).key == "wall"
+    assert read(tick).key is None
+
+
 def test_headers_stand_in_for_what_such_an_envelope_does_not_say() -> None:
     body = {"type": "order.paid", "schemaVersion": 3, "payload": DATA}
     decoded = read(body, {"Nats-Msg-Id": "evt-1", "correlation_id": "req-1"})
@@ -281,8 +298,17 @@ def test_a_body_that_is_no_json(body: bytes) -> None:
     assert "it begins with b'" in str(error)
 
 
-def test_binary_data_that_is_no_json() -> None:
-    assert type(_violation(b"hello", BINARY)) is errors.NotJson
+@pytest.mark.parametrize("body", [b"hello", b'{"order_id":"o-1","amount_cents":500,"more":"\xff"}'])
+@pytest.mark.parametrize("kind", ["order.paid", "order.lost"])
+def test_binary_data_that_is_no_json(body: bytes, kind: str) -> None:
+    assert type(_violation(body, {**BINARY, "ce-type": kind})) is errors.NotJson
+
+
+def test_a_version_in_binary_mode_is_a_number() -> None:
+    error = _violation(DATA, {**BINARY, "ce-schemaversion": "new"})
+    assert (type(error), error.field) == (errors.NotAnEnvelope, "schemaversion")
+    without = {name: value for name, value in BINARY.items() if name != "ce-schemaversion"}
+    assert read({"id": "o-1", "total_cents": 500}, without).version == 1
 
 
 @pytest.mark.parametrize(
@@ -319,6 +345,7 @@ def test_data_that_is_no_json_inside_of_an_envelope() -> None:
         ({**ENVELOPE, "id": ""}, "data", "required, and not there"),
         ({**ENVELOPE, "id": "", "data": DATA}, "id", "Expected str of length >= 1"),
         ({**ENVELOPE, "id": 7, "data": DATA}, "id", "Expected str, got int"),
+        ({**ENVELOPE, "specversion": "0.3", "data": DATA}, "specversion", "Invalid enum value '0.3'"),
         ({**ENVELOPE, "time": "yesterday", "data": DATA}, "time", "Invalid RFC3339"),
         ({**ENVELOPE, "time": "2026-03-31T10:15:30", "data": DATA}, "time", "timezone"),
         ({**ENVELOPE, "schemaversion": "new", "data": DATA}, "schemaversion", "got str"),
@@ -333,6 +360,12 @@ def test_a_body_that_is_no_envelope(body: object, field: str, rule: str) -> None
     assert error.field == field
     assert rule in error.rule
     assert error.kind == "structural"
+
+
+@pytest.mark.parametrize(("kind", "told"), [("order.paid", "order.paid"), (7, "")])
+def test_what_is_no_envelope_is_told_with_the_type_it_names(kind: object, told: str) -> None:
+    error = _violation({**ENVELOPE, "id": 7, "type": kind, "data": DATA})
+    assert (type(error), error.event_type) == (errors.NotAnEnvelope, told)
 
 
 def test_a_type_that_nobody_declared() -> None:
@@ -449,6 +482,24 @@ def test_unknown_fields_change_nothing(data: dict[str, Any], unknown: dict[str, 
             return type(error), error.field
 
     assert outcome({**data, **unknown}) == outcome(data)
+
+
+def check_whole(data: bytes, catalogue: Catalogue = CATALOGUE) -> bool:
+    """Whether a message can be read at once; if so, it has to be the event that is read step by step."""
+    try:
+        whole = whole_reader(catalogue)(data)
+    except Exception:
+        return False
+    envelope, _, step_by_step = read_event("a", data, None, catalogue)
+    assert (whole.data, whole.time, type(whole.data)) == (step_by_step, envelope.time, type(step_by_step))
+    return True
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.sampled_from([*ENVELOPE, "data", "payload", "eventId"]), JSON), st.dictionaries(NAMES, JSON))
+def test_whatever_is_read_at_once_is_what_is_read_step_by_step(body: dict[str, Any], fields: dict[str, Any]) -> None:
+    for extra in ({}, {"data": fields}, {"data": {"order_id": "o", "amount_cents": 1, **fields}}):
+        check_whole(json.dumps({**ENVELOPE, **body, **extra}).encode())
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -584,3 +635,50 @@ def test_what_an_event_class_raises_is_a_broken_rule() -> None:
     made = encode(Careful(number=6), id="e1", source="/test", time=now)
     with pytest.raises(errors.BrokenRule, match="event 'careful' version 1: RuntimeError: not seven"):
         decode(made.subject, made.data.replace(b":6}", b":7}"), made.headers, catalogue)
+
+
+def body_of(made: Any, **changes: Any) -> bytes:
+    _, data, _ = encode(made, id="e1", source="/test", time=NOW)
+    return json.dumps({**json.loads(data), **changes}).encode()
+
+
+def test_the_newest_version_of_a_type_is_read_at_once_and_nothing_else() -> None:
+    assert check_whole(body_of(PAID))
+    assert check_whole(body_of(Tick()))
+    assert check_whole(body_of(Tick(), schemaversion=None))  # which means 1
+    assert check_whole(body_of(Tick(), time=None, subject=None, unknown=1))
+    assert not check_whole(body_of(PAID, schemaversion=2, data={"order_id": "o", "total_cents": 1}))  # needs an upcast
+    assert not check_whole(body_of(PAID, schemaversion=None))
+    assert not check_whole(body_of(PAID, schemaversion=4))
+    assert not check_whole(body_of(PAID, type="order.unpaid"))
+    assert not check_whole(body_of(PAID, id=""))
+    assert not check_whole(body_of(PAID, specversion="0.3"))
+    assert not check_whole(body_of(PAID, time="2026-03-31T10:15:30"))  # without a zone
+    assert not check_whole(body_of(PAID, data={"order_id": "o", "amount_cents": -1}))
+    assert not check_whole(body_of(OrderShipped(order_id="o")))  # pydantic reads it
+    assert not check_whole(body_of(Tick()), Catalogue())
+    assert not check_whole(body_of(Tick()), Catalogue(OrderShipped))
+
+
+def test_of_a_name_that_is_twice_the_last_counts_however_it_is_read() -> None:
+    for once, twice, is_whole in (
+        (b'"type":"order.paid"', b'"type":"clock.tick","type":"order.paid"', False),
+        (b'"data":{', b'"data":{"order_id":"x","amount_cents":9},"data":{', True),
+        (b'"data":{', b'"data":7,"data":{', False),
+    ):
+        data = encode(PAID, id="e1", source="/test", time=NOW).data.replace(once, twice)
+        assert check_whole(data) is is_whole
+        assert read(data).event == PAID
+
+
+def test_two_classes_of_one_type_are_read_at_once_as_the_newest() -> None:
+    class First(Event, type="twice", version=1, subject="twice"):
+        number: int
+
+    class Second(Event, type="twice", version=2, subject="twice"):
+        number: int
+
+    catalogue = Catalogue(First, Second)
+    assert check_whole(body_of(Second(number=1)), catalogue)
+    assert not check_whole(body_of(First(number=1)), catalogue)
+    assert type(read_event("a", body_of(First(number=1)), None, catalogue)[2]) is First

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 import pytest
-from pydantic import AwareDatetime, BaseModel
+from pydantic import AwareDatetime, BaseModel, Field, PrivateAttr
 
 from jetspark.app import Catalogue, Event, Measure, Private, Timestamp, contract_of, event, upcast
 from jetspark.errors import ConfigError, InvalidEvent, InvalidSubject
@@ -85,6 +85,46 @@ def test_a_subclass_does_not_inherit_the_contract() -> None:
         contract_of(3)
 
 
+class Counted(Event, type="item.counted", key="number", subject="items.{number}.counted"):
+    number: int
+
+
+class Moved(Event, type="item.moved", key="{tenant}.{number}", subject="items.{number}.moved.{tenant}"):
+    tenant: str
+    number: int
+
+
+def test_a_key_is_text_whatever_type_its_field_has() -> None:
+    assert contract_of(Counted).key_of(Counted(number=7)) == "7"
+
+
+@pytest.mark.parametrize(
+    "event", [OrderPaid(order_id="o.1", amount_cents=5), Counted(number=7), Moved(tenant="a.b", number=7)]
+)
+def test_a_subject_tells_the_key_of_its_event(event: Any) -> None:
+    contract = contract_of(event)
+    key = contract.key_of(event)
+    assert key is not None
+    assert contract.key_in(contract.subject.format(event)) == key
+    assert contract.key_in("somewhere.else") is None
+
+
+def test_a_subject_without_all_of_the_key_tells_none() -> None:
+    class Shelved(Event, type="item.shelved", key="{tenant}.{number}", subject="items.{number}.shelved"):
+        tenant: str
+        number: int
+
+    class Weighed(Event, type="item.weighed", key="number"):
+        number: int
+
+    class Lost(Event, type="item.lost", subject="items.{number}.lost"):
+        number: int
+
+    assert contract_of(Shelved).key_in("items.7.shelved") is None
+    assert contract_of(Weighed).key_in("item.weighed") is None
+    assert contract_of(Lost).key_in("items.7.lost") is None
+
+
 def _define(keywords: dict[str, Any] | None = None, **fields: Any) -> type[Event]:
     namespace = {"__annotations__": fields, "__module__": __name__}
     defined: type[Event] = EVENT_META("Defined", (Event,), namespace, **{"type": "a.b", **(keywords or {})})
@@ -120,14 +160,30 @@ class Size(enum.Enum):
     SMALL = "small"
 
 
-@pytest.mark.parametrize("kind", [str, int, bool, uuid.UUID, datetime.date, Size, Literal["a", 1], str | int])
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+@pytest.mark.parametrize(
+    "kind", [str, int, bool, uuid.UUID, datetime.date, Size, Literal["a", 1], str | int, Name, Name | int]
+)
 def test_a_field_with_one_spelling_may_be_a_key(kind: Any) -> None:
     _define({"key": "name"}, name=kind)
 
 
-@pytest.mark.parametrize("kind", [float, bytes, list[str], str | None, Timestamp, Decimal, Literal[None]])
-def test_a_field_without_one_spelling_may_not_be_a_key(kind: Any) -> None:
-    with pytest.raises(ConfigError, match=r"Defined.name: key='\{name\}' uses it, so it needs a value"):
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        (float, "float"),
+        (bytes, "bytes"),
+        (list[str], "list"),
+        (str | None, "None"),
+        (Timestamp, "datetime"),
+        (Decimal, "Decimal"),
+        (Literal[None], "Literal"),
+    ],
+)
+def test_a_field_without_one_spelling_may_not_be_a_key(kind: Any, shown: str) -> None:
+    with pytest.raises(ConfigError, match=rf"Defined.name: key='\{{name\}}' uses it, so it needs .* and not {shown}$"):
         _define({"key": "name"}, name=kind)
 
 
@@ -255,7 +311,16 @@ def test_a_measure_may_have_any_name_and_money_may_be_exact() -> None:
     assert msgspec.json.schema(kind)["$defs"]["Defined"]["properties"]["total_weight"]["x-measure"] is True
 
 
-@pytest.mark.parametrize("kind", [datetime.datetime, datetime.datetime | None, list[datetime.datetime]])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        datetime.datetime,
+        datetime.datetime | None,
+        list[datetime.datetime],
+        Annotated[datetime.datetime, msgspec.Meta(description="when it was paid")],
+        Annotated[datetime.datetime, "a note"],
+    ],
+)
 def test_a_time_needs_its_zone(kind: Any) -> None:
     with pytest.raises(ConfigError, match=r"Defined.at: datetime without a time zone .* use at: Timestamp"):
         _define(None, at=kind)
@@ -287,6 +352,8 @@ class Later(msgspec.Struct):
 def test_a_class_that_is_defined_later_is_checked_at_the_first_use() -> None:
     with pytest.raises(ConfigError, match=r"Early.later.price: float"):
         contract_of(Early).decode(b"{}")
+    with pytest.raises(ConfigError, match=r"Early.later.price: float"):
+        contract_of(Early).convert({"later": {"price": 0.1}})
     with pytest.raises(ConfigError, match=r"Early.later.price: float"):
         Catalogue(Early).check()
 
@@ -410,6 +477,13 @@ def test_a_catalogue_knows_each_type_and_version_once() -> None:
     assert other not in catalogue
 
 
+def test_a_type_that_is_added_later_can_be_read() -> None:
+    catalogue = Catalogue(OrderPaid)
+    assert catalogue.versions("order.placed") == []
+    catalogue.add(Placed)
+    assert catalogue.versions("order.placed") == [1]
+
+
 def test_the_newest_class_that_upcasts_lead_to_is_read() -> None:
     old, new = _define({"version": 1}, name=str), _define({"version": 2}, name=str)
     catalogue = Catalogue(new, old)
@@ -443,6 +517,25 @@ def test_a_pydantic_model_with_a_value_that_is_not_allowed_is_not_written() -> N
     with pytest.raises(InvalidEvent) as caught:
         contract_of(OrderShipped).encode(OrderShipped.model_construct(order_id="o-1", parcels="many"))
     assert caught.value.field == "parcels"
+
+
+@event(type="order.returned")
+class OrderReturned(BaseModel):
+    order_id: str = Field(alias="orderId")
+    _seen_by: str = PrivateAttr("nobody")
+
+
+def test_a_pydantic_model_is_written_under_the_names_it_is_read_by() -> None:
+    contract = contract_of(OrderReturned)
+    assert contract.encode(OrderReturned(orderId="o-1")) == b'{"orderId":"o-1"}'
+
+
+def test_a_pydantic_model_with_a_value_outside_of_its_fields_is_not_written() -> None:
+    returned = OrderReturned(orderId="o-1")
+    returned._seen_by = "me"
+    with pytest.raises(InvalidEvent) as caught:
+        contract_of(OrderReturned).encode(returned)
+    assert (caught.value.field, caught.value.rule) == ("", f"{returned!r} would be read back as {returned!r}")
 
 
 def test_a_pydantic_model_keeps_the_same_rules() -> None:

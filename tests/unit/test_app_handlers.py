@@ -19,7 +19,7 @@ from jetspark.app.handlers.lanes import Lanes, WorkItem
 from jetspark.app.handlers.machine import Credit, HandlerLimits, HandlerMachine
 from jetspark.app.handlers.retry import Breaker, Bury, Finish, Reject, RetryPolicy, Skip, WaitHere
 from jetspark.app.handlers.settling import is_plain
-from jetspark.core.headers import Headers, decode, encode
+from jetspark.core.headers import Headers, decode, encode, restored
 from jetspark.errors import ProtocolError
 
 
@@ -572,6 +572,24 @@ def test_a_letter_is_read_as_it_was_written(changes: dict[str, Any]) -> None:
     assert DeadEvent.of(headers, b"{}") == letter
 
 
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [("Größe", "1"), ("Nats-Msg-Id", "x")],
+        [("a b", "1"), ("A", "2"), ("a b", "3")],
+        [("A", "1\r2"), ("B", "3\n4"), ("C", "\udcff")],
+        [("Jetspark-Dlq-Behind", "x"), ("jetspark-dlq-status", "closed"), ("Jetspark-Dlq-Headers", "A: b")],
+        [("Jetspark-Origin-Nats-TTL", "1s"), ("NATS-ttl", "2s")],
+    ],
+    ids=lambda pairs: pairs[0][0],
+)
+def test_a_letter_has_the_headers_of_its_event_whatever_they_are(pairs: list[tuple[str, str]]) -> None:
+    letter = letter_of(headers=restored(pairs))
+    headers = decode(encode(letter.to_headers()))
+    assert not any(name.lower().startswith("nats-") for name in headers)
+    assert DeadEvent.of(headers, b"{}") == letter
+
+
 def test_what_is_no_letter_is_told_so() -> None:
     with pytest.raises(ProtocolError, match="not a dead letter"):
         DeadEvent.of(Headers(), b"")
@@ -579,6 +597,11 @@ def test_what_is_no_letter_is_told_so() -> None:
     headers["Jetspark-Dlq-Status"] = "lost"
     with pytest.raises(ProtocolError, match="expected open, behind or closed"):
         DeadEvent.of(headers, b"")
+    for name, value in (("Behind", "x"), ("Attempts", "many"), ("Reason", "\\x"), ("Key", "\\")):
+        headers = letter_of().to_headers()
+        headers[f"Jetspark-Dlq-{name}"] = value
+        with pytest.raises(ProtocolError, match="not a dead letter"):
+            DeadEvent.of(headers, b"")
 
 
 def test_a_fingerprint_is_that_of_the_place_and_the_type() -> None:

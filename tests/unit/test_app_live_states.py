@@ -9,8 +9,8 @@ import pytest
 
 from jetspark.app import DELETE, Event
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.folding import KeyState
-from jetspark.app.projections.marks import FOREIGN, Mark
+from jetspark.app.projections.folding import KeyRows, KeyState
+from jetspark.app.projections.marks import FOREIGN, Mark, position_key
 from jetspark.app.projections.states import ENTRY_BYTES, CacheLimits, LiveStates, StateGone
 from jetspark.state.changes import NOTHING, Change, Current, Outcome
 
@@ -41,7 +41,7 @@ def states(keys: int = 1000, size: int = 1 << 20) -> LiveStates:
 
 def fold(cache: LiveStates, *rows: tuple[str, int, int], loaded: dict[str, Current] | None = None) -> None:
     """Rows of key, sequence and amount."""
-    given = [(key, sequence, Counted(name=key, by=by)) for key, sequence, by in rows]
+    given = KeyRows((key, sequence, Counted(name=key, by=by)) for key, sequence, by in rows)
     cache.add(cache.missing(given), loaded or {})
     cache.apply(given)
 
@@ -62,7 +62,7 @@ def test_the_cache_drops_what_was_used_longest_ago() -> None:
         store(cache, 10 * number + 2)
         cache.shrink()
         assert len(cache) <= 8
-    assert cache.missing([("often", 1, None), ("k19", 1, None), ("k0", 1, None)]) == ["k0"]
+    assert cache.missing(KeyRows([("often", 1, None), ("k19", 1, None), ("k0", 1, None)])) == ["k0"]
 
 
 def test_a_few_large_states_fill_the_cache_as_well() -> None:
@@ -80,7 +80,7 @@ def test_what_is_not_stored_or_parked_is_kept_whatever_the_limits() -> None:
     store(cache)
     fold(cache, ("dirty", 2, 1), ("too", 3, 1))
     cache.shrink()
-    assert cache.missing([("parked", 1, None), ("dirty", 1, None), ("too", 1, None)]) == []
+    assert cache.missing(KeyRows([("parked", 1, None), ("dirty", 1, None), ("too", 1, None)])) == []
     assert list(cache.parked) == ["parked"]
 
 
@@ -105,6 +105,44 @@ def test_a_key_in_conflict_is_folded_onto_what_the_bucket_has() -> None:
     assert (change.value, change.sequence, change.revision) == (b"1110", 8, 3)
     cache.settle([change], Outcome(0, ("a",), present={"a": Current(b"5", 9, 4, None, "1")}))
     assert not cache.is_dirty  # the other one is beyond
+
+
+def test_rows_of_a_key_in_conflict_are_found_in_every_piece_and_those_of_others_are_let_go() -> None:
+    cache = states()
+    for sequence in range(1, 10):
+        fold(cache, ("a", 10 * sequence, sequence), ("b", 10 * sequence + 1, 1))
+    changes = cache.take()
+    fold(cache, ("b", 200, 1), ("a", 201, 100))
+    cache.settle(changes, Outcome(1, ("a",), present={"a": Current(b"1000", 45, 3, None, "1")}, revisions={"b": 4}))
+    assert [(row[0], row[1]) for rows in cache._rows for row in rows if row[0] == "a"] == [
+        *(("a", 10 * sequence) for sequence in range(1, 10)),
+        ("a", 201),
+    ]
+    assert [row[1] for rows in cache._rows for row in rows if row[0] == "b"] == [200]
+    fold(cache, ("a", 202, 1000))
+    found = {change.key: change for change in cache.take()}
+    assert (found["a"].value, found["a"].sequence, found["a"].revision) == (b"2135", 202, 3)
+    assert (found["b"].value, found["b"].sequence, found["b"].revision) == (b"10", 200, 4)
+    # Others were first again: what is in hand is folded a second time, the events of both batches.
+    theirs = Current(b"1005", 50, 8, None, "1")
+    cache.settle(list(found.values()), Outcome(1, ("a",), present={"a": theirs}, revisions={"b": 9}))
+    [change] = store(cache)
+    assert (change.value, change.sequence, change.revision) == (b"2135", 202, 8)
+    assert (cache._rows, cache._sent_rows, cache.is_dirty) == ([], [], False)
+
+
+def test_a_position_in_conflict_is_none_of_the_keys() -> None:
+    cache = states()
+    fold(cache, ("a", 1, 1))
+    cache.settle(cache.take(), Outcome(1, (position_key(),), revisions={"a": 1}))
+    assert not cache.is_dirty
+
+
+def test_rows_that_change_nothing_are_let_go() -> None:
+    cache = states()
+    fold(cache, ("a", 1, 0))
+    assert cache.take() == []
+    assert (cache._rows, cache._sent_rows) == ([], [])
 
 
 def test_a_state_that_another_engine_has_made_larger_counts_for_what_it_is() -> None:
@@ -193,7 +231,8 @@ def test_what_waits_for_a_key_that_another_engine_has_parked_is_counted_and_let_
     changes = cache.take()
     cache.settle(changes, Outcome(0, ("a",), present={"a": Current(b"0", 0, 3, None, "1 parked 1 no")}))
     assert (cache.waiting, cache.is_dirty, list(cache.parked)) == (2, False, ["a"])
-    assert cache._keys["a"].rows == []
+    cache.look_again(["a"], {"a": Current(b"7", 0, 4, None, "1")})  # a repair: they are not folded onto it
+    assert (cache.take(), cache._keys["a"].state.value) == ([], b"7")
 
 
 def test_a_key_that_was_repaired_meanwhile_goes_on() -> None:
@@ -311,7 +350,7 @@ def test_what_was_used_last_is_kept() -> None:
     fold(cache, ("e", 6, 1))
     store(cache)
     cache.shrink()
-    assert cache.missing([(key, 9, None) for key in "abcde"]) == ["b", "c"]
+    assert cache.missing(KeyRows((key, 9, None) for key in "abcde")) == ["b", "c"]
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jetspark.app import App, Event, Timestamp, Window, encode
-from jetspark.app.projections.folding import KeyRow, Recorded, Router
+from jetspark.app.projections.folding import KeyRows, Recorded, Router
 from jetspark.errors import ConfigError
 
 NOON = datetime.datetime(2026, 3, 31, 12, tzinfo=datetime.UTC)
@@ -95,7 +95,7 @@ def test_every_way_of_routing_has_the_same_keys() -> None:
     router = Router(app.projections.values(), app.catalogue)
     sold = encode(Sold(shop="s.1"), id="1", source="/shops", time=NOON)
     message = Recorded(1, sold.subject, sold.data, sold.headers, us(NOON))
-    rows: list[KeyRow] = []
+    rows = KeyRows()
     assert router.sort([message], {"takings": rows}) == []
     assert [row.key for row in router.route(message).rows] == [key for key, _, _ in rows]
     assert [key for key, _, _ in rows] == ["s=2E1.20260331T113000Z", "s=2E1.20260331T120000Z"]

@@ -11,7 +11,7 @@ import pytest
 from jetspark.app import DELETE, App, Event, encode
 from jetspark.app.clock import utc_now
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.folding import KeyState, Recorded, Router, Routing
+from jetspark.app.projections.folding import KeyRows, KeyState, Recorded, Router, Routing
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked
 from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.kv import KVConfig
@@ -286,7 +286,7 @@ def test_a_router_sorts_many_messages_by_projection_and_tells_which_cannot_be_re
         encoded = encode(event, id=str(sequence), source="/bank", time=utc_now())
         messages.append(Recorded(sequence, encoded.subject, encoded.data, encoded.headers, 0))
     messages += [Recorded(7, "accounts.a.opened", b"{", None, 0), Recorded(8, "accounts.a.other", b"{", None, 0)]
-    rows: dict[str, list[Any]] = {"balances": [], "counts": []}
+    rows = {"balances": KeyRows(), "counts": KeyRows()}
     failed = router.sort(messages, rows)
     assert [(key, sequence) for key, sequence, _ in rows["balances"]] == [("a", 5), ("b", 5), ("c", 6), ("d", 6)]
     assert [(key, sequence) for key, sequence, _ in rows["counts"]] == [("a", 5)]

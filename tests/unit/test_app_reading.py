@@ -18,6 +18,7 @@ from jetspark.app.handlers.reading import HandlerReading
 from jetspark.errors import (
     BrokenRule,
     ContractViolation,
+    InvalidEvent,
     MissingField,
     NotAnEnvelope,
     NotJson,
@@ -145,3 +146,27 @@ def test_a_key_that_cannot_be_told_is_a_reason_not_to_handle_the_event() -> None
     assert (type(error), key) == (Reject, None)
     event, key = reading(Paid, key=lambda event: 1.5)(subject, data, None)
     assert (type(event), key) == (Decoded, "1.5")
+
+
+@pytest.mark.parametrize("key", ["é" * 500, "x" * 1000])
+def test_a_key_of_1000_bytes_can_be_kept_in_order(key: str) -> None:
+    good = encode(Unplaced(item=key), id="1", source="/", time=NOW)
+    assert reading(Unplaced)(good.subject, good.data, None)[1] == key
+
+
+@pytest.mark.parametrize(
+    ("key", "fault"),
+    [("x" * 1001, "1001 bytes: expected up to 1000"), ("é" * 501, "1002 bytes"), ("\ud800", "lone surrogate")],
+    ids=["long", "long in UTF-8", "half a character"],
+)
+def test_an_event_whose_key_can_be_in_no_subject_is_not_handled(key: str, fault: str) -> None:
+    if fault != "lone surrogate":
+        with pytest.raises(InvalidEvent, match=fault):
+            encode(Unplaced(item=key), id="1", source="/", time=NOW)
+    good = encode(Unplaced(item="i"), id="1", source="/", time=NOW)
+    error, found = reading(Unplaced, key=lambda event: key)(good.subject, good.data, None)
+    assert (type(error), found) == (Reject, None)
+    assert fault in str(error)
+    # Of a message that cannot be read there is more to say than that.
+    error, found = reading(Unplaced)("unplaced", b"junk", {"ce-subject": key.replace("\ud800", "\udcff")})
+    assert (type(error), found) == (NotJson, None)

@@ -88,6 +88,20 @@ def test_the_smallest_and_the_largest_example_are_events(kind: type) -> None:
     assert record_of(contract_of(kind), "/test").write() == record.write()
 
 
+class Shipped(Event, type="order.shipped", version=2):
+    town: Literal["Zürich"]
+
+
+def test_a_record_has_the_same_bytes_every_time() -> None:
+    record = record_of(contract_of(Shipped), "/test")
+    assert record.name == "order.shipped.2"
+    written = record.write().decode()
+    assert written.startswith('{\n  "examples": {\n    "largest": {\n      "correlationid": "00000000-')
+    assert '"data": {\n        "town": "Zürich"\n      },' in written
+    assert written.endswith('  "type": "order.shipped",\n  "version": 2\n}\n')
+    assert {each["time"] for each in record.examples.values()} == {"2026-03-15T10:15:30Z"}
+
+
 def test_the_smallest_has_no_optional_field_and_the_largest_has_all() -> None:
     made = samples(document(contract_of(Everything)), "Everything")
     assert sorted(set(made["largest"]) - set(made["smallest"])) == ["more", "note"]
@@ -162,6 +176,13 @@ def test_an_older_version_without_an_upcast_is_not_readable() -> None:
     assert "this version is not known; known are 2" in str(found[0])
 
 
+def test_upcasts_with_a_hole_are_an_error_before_anything_is_compared() -> None:
+    third = define(3, id=str)
+    upcast(third, from_version=1)(unchanged)
+    with pytest.raises(ConfigError, match="no upcast leads from version 2 to 3"):
+        check_records(Catalogue(third), {})
+
+
 def test_an_upcast_is_tried_on_the_examples() -> None:
     new = define(2, order_id=str, amount_cents=int)
     upcast(new, from_version=1)(lambda old: {"order_id": old["id"], "amount_cents": old["total_cents"]})
@@ -194,6 +215,20 @@ def test_all_of_history_is_checked_unless_the_mode_says_the_last_version() -> No
     assert check_records(catalogue, known, "NONE") == []
 
 
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_the_last_version_is_the_one_before_that_of_the_code(is_recorded: bool) -> None:
+    second, third = define(2, id=str), define(3, id=str)
+    known = records(FIRST, second, third) if is_recorded else records(FIRST, second)
+    found = [each for each in check_records(Catalogue(third), known, "BACKWARD") if each.is_breaking]
+    assert rules(found) == [(2, "backward", "not_readable", "")]
+
+
+@pytest.mark.parametrize("mode", ["BACKWARD", "BACKWARD_TRANSITIVE"])
+def test_a_version_that_is_newer_than_the_code_is_not_readable(mode: Any) -> None:
+    known = records(FIRST, define(2, id=str))
+    assert rules(check_records(Catalogue(FIRST), known, mode)) == [(2, "backward", "not_readable", "")]
+
+
 def test_forward_asks_whether_old_readers_can_read_new_data() -> None:
     second = define(2, id=str)
     upcast(second, from_version=1)(unchanged)
@@ -206,4 +241,7 @@ def test_forward_asks_whether_old_readers_can_read_new_data() -> None:
 def test_a_type_that_the_code_no_longer_knows_is_not_readable() -> None:
     found = check_records(Catalogue(), records(FIRST))
     assert rules(found) == [(1, "backward", "not_readable", "")]
+    assert found[0].version == 0
     assert str(found[0]).startswith("order.paid version 1 backward")
+    gone = records(FIRST, define(2, id=str))
+    assert rules(check_records(Catalogue(), gone, "BACKWARD")) == [(2, "backward", "not_readable", "")]

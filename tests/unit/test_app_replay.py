@@ -44,11 +44,14 @@ def head(first: int = 1, next: int = 101) -> Head:
         (ReplayRequest(from_seq=20, to_seq=30), 20, 30),
         (ReplayRequest(from_seq=20), 20, 100),
         (ReplayRequest(to_seq=500), 1, 100),
+        (ReplayRequest(from_seq=100), 100, 100),
+        (ReplayRequest(from_seq=20, to_seq=20), 20, 20),
     ],
 )
 def test_a_range_by_sequence_is_frozen_at_the_end_of_the_stream(request_: ReplayRequest, first: int, last: int) -> None:
     extent = extent_of(request_, head(), 1)
     assert (extent.first, extent.last) == (first, last)
+    assert not extent.is_empty
 
 
 def test_a_range_by_time_is_that_of_the_messages_at_its_ends() -> None:
@@ -107,6 +110,12 @@ def test_a_request_that_means_nothing_is_refused(fields: dict[str, Any], message
 def test_a_range_that_begins_behind_the_end_is_refused() -> None:
     with pytest.raises(ConfigError, match="ends at 100"):
         extent_of(ReplayRequest(from_seq=101), head(), 1)
+
+
+def test_the_keys_of_a_request_are_those_of_its_projection() -> None:
+    request = ReplayRequest(keys=("a b", 7)).of(spec())
+    assert request.keys == ("a b", "7")
+    assert request.bucket_keys(spec()) == {"a=20b", "7"}
 
 
 def test_requests_and_records_are_read_back_as_they_were_written() -> None:

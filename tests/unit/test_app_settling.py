@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from jetspark.app.handlers.settling import (
     Acknowledge,
     AttemptsRecord,
     CloseLetter,
+    DropApart,
     DropAttempts,
     DropParked,
     FindLetter,
@@ -109,6 +111,11 @@ def newly_parked(item: WorkItem) -> Script:
     return [(ReadParked(KEY), None), (WriteParked(KEY, item.sequence, 0, (item.sequence,)), True)]
 
 
+def confirmed(record: ParkedRecord) -> Script:
+    """The key still waits for an earlier event, and whoever lets it go on from now on sees the letter."""
+    return [(ReadParked(KEY), record), (WriteParked(KEY, record.head, record.revision, record.waiting), True)]
+
+
 def is_settled(machine: HandlerMachine, item: WorkItem) -> bool:
     return (machine.held, machine.running, machine.was_settled(item)) == (0, 0, True)
 
@@ -158,6 +165,24 @@ def test_a_short_wait_is_in_the_lane_with_the_attempt_written_down_and_then_forg
     assert machine.take(1.2) is item
     run(handle(machine, item), [*ran(item), (DropAttempts(item), None), (Acknowledge(item), None)])
     assert is_settled(machine, item)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_is_kept_apart_of_a_retry_goes_when_the_server_knows_that_it_is_done(is_known: bool) -> None:
+    machine = machine_of()
+    item = taken(machine, None, source="retry", attempts=1)
+    item.original = SimpleNamespace(apart=30)
+    end: Script = [(DropAttempts(item), None), (Acknowledge(item, surely=True), is_known)]
+    run(handle(machine, item), [*ran(item), *end, *([(DropApart(item), None)] if is_known else [])])
+    assert is_settled(machine, item)
+
+
+def test_what_is_kept_apart_of_a_letter_goes_with_it() -> None:
+    machine = machine_of()
+    item = taken(machine, None, source="redrive", redrives=1)
+    item.original = SimpleNamespace(apart=30)
+    found: Script = [(FindLetter(item), letter()), (FindRetry(item), False), (ReadClock(), 0.0)]
+    run(handle(machine, item), [*found, *ran(item), (CloseLetter(item, 7), True), (Acknowledge(item), None)])
 
 
 def test_a_long_wait_is_stored_after_its_key_is_parked_and_before_the_acknowledgement() -> None:
@@ -312,7 +337,7 @@ def test_an_event_without_a_record_has_been_begun_once_more_than_it_says() -> No
 def test_a_redelivery_that_is_owned_elsewhere_is_acknowledged_unrun(where: str) -> None:
     machine = machine_of()
     item = taken(machine, delivered=2)
-    found: Script = [(FindLetter(item), letter() if where == "letter" else None)]
+    found: Script = [(FindLetter(item), letter("closed") if where == "letter" else None)]
     if where == "retry":
         found.append((FindRetry(item), True))
     ended: Script = [(DropAttempts(item), None), (Acknowledge(item), None)]
@@ -321,41 +346,67 @@ def test_a_redelivery_that_is_owned_elsewhere_is_acknowledged_unrun(where: str) 
     assert item.is_checked
 
 
+def is_put_behind(item: WorkItem, confirming: Script) -> Script:
+    """An event that has a letter behind another comes again."""
+    ended: Script = [(DropAttempts(item), None), (Acknowledge(item), None)]
+    return [(FindLetter(item), letter("behind")), *confirming, *ended]
+
+
+def test_a_letter_that_was_put_behind_stays_there_while_its_key_waits() -> None:
+    machine = machine_of()
+    item = taken(machine, delivered=2)
+    # The record is written again as it is: who looked for letters before this one was there has to look again.
+    run(handle(machine, item), is_put_behind(item, confirmed(parked(3, 3))))
+    assert machine.parked == {KEY: 3}
+
+
 def test_a_letter_that_was_put_behind_is_handled_if_its_key_has_gone_on_meanwhile() -> None:
-    behind = letter("behind")
-
-    def ended(item: WorkItem) -> Script:
-        return [(DropAttempts(item), None), (Acknowledge(item), None)]
-
-    machine = machine_of()
-    item = taken(machine, delivered=2)
-    run(handle(machine, item), [(FindLetter(item), behind), (ReadParked(KEY), parked(3, 3)), *ended(item)])
-    assert machine.parked == {}
+    asked: Script = [(RequestRedrive(letter("behind")), None)]
     # Nobody has the key: it waits for this one, which is asked for.
-    item = taken(machine, sequence=6, delivered=2)
-    script: Script = [(FindLetter(item), behind), (ReadParked(KEY), None), (FindLetter(item), behind)]
-    wins: Script = [(WriteParked(KEY, 6, 0, (6,)), True), (RequestRedrive(behind), None)]
-    run(handle(machine, item), [*script, *wins, *ended(item)])
-    assert machine.parked == {KEY: 6}
-    # Somebody else was faster, and does it.
     machine = machine_of()
     item = taken(machine, delivered=2)
-    script = [(FindLetter(item), behind), (ReadParked(KEY), None), (FindLetter(item), behind)]
-    run(handle(machine, item), [*script, (WriteParked(KEY, SEQUENCE, 0, (SEQUENCE,)), False), *ended(item)])
-    assert machine.parked == {}
+    found = (FindLetter(item), letter("behind"))
+    taken_over: Script = [*newly_parked(item), found]
+    run(handle(machine, item), is_put_behind(item, [*taken_over, *asked]))
+    assert machine.parked == {KEY: SEQUENCE}
+    # Somebody else changes the record at the same moment: what to do is decided anew.
+    machine = machine_of()
+    item = taken(machine, delivered=2)
+    refused: Script = [(ReadParked(KEY), None), (WriteParked(KEY, SEQUENCE, 0, (SEQUENCE,)), False)]
+    run(handle(machine, item), is_put_behind(item, [*refused, *confirmed(parked(3, 3))]))
+    assert machine.parked == {KEY: 3}
+    # The key waits for a later event by now: this one comes first.
+    machine = machine_of()
+    item = taken(machine, delivered=2)
+    earlier: Script = [
+        (ReadParked(KEY), parked(9, 3, 9, 12)),
+        (WriteParked(KEY, SEQUENCE, 4, (SEQUENCE, 9, 12)), True),
+        (FindLetter(item), letter("behind")),
+    ]
+    run(handle(machine, item), is_put_behind(item, [*earlier, *asked]))
+    assert machine.parked == {KEY: SEQUENCE}
     # The key waits for this very one, and the request may not have been stored.
-    item = taken(machine, sequence=7, delivered=2)
-    script = [(FindLetter(item), behind), (ReadParked(KEY), parked(7)), (FindLetter(item), behind)]
-    run(handle(machine, item), [*script, (RequestRedrive(behind), None), *ended(item)])
-    assert machine.parked == {KEY: 7}
-
-
-@pytest.mark.parametrize("now", [None, letter("open"), letter("closed")])
-def test_a_letter_that_is_not_behind_any_more_needs_nothing(now: LetterRef | None) -> None:
     machine = machine_of()
     item = taken(machine, delivered=2)
-    script: Script = [(FindLetter(item), letter("behind")), (ReadParked(KEY), None), (FindLetter(item), now)]
-    run(handle(machine, item), [*script, (DropAttempts(item), None), (Acknowledge(item), None)])
+    itself: Script = [*confirmed(parked(SEQUENCE, SEQUENCE)), (FindLetter(item), letter("behind"))]
+    run(handle(machine, item), is_put_behind(item, [*itself, *asked]))
+    assert machine.parked == {KEY: SEQUENCE}
+
+
+def test_a_key_waits_for_a_letter_that_is_open_and_asks_for_nothing() -> None:
+    machine = machine_of()
+    item = taken(machine, delivered=2)
+    run(handle(machine, item), is_put_behind(item, [*newly_parked(item), (FindLetter(item), letter())]))
+    assert machine.parked == {KEY: SEQUENCE}
+
+
+@pytest.mark.parametrize("now", [None, letter("closed")])
+def test_a_key_does_not_wait_for_a_letter_that_is_gone(now: LetterRef | None) -> None:
+    machine = machine_of()
+    item = taken(machine, delivered=2)
+    script: Script = [*newly_parked(item), (FindLetter(item), now), (ReadParked(KEY), parked(5, 5))]
+    script += [(NextLetter(KEY), None), (DropParked(KEY, 4), True)]
+    run(handle(machine, item), is_put_behind(item, script))
     assert machine.parked == {}
 
 
@@ -499,8 +550,8 @@ def test_an_event_behind_its_key_is_a_letter_and_not_run() -> None:
     machine = machine_of()
     machine.park(KEY, 3)
     item = taken(machine)
-    script: Script = [(WriteLetter(item, None, 3, 0), True), (ReadParked(KEY), parked(3, 3)), (Acknowledge(item), None)]
-    run(handle(machine, item), script)
+    written = (WriteLetter(item, None, 3, 0), True)
+    run(handle(machine, item), [written, *confirmed(parked(3, 3)), (Acknowledge(item), None)])
     assert is_settled(machine, item)
 
 
@@ -509,13 +560,14 @@ def test_an_event_behind_its_key_that_was_delivered_before_is_looked_up_first() 
     machine.park(KEY, 3)
     item = taken(machine, delivered=2)
     found: Script = [(FindLetter(item), None), (FindRetry(item), False), (ReadParked(KEY), parked(3, 3))]
-    written: Script = [(WriteLetter(item, None, 3, 0), True), (ReadParked(KEY), parked(3, 3))]
+    written: Script = [(WriteLetter(item, None, 3, 0), True), *confirmed(parked(3, 3))]
     run(handle(machine, item), [*found, *written, (Acknowledge(item), None)])
     item = taken(machine, sequence=6, delivered=2)
-    run(handle(machine, item), [(FindLetter(item), letter()), (Acknowledge(item), None)])
-    item = taken(machine, sequence=7, delivered=2)
-    behind: Script = [(FindLetter(item), letter("behind")), (ReadParked(KEY), parked(3))]
-    run(handle(machine, item), [*behind, (Acknowledge(item), None)])
+    run(handle(machine, item), [(FindLetter(item), letter("closed")), (Acknowledge(item), None)])
+    for sequence, status in ((7, "behind"), (8, "open")):
+        item = taken(machine, sequence=sequence, delivered=2)
+        found = [(FindLetter(item), LetterRef(sequence, 7, status, 0)), *confirmed(parked(3))]  # type: ignore[arg-type]
+        run(handle(machine, item), [*found, (Acknowledge(item), None)])
 
 
 @pytest.mark.parametrize("head", [None, SEQUENCE, 9])
@@ -538,7 +590,7 @@ def test_a_redrive_behind_its_key_counts_the_request_in_its_letter() -> None:
     item = taken(machine, source="redrive", redrives=2)
     assert item.is_behind
     script: Script = [(ReadParked(KEY), parked(3, 3)), (FindLetter(item), letter(redrives=1))]
-    script += [(WriteLetter(item, None, 3, 7), True), (ReadParked(KEY), parked(3, 3)), (Acknowledge(item), None)]
+    script += [(WriteLetter(item, None, 3, 7), True), *confirmed(parked(3, 3)), (Acknowledge(item), None)]
     run(handle(machine, item), script)
     assert machine.parked == {KEY: 3}
 
@@ -569,18 +621,31 @@ def test_a_redrive_whose_turn_it_is_begins_although_this_worker_had_not_heard_of
 # ---- parking ---------------------------------------------------------------------------------------------------------
 
 
-def bury(item: WorkItem, asked: Script, error: Exception) -> Script:
+def bury(item: WorkItem, asked: Script, error: Exception, confirming: Script | None = None) -> Script:
     written = (WriteLetter(item, cause_of(error, is_transient=False), None, 0), True)
-    return [(ReadClock(), 1.0), *asked, written, (Acknowledge(item), None)]
+    return [(ReadClock(), 1.0), *asked, written, *(confirming or []), (Acknowledge(item), None)]
 
 
-@pytest.mark.parametrize("head", [3, SEQUENCE])
-def test_a_key_that_is_parked_for_an_earlier_event_stays_so(head: int) -> None:
+def test_a_key_that_is_parked_for_this_event_stays_so() -> None:
     machine = machine_of()
     item = taken(machine)
     error = Reject("no")
-    run(conclude(machine, item, error), bury(item, [(ReadParked(KEY), parked(head, head))], error))
-    assert machine.parked == {KEY: head}
+    run(conclude(machine, item, error), bury(item, [(ReadParked(KEY), parked(SEQUENCE, SEQUENCE))], error))
+    assert machine.parked == {KEY: SEQUENCE}
+
+
+def test_a_key_that_is_parked_for_an_earlier_event_stays_so_or_waits_for_this_one() -> None:
+    machine = machine_of()
+    item = taken(machine)
+    error, earlier = Reject("no"), parked(3, 3)
+    run(conclude(machine, item, error), bury(item, [(ReadParked(KEY), earlier)], error, confirmed(earlier)))
+    assert machine.parked == {KEY: 3}
+    # Somebody lets the key go on before the letter is there, and so without it.
+    machine = machine_of()
+    item = taken(machine)
+    gone_on: Script = [*newly_parked(item), (FindLetter(item), letter())]
+    run(conclude(machine, item, error), bury(item, [(ReadParked(KEY), earlier)], error, gone_on))
+    assert machine.parked == {KEY: SEQUENCE}
 
 
 def test_a_key_that_is_parked_for_a_later_event_waits_for_the_earlier_first_and_keeps_what_is_to_come() -> None:
@@ -701,7 +766,8 @@ def test_a_redrive_that_nobody_delivers_again_replaces_its_letter() -> None:
 def test_an_event_that_nobody_delivers_again_and_that_is_owned_elsewhere_gets_none() -> None:
     machine = machine_of()
     item = WorkItem(KEY, SEQUENCE, delivered=5)
-    run(bury_lost(machine, item, CAUSE), [(FindLetter(item), letter())])
+    run(bury_lost(machine, item, CAUSE), [(FindLetter(item), letter("closed"))])
+    run(bury_lost(machine, item, CAUSE), [(FindLetter(item), letter()), *confirmed(parked(3, 3))])
     item = WorkItem(KEY, SEQUENCE, source="redrive", redrives=1)
     run(bury_lost(machine, item, CAUSE), [(FindLetter(item), None), (ReadParked(KEY), None)])
 

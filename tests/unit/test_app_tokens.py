@@ -104,6 +104,12 @@ def test_a_template_makes_subjects_and_reads_them_back() -> None:
     assert repr(template) == "Template('orders.{order_id}.paid')"
 
 
+def test_a_field_need_not_be_text() -> None:
+    at = SimpleNamespace(day=datetime.date(2026, 3, 31), size=Size.SMALL, number=7)
+    assert Template("days.{day}").format(at) == "days.2026-03-31"
+    assert Template("{size}.{number}").format(at) == "small.7"
+
+
 def test_a_template_makes_keys_of_values() -> None:
     key = Template("{tenant}.session.{id}")
     assert key.fill(tenant="acme", id="a:b") == "acme.session.a=3Ab"

@@ -24,7 +24,7 @@ from jetspark.app.topology.declared import (
 )
 from jetspark.app.topology.lints import lint_apps
 from jetspark.errors import ConfigError
-from jetspark.jetstream.config import ConsumerConfig, StreamConfig
+from jetspark.jetstream.config import ConsumerConfig, External, StreamConfig, StreamSource, SubjectTransform
 from jetspark.jetstream.kv import KVConfig
 
 # Classes that are made, not written: their metaclass, whose keywords mypy does not know.
@@ -210,6 +210,9 @@ def test_where_the_app_says_nothing_of_replicas_the_servers_stream_counts() -> N
         "billing_handlers": 3,
     }
     assert inherit_replicas(app.topology(), Found()) == app.topology()
+    alone, two = (Found(streams={"ORDERS": dataclasses.replace(STREAM, replicas=count)}) for count in (1, 2))
+    assert {each.replicas for each in inherit_replicas(app.topology(), alone).streams} == {None}
+    assert {each.replicas for each in inherit_replicas(app.topology(), two).streams} == {2}
     own = declared()
     assert inherit_replicas(own.topology(), found).streams[0].replicas is None  # the stream itself is as it is
 
@@ -292,6 +295,9 @@ CONSUMER = ConsumerConfig(
 )
 
 
+PARTITIONS = SubjectTransform(source="orders.*", destination="orders.{{partition(4,1)}}")
+
+
 def differ(found: StreamConfig | None, others: dict[str, list[str]] | None = None, **changes: Any) -> TopologyPlan:
     wanted = dataclasses.replace(STREAM, **changes)
     return plan_changes(
@@ -330,6 +336,7 @@ def test_what_is_missing_is_made() -> None:
         ({"max_age_s": 60}, "destructive"),
         ({"max_age_s": 0}, "safe"),
         ({"max_bytes": 100}, "destructive"),
+        ({"max_messages": 1}, "destructive"),
         ({"replicas": 5}, "safe"),
         ({"replicas": 1}, "destructive"),
         ({"storage": "memory"}, "impossible"),
@@ -345,6 +352,9 @@ def test_what_is_missing_is_made() -> None:
         ({"compression": "s2"}, "safe"),
         ({"allow_message_schedules": True}, "safe"),
         ({"sealed": True}, "destructive"),
+        ({"sources": [StreamSource(name="ORDERS")]}, "safe"),
+        ({"sources": [StreamSource(name="ORDERS", subject_transforms=[PARTITIONS])]}, "impossible"),
+        ({"subject_transform": PARTITIONS}, "safe"),
     ],
 )
 def test_a_change_of_a_stream_is_safe_destructive_or_impossible(changes: dict[str, Any], safety: str) -> None:
@@ -367,10 +377,52 @@ def test_a_change_of_a_stream_is_safe_destructive_or_impossible(changes: dict[st
         {"compression": "none"},
         {"subjects": ["orders.>"]},
         {"max_age_s": 3600.0},
+        {"max_messages": 0},
+        {"max_messages": -1},
+        {"sources": []},
     ],
 )
 def test_what_only_looks_different_needs_nothing(changes: dict[str, Any]) -> None:
     assert differ(STREAM, **changes).is_empty
+
+
+def test_the_order_of_subjects_makes_no_difference() -> None:
+    assert differ(dataclasses.replace(STREAM, subjects=["b", "a"]), subjects=["a", "b"]).is_empty
+
+
+@pytest.mark.parametrize(("found", "changed"), [((1, 5), []), ([5, 1], ["backoff_s"]), (None, ["backoff_s"])])
+def test_the_order_of_pauses_makes_a_difference(found: Any, changed: list[str]) -> None:
+    place = ConsumerPlace("ORDERS", dataclasses.replace(CONSUMER, max_deliver=5, backoff_s=[1, 5]))
+    existing = dataclasses.replace(place.config, backoff_s=found)
+    steps = plan_changes(
+        Topology(app="orders", consumers=[place]),
+        Found(streams={"ORDERS": STREAM}, consumers={("ORDERS", "billing"): existing}),
+    ).steps
+    assert [change.name for step in steps for change in step.changes] == changed
+
+
+@pytest.mark.parametrize("source", [StreamSource(name="SHOP"), StreamSource(name="TILL")])
+def test_a_source_that_nobody_made_is_a_conflict(source: StreamSource) -> None:
+    [step] = differ(STREAM, sources=[source]).refused(allow=True)
+    assert f"there is no stream {source.name} to copy from; apply the app that declares it first" in str(step)
+    elsewhere = dataclasses.replace(source, external=External(api_prefix="$JS.shop.API"))
+    assert differ(STREAM, sources=[elsewhere]).refused(allow=True) == []
+
+
+def test_what_a_handler_would_read_from_the_beginning_again_is_a_conflict() -> None:
+    topology = Topology(app="orders", streams=[STREAM], consumers=[ConsumerPlace("ORDERS", CONSUMER)])
+    former = {"ORDERS": "consumer a of A", "billing of ORDERS": "stream B"}
+    steps = plan_changes(topology, Found(former=former)).refused(allow=True)
+    assert [str(step) for step in steps] == [
+        f"! {name}: until now the handler read {before}: it would handle every event of the stream again. Give it "
+        "another durable, or delete what it read once that is wanted"
+        for name, before in (
+            ("stream ORDERS", "consumer a of A"),
+            ("consumer billing of ORDERS", "stream B"),
+        )
+    ]
+    there = Found(streams={"ORDERS": STREAM}, consumers={("ORDERS", "billing"): CONSUMER}, former=former)
+    assert plan_changes(topology, there).is_empty
 
 
 def test_a_subject_of_another_stream_is_a_conflict() -> None:
@@ -391,6 +443,7 @@ def test_what_belongs_to_another_app_is_a_conflict() -> None:
         ({"filter_subjects": ["orders.*.paid", "orders.*.placed", "orders.*.lost"]}, "safe"),
         ({"filter_subjects": ["orders.*.paid"]}, "destructive"),
         ({"ack_wait_s": 60}, "safe"),
+        ({"ack_wait_s": 10}, "safe"),
         ({"deliver_policy": "new"}, "impossible"),
         ({"ack_policy": "none"}, "impossible"),
         ({"max_deliver": 5}, "destructive"),
@@ -477,6 +530,9 @@ def test_a_bucket_is_compared_by_what_is_said_of_it() -> None:
     state = KVConfig(bucket="state", history=5, ttl_s=60)
     assert plan(state, state) == ()
     assert plan(KVConfig(bucket="state"), state) == ()
+    # As a client of another language makes them.
+    old = dataclasses.replace(state.to_stream(), allow_direct=False, discard="old", duplicate_window_s=120)
+    assert plan_changes(Topology(app="orders", buckets=[state]), Found(streams={"KV_state": old})).is_empty
     [step] = plan(KVConfig(bucket="state", history=1), state)
     assert (step.kind, step.safety, step.changes[0].name) == ("bucket", "destructive", "max_messages_per_subject")
     [step] = plan(KVConfig(bucket="other"), state)

@@ -68,6 +68,18 @@ async def test_who_is_cancelled_when_it_is_passed_on_passes_it_on() -> None:
     assert (second.cancelled(), third.done()) == (True, True)
 
 
+async def test_who_is_cancelled_while_it_waits_leaves_nothing_behind() -> None:
+    places = DecidingPlaces(1)
+    assert places.try_take()
+    waiting = asyncio.create_task(places.take())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting], timeout=60)
+    assert not places._waiting
+    places.give_back()
+    assert places.try_take()
+
+
 async def test_those_who_wait_are_served_in_the_order_of_asking() -> None:
     places, order = DecidingPlaces(1), list[int]()
     assert places.try_take()

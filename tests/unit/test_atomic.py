@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import pytest
+from support.interrupts import Interrupt, count_places
 
 from jetspark.core.connection import Connection
 from jetspark.core.message import CoreMessage
@@ -145,6 +146,8 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         Bench(ack_every=0)
     with pytest.raises(ConfigError, match="timeout=0"):
         Bench(timeout_s=0)
+    with pytest.raises(ConfigError, match="ack_first=1"):
+        Bench(ack_first=1)
 
 
 # ---- adding ----------------------------------------------------------------------------------------------------------
@@ -204,6 +207,14 @@ def test_a_pack_ends_where_an_acknowledgement_is_wanted_or_a_write_is_full() -> 
     assert (len(pack.frames), pack.is_last) == (7, False)
 
 
+def test_a_commit_after_a_pack_goes_to_the_last_subject_in_it() -> None:
+    bench = Bench()
+    bench.batch.send(bench.batch.pack(iter([("a", b""), ("b", b""), ("a", b"")])))
+    bench.batch.send(bench.batch.pack(iter([])))
+    bench.run(bench.batch.commit(), acked(3))
+    assert bench.asked[-1].subject == "a"
+
+
 def test_a_pack_of_empty_messages_has_an_end_too() -> None:
     bench = Bench()
     pack = bench.batch.pack(itertools.repeat(("a", b"")))
@@ -235,11 +246,45 @@ def test_what_is_wrong_in_the_middle_of_many_leaves_those_before_it() -> None:
     assert bench.batch.sequence == 3
 
 
-def test_a_batch_shows_what_was_added() -> None:
-    class Batch(AtomicBatchBase):
-        def __init__(self, machine: AtomicMachine) -> None:
-            self._machine = machine
+@pytest.mark.parametrize("data", ["text", None, 5])
+def test_what_is_no_data_is_refused_in_the_middle_of_many(data: Any) -> None:
+    bench = Bench()
+    pack = bench.batch.pack(iter([("a", b"1"), ("a", data)]))
+    assert isinstance(pack.error, ConfigError)
+    assert len(pack.frames) == 1
 
+
+def test_a_pack_is_not_sent_while_the_batch_waits_or_when_it_is_over() -> None:
+    bench = Bench()
+    pack = bench.batch.pack(iter([("a", b"1")]))
+    waiting = bench.batch.ask("a", b"")
+    next(waiting)
+    with pytest.raises(UsageError, match="waits for an answer"):
+        bench.batch.send(pack)
+    waiting.close()
+    bench = Bench()
+    pack = bench.batch.pack(iter([("a", b"1")]))
+    bench.run(bench.batch.discard())
+    with pytest.raises(UsageError, match="it was discarded"):
+        bench.batch.send(pack)
+    assert bench.sent() == []
+
+
+class Batch(AtomicBatchBase):
+    def __init__(self, machine: AtomicMachine) -> None:
+        self._machine = machine
+
+
+def test_a_batch_shows_its_acknowledgement_once_it_is_stored() -> None:
+    bench = Bench()
+    bench.batch.add("a", b"")
+    with pytest.raises(UsageError, match="no acknowledgement: its outcome is 'open'"):
+        _ = Batch(bench.batch).ack
+    bench.run(bench.batch.commit(), acked(1, sequence=7))
+    assert (Batch(bench.batch).ack.sequence, Batch(bench.batch).outcome) == (7, "stored")
+
+
+def test_a_batch_shows_what_was_added() -> None:
     bench = Bench()
     bench.batch.add("a", b"")
     bench.batch.add("a", b"")
@@ -298,6 +343,10 @@ def test_a_full_buffer_takes_nothing_and_uses_no_number() -> None:
             {"expect": Expect(last_subject_sequence=3, last_subject_sequence_subject="a.>")},
             "'a.>': this batch has written 'a.b'",
         ),
+        (
+            {"expect": Expect(last_subject_sequence=3, last_subject_sequence_subject="a.*")},
+            r"'a.\*': this batch has written 'a.b'",
+        ),
         ({"headers": {"Nats-Expected-Last-Subject-Sequence": "1"}}, "'a.b': this batch has written"),
         ({"msg_id": "m1"}, "msg_id='m1': another message of this batch has it"),
         ({"headers": {"Nats-Msg-Id": "m1"}}, "msg_id='m1'"),
@@ -311,6 +360,13 @@ def test_what_the_server_would_refuse_at_the_commit_is_refused_at_once(given: di
     with pytest.raises(ConfigError, match=complaint):
         bench.run(bench.batch.commit("a.b", b"", options(**given)))
     assert (bench.batch.sequence, bench.batch.outcome) == (1, "open")
+
+
+def test_headers_may_be_pairs() -> None:
+    bench = Bench()
+    bench.batch.add("a", b"", [("Nats-Msg-Id", "m1")])
+    with pytest.raises(ConfigError, match="msg_id='m1': another message"):
+        bench.batch.add("a", b"", [("Nats-Msg-Id", "m1")])
 
 
 def test_the_dangerous_header_is_refused_as_everywhere() -> None:
@@ -336,6 +392,38 @@ def test_a_server_without_batches_is_not_sent_any() -> None:
     with pytest.raises(FeatureUnavailable):
         bench.batch.pack(iter([]))
     assert (bench.sent(), bench.asked) == ([], [])
+
+
+def behind_a_domain(level: int, **more: Any) -> tuple[Bench, dict[str, Any]]:
+    """A batch on a server whose level has to be asked for, and its answer."""
+    bench = Bench(**more)
+    api = Api("$JS.hub.API", bench.connection)
+    bench.batch = AtomicMachine(bench.connection, api, "id", ack_first=True, timeout_s=5.0, jitter=lambda: 0.5)
+    return bench, {"api": {"level": level}}
+
+
+def test_a_server_behind_another_is_asked_for_its_level_once_before_the_first_message() -> None:
+    bench, level = behind_a_domain(4)
+    bench.run(bench.batch.ask("a", b"1"), level, OK)
+    bench.run(bench.batch.ask("a", b"2"), OK)
+    bench.run(bench.batch.commit(), acked(2))
+    assert [each.subject for each in bench.asked] == ["$JS.hub.API.INFO", "a", "a", "a"]
+
+
+def test_a_server_behind_another_that_knows_no_batches_is_not_sent_any() -> None:
+    bench, level = behind_a_domain(1)
+    with pytest.raises(FeatureUnavailable, match="atomic_batch"):
+        bench.run(bench.batch.ask("a", b"1"), level)
+    assert [each.subject for each in bench.asked] == ["$JS.hub.API.INFO"]
+
+
+def test_a_server_behind_another_that_is_older_gets_each_message_when_the_next_one_is_added() -> None:
+    bench, level = behind_a_domain(3)
+    bench.run(bench.batch.ask("a", b"1"), level)
+    assert (bench.batch.added, bench.batch.wants_ack) == (1, True)
+    bench.run(bench.batch.commit(), acked(1))
+    assert [each.subject for each in bench.asked] == ["$JS.hub.API.INFO", "a"]
+    assert headers_of(bench.asked[-1])["Nats-Batch-Commit"] == "1"
 
 
 # ---- answers to a message --------------------------------------------------------------------------------------------
@@ -405,15 +493,40 @@ def test_a_stream_that_stores_at_once_is_not_taken_for_a_batch() -> None:
     assert bench.batch.outcome == "unknown"
 
 
-def test_waiting_calls_do_not_overlap() -> None:
+def waits_for_the_level() -> tuple[Bench, Operation[Any]]:
+    bench, _ = behind_a_domain(5)
+    return bench, bench.batch.ask("a", b"")
+
+
+def waits_for_an_acknowledgement() -> tuple[Bench, Operation[Any]]:
     bench = Bench()
-    waiting = bench.batch.ask("a", b"")
+    return bench, bench.batch.ask("a", b"")
+
+
+def waits_to_send_what_was_held_back() -> tuple[Bench, Operation[Any]]:
+    bench = Bench(api_level=3)
+    bench.run(bench.batch.ask("a", b""))
+    return bench, bench.batch.ask("a", b"")
+
+
+def waits_for_the_commit() -> tuple[Bench, Operation[Any]]:
+    bench = Bench()
+    return bench, bench.batch.commit("a", b"")
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [waits_for_the_level, waits_for_an_acknowledgement, waits_to_send_what_was_held_back, waits_for_the_commit],
+)
+def test_waiting_calls_do_not_overlap(begin: Callable[[], tuple[Bench, Operation[Any]]]) -> None:
+    bench, waiting = begin()
     next(waiting)
     for call in (
         lambda: bench.batch.add("a", b""),
         lambda: bench.run(bench.batch.ask("a", b"")),
         lambda: bench.run(bench.batch.commit()),
         lambda: bench.run(bench.batch.discard()),
+        lambda: bench.run(bench.batch.resolve(1.0)),
         lambda: bench.batch.pack(iter([])),
     ):
         with pytest.raises(UsageError, match="waits for an answer"):
@@ -557,6 +670,28 @@ def test_what_is_held_back_is_never_sent_when_the_batch_is_given_up() -> None:
     assert (bench.batch.outcome, bench.batch.sequence) == ("unknown", 1)
 
 
+def test_a_commit_that_was_not_accepted_leaves_no_mark_on_the_message_that_is_held_back() -> None:
+    bench = Bench(api_level=3)
+    bench.run(bench.batch.ask("a", b"1"))
+    with pytest.raises(BufferFull):
+        bench.run(bench.batch.commit(), BufferFull(1, 1))
+    bench.asked.clear()
+    bench.run(bench.batch.ask("b", b"2"))
+    bench.run(bench.batch.commit(), acked(2))
+    assert [headers_of(request).get("Nats-Batch-Commit") for request in bench.asked] == [None, "1"]
+
+
+def test_an_older_server_is_asked_on_the_last_subject_what_became_of_a_commit() -> None:
+    bench = Bench(api_level=3)
+    for subject in ("a.1", "a.2", "a.1"):
+        bench.run(bench.batch.ask(subject, b""))
+    with pytest.raises(BatchInDoubt):
+        bench.run(bench.batch.commit(), RequestTimeout("x", 1))
+    bench.asked.clear()
+    assert bench.run(bench.batch.resolve(5.0), INCOMPLETE) == "not stored"
+    assert bench.asked[0].subject == "a.1"
+
+
 def test_there_is_no_committing_nothing() -> None:
     bench = Bench()
     with pytest.raises(UsageError, match="no messages"):
@@ -639,6 +774,8 @@ def test_leaving_commits_what_is_open() -> None:
     empty = Bench()
     empty.run(empty.batch.leave(failed=False))
     assert (empty.batch.outcome, empty.batch.ack, empty.asked) == ("not stored", None, [])
+    with pytest.raises(UsageError, match="it had no messages"):
+        empty.batch.add("a", b"")
 
 
 def test_leaving_by_an_exception_discards() -> None:
@@ -647,6 +784,8 @@ def test_leaving_by_an_exception_discards() -> None:
     bench.run(bench.batch.leave(failed=True))
     assert bench.batch.outcome == "not stored"
     assert headers_of(bench.asked[0])["Nats-Batch-Commit"] == "discard"
+    with pytest.raises(UsageError, match="its block was left by an exception"):
+        bench.batch.add("a", b"")
     empty = Bench()
     empty.run(empty.batch.leave(failed=True))
     assert empty.asked == []
@@ -687,6 +826,35 @@ def test_a_batch_that_could_not_be_handed_over_is_not_stored_and_takes_no_more()
     assert bench.batch.outcome == "not stored"
     with pytest.raises(UsageError):
         bench.batch.add("a", b"")
+
+
+def test_giving_up_too_late_changes_no_outcome() -> None:
+    bench = Bench()
+    waiting = bench.batch.ask("a", b"")
+    next(waiting)
+    bench.batch.give_up(3.0)
+    assert bench.batch.outcome == "open"
+    waiting.close()
+    for answer, outcome in ((acked(1), "stored"), (RequestTimeout("x", 1), "unknown")):
+        bench = Bench()
+        with contextlib.suppress(BatchInDoubt):
+            bench.run(bench.batch.commit("a", b""), answer)
+        bench.batch.give_up(3.0)
+        assert bench.batch.outcome == outcome
+
+
+def test_a_message_that_was_counted_can_be_discarded_wherever_adding_it_was_interrupted() -> None:
+    def add(bench: Bench) -> None:
+        bench.batch.add("a.1", b"")
+
+    for number in range(count_places(lambda: add(Bench()), at="any")):
+        bench = Bench()
+        with contextlib.suppress(KeyboardInterrupt), Interrupt(number, at="any"):
+            add(bench)
+        counted = bench.batch.sequence
+        bench.run(bench.batch.leave(failed=True))
+        assert {request.subject for request in bench.asked} <= {"a.1"}
+        assert len(bench.asked) >= counted
 
 
 @pytest.mark.parametrize("answer", [acked(2, batch="another"), acked(1)], ids=["batch", "size"])
@@ -757,6 +925,8 @@ def test_a_batch_that_still_waited_for_its_commit_is_not_stored() -> None:
         "Nats-Expected-Last-Sequence": "9223372036854775807",
     }
     assert (bench.batch.outcome, bench.batch.ack) == ("not stored", None)
+    bench.run(bench.batch.discard())
+    assert bench.asked == [fence], "the server has nothing left to forget"
 
 
 def test_a_batch_that_is_being_resolved_is_not_resolved_a_second_time_meanwhile() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.connections import connected
 
+from jetspark.batcher.blocking.jetstream import AtomicSink, FastIngestSink
 from jetspark.batcher.effects import Call, Steps
 from jetspark.batcher.jetstream_sinks import Atomic, Ingest, ItemMessages, check
 from jetspark.core.headers import Headers
@@ -132,6 +135,9 @@ class FakePublisher:
         self.stored = 0
         self.failure: Exception | None = None
         self.fails: dict[str, Exception] = {}
+
+    def _enter(self) -> FakePublisher:
+        return self
 
     def _publish_checked(self, items: Sequence[Item]) -> int:
         self.told.append([item[1] for item in items])
@@ -277,6 +283,43 @@ def test_a_sink_that_is_closed_writes_nothing_more() -> None:
     assert bench.told == [("close", 5.0), "turn", "over"]
 
 
+class FakeJetStream:
+    """As much of a JetStream context as the sink for fast ingest uses."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def fast_publisher(self, **options: Any) -> FakePublisher:
+        self.told.append(options)
+        return FakePublisher(self.told)
+
+
+@pytest.mark.parametrize(
+    ("options", "has_ids"), [({}, False), ({"message_ids": True}, True), ({"id_of": bytes.decode}, True)]
+)
+def test_a_sink_opens_its_publisher_with_its_options_when_it_writes(options: dict[str, Any], has_ids: bool) -> None:
+    js: Any = FakeJetStream()
+    sink = FastIngestSink[bytes](js, "s", flow=7, **options)
+    assert sink.publisher is None
+    sink.write([b"1"])
+    sink.write([b"2"])
+    assert js.told == [{"message_ids": has_ids, "flow": 7}, [b"1"], ("wait", 1, 0.0), [b"2"], ("wait", 2, 0.0)]
+    assert isinstance(sink.publisher, FakePublisher)
+
+
+@pytest.mark.parametrize("sink", [FastIngestSink, AtomicSink])
+@pytest.mark.parametrize("wrong", [None, object(), FakeJetStream])
+def test_a_sink_needs_a_jetstream_context(sink: Any, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"js={wrong!r}: expected what nc.jetstream() returns")):
+        sink(wrong, "s")
+
+
+def test_an_option_that_no_publisher_has_is_refused_before_the_first_write() -> None:
+    js: Any = FakeJetStream()
+    with pytest.raises(ConfigError, match="unknown fast publisher option speed"):
+        FastIngestSink[bytes](js, "s", speed=1)  # type: ignore[call-arg]
+
+
 # ---- atomic ----------------------------------------------------------------------------------------------------------
 
 
@@ -354,6 +397,15 @@ def test_the_last_message_of_a_batch_is_its_commit_and_one_alone_is_not_where_a_
         stream = FakeStream()
         run(atomic_of(stream, PLAIN, level).write(items))
         assert stream.told == told
+
+
+def test_a_sink_for_atomic_batches_stores_no_more_at_once_than_it_was_told() -> None:
+    stream: Any = FakeStream()
+    stream._context = SimpleNamespace(connection=CONNECTION)
+    sink = AtomicSink[bytes](stream, "s", max_messages=2, timeout=1.0)
+    assert sink.max_messages == 2
+    sink.write([b"1", b"2", b"3"])
+    assert [each for each in stream.told if each[0] == "commit"] == [("commit", "s", b"2", None), ("commit", None)]
 
 
 def test_messages_with_headers_are_added_one_by_one() -> None:

@@ -33,7 +33,7 @@ from jetspark.batcher.circuit import Circuit
 from jetspark.batcher.config import BatcherConfig
 from jetspark.batcher.dead_letters import DeadLetter
 from jetspark.batcher.jetstream_sinks import ROUNDS, Atomic, ItemMessages, check_publisher
-from jetspark.batcher.metered import Written
+from jetspark.batcher.metered import SinkStats, Written
 from jetspark.batcher.rate_limit import TokenBucket
 from jetspark.batcher.retry import Retry, is_retryable
 from jetspark.core.headers import Headers
@@ -277,7 +277,8 @@ def test_retry_never_waits_longer_than_its_maximum(world: World) -> None:
         ["a"],
     )
     assert clock.slept == [1, 2, 4, 4, 4, 4]
-    assert Retry(first_wait_s=1, max_wait_s=4, jitter=0).wait_s(100_000, OUTAGE, 0.5) == 4
+    retry = Retry(attempts=7, first_wait_s=1, max_wait_s=4, max_total_s=99, jitter=0)
+    assert retry.wait_s(100_000, OUTAGE, 0.5) == 4
 
 
 def test_retry_begins_no_attempt_after_its_total_time(world: World) -> None:
@@ -337,7 +338,7 @@ def test_an_error_that_says_to_come_back_too_late_ends_it(world: World) -> None:
 
 
 def test_jitter_shortens_a_wait_by_at_most_its_share() -> None:
-    retry = Retry(first_wait_s=1, max_wait_s=8, jitter=0.25)
+    retry = Retry(attempts=9, first_wait_s=1, max_wait_s=8, max_total_s=99, jitter=0.25)
     assert [retry.wait_s(attempt, OUTAGE, 0.0) for attempt in (1, 2, 9)] == [1, 2, 8]
     assert [retry.wait_s(attempt, OUTAGE, 1.0) for attempt in (1, 2, 9)] == [0.75, 1.5, 6]
 
@@ -395,6 +396,15 @@ def test_a_circuit_opens_after_so_many_failures_in_a_row(world: World) -> None:
             with pytest.raises(ConnectionLost):
                 world.write(sink, ["a"])
     assert sink.state == "open"
+
+
+def test_a_circuit_opens_after_five_failures_unless_somebody_says_otherwise(world: World) -> None:
+    script = Scripted(*[OUTAGE] * 9)
+    sink = world.sinks.CircuitBreakerSink(world.sink(script), clock=JumpingClock())
+    for _ in range(9):
+        with pytest.raises((ConnectionLost, CircuitOpen)):
+            world.write(sink, ["a"])
+    assert script.calls == 5
 
 
 def test_an_open_circuit_refuses_at_once_and_says_for_how_long(world: World) -> None:
@@ -698,6 +708,13 @@ def test_only_the_errors_it_is_meant_for_make_dead_letters(world: World) -> None
     assert [record.item for [record] in dead.written] == ["b"]
 
 
+def test_a_batch_is_not_split_unless_somebody_says_so(world: World) -> None:
+    store, dead = Poisoned(1), Scripted()
+    world.write(world.sinks.DeadLetterSink(world.sink(store), world.sink(dead)), range(4))
+    assert store.stored == []
+    assert [record.item for record in dead.written[0]] == [0, 1, 2, 3]
+
+
 def test_splitting_finds_the_items_at_fault_and_keeps_the_order_of_the_others(world: World) -> None:
     store, dead = Poisoned(0, 17, 18, 63), Scripted()
     world.write(world.sinks.DeadLetterSink(world.sink(store), world.sink(dead), split=True), range(64))
@@ -771,6 +788,10 @@ def test_writes_are_counted_and_timed(world: World) -> None:
     assert (stats.seconds_sum, stats.seconds_max, stats.in_progress) == (10, 4, 0)
     assert [(each.items, each.seconds) for each in seen] == [(1, 1), (2, 2), (3, 3), (4, 4)]
     assert (seen[0].error, seen[1].error) == (None, OUTAGE)
+
+
+def test_a_sink_that_was_given_nothing_has_counted_nothing(world: World) -> None:
+    assert world.sinks.MeteredSink(world.sink(Scripted())).stats() == SinkStats()
 
 
 def test_an_observer_that_raises_is_logged_and_fails_no_write(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -1418,6 +1439,27 @@ def test_whoever_is_interrupted_while_waiting_for_a_fair_lock_is_in_nobodys_way(
         lock.release()
     lock.acquire()  # which would wait for ever
     assert not lock._waiting
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "options"),
+    [
+        ("RetrySink", {}),
+        ("RetrySink", {"is_retryable": 5}),
+        ("DeadLetterSink", {"dead_letters": object()}),
+        ("DeadLetterSink", {"when": 5}),
+        ("DeadLetterSink", {"split": "yes"}),
+        ("MeteredSink", {"observe": 5}),
+    ],
+)
+def test_a_wrapper_refuses_what_it_could_not_use_later(world: World, wrapper: str, options: dict[str, Any]) -> None:
+    others = {"dead_letters": world.sink(Scripted())} if wrapper == "DeadLetterSink" else {}
+    good = {"sink": world.sink(Scripted()), **others}
+    getattr(world.sinks, wrapper)(**good)
+    wrong = options or {"sink": object()}
+    [(name, value)] = wrong.items()
+    with pytest.raises(ConfigError, match=re.escape(f"{name}={value!r}: expected ")):
+        getattr(world.sinks, wrapper)(**good | wrong)
 
 
 def test_both_drivers_have_the_same_sinks() -> None:

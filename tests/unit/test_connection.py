@@ -867,13 +867,57 @@ def test_every_batch_has_an_id_and_a_prefix_that_are_nobody_elses() -> None:
     assert connection.names.new_inbox().startswith(f"{prefix}.")
 
 
+def test_a_reply_subject_of_our_own_goes_into_the_frame_as_it_is() -> None:
+    connection = connected()
+    nothing: Any = bytearray()
+    connection.publish_with_reply("orders", b"_INBOX.me.1", b"hi")
+    connection.publish_with_reply(ApiSubject("$JS.API.X.*"), b"_INBOX.me.2", nothing)
+    assert connection.published == connection.buffered_messages == 2
+    assert connection.data_to_send() == b"PUB orders _INBOX.me.1 2\r\nhi\r\nPUB $JS.API.X.* _INBOX.me.2 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("subject", "data", "error"),
+    [
+        ("no blanks", b"", InvalidSubject),
+        ("$JS.API.X.*", b"", InvalidSubject),
+        (["a"], b"", InvalidSubject),
+        ("a", "text", ConfigError),
+        ("a", b"x" * (1 << 21), PayloadTooLarge),
+    ],
+)
+def test_what_cannot_be_published_is_refused_with_a_reply_subject_too(
+    subject: Any, data: Any, error: type[Exception]
+) -> None:
+    connection = connected()
+    for publish in (
+        functools.partial(connection.publish_with_reply, subject, b"_INBOX.me.1", data),
+        functools.partial(connection.publish, subject, data, "_INBOX.me.1"),
+        functools.partial(connection.publish, subject, data),
+    ):
+        with pytest.raises(error):
+            publish()
+    assert connection.published == connection.out_bytes == 0
+
+
+def test_a_message_with_a_reply_subject_has_to_find_room() -> None:
+    connection = connected(send_buffer_bytes=64)
+    connection.publish_with_reply("a", b"_INBOX.me.1", b"x" * 30)
+    with pytest.raises(BufferFull):
+        connection.publish_with_reply("a", b"_INBOX.me.2", b"x" * 30)
+    assert connection.published == 1
+    connection.close()
+    with pytest.raises(ConnectionClosed):
+        connection.publish_with_reply("a", b"_INBOX.me.3", b"")
+
+
 def test_the_memory_of_subjects_is_bounded() -> None:
     connection = connected(send_buffer_bytes=1 << 30)
     largest = 0
-    for number in range(2 * outbox.MAX_KNOWN_ADDRESSES + 3):
+    for number in range(2 * outbox.MAX_KNOWN_HEADS + 3):
         connection.publish(f"s.{number}")
-        largest = max(largest, len(connection._addresses))
-    assert largest == outbox.MAX_KNOWN_ADDRESSES
+        largest = max(largest, len(connection._heads))
+    assert largest == outbox.MAX_KNOWN_HEADS
     connection.data_to_send()
     connection.publish("s.1", b"x")
     assert connection.data_to_send() == b"PUB s.1 1\r\nx\r\n"

@@ -990,6 +990,8 @@ def test_an_open_batch_has_all_its_time_when_nobody_listens_any_more() -> None:
         {"batch_id": "a.b"},
         {"batch_id": ""},
         {"batch_id": "x" * 65},
+        {"on_gap": 5},
+        {"on_error": "text"},
         {"speed": 1},
     ],
 )

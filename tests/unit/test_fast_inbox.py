@@ -36,6 +36,14 @@ def test_an_id_that_is_given_stays_and_the_subject_is_another_one_all_the_same()
     assert inbox.batch_id == "mine"
 
 
+def test_no_answer_is_dropped_and_none_is_worth_remembering() -> None:
+    connection, inbox = _inbox()
+    inbox.open()
+    assert inbox.subscription is not None
+    assert inbox.subscription.is_inbox
+    assert inbox.subscription.max_pending_messages > connection.options.max_pending_messages
+
+
 def test_closing_drops_interest_and_keeps_the_id() -> None:
     connection, inbox = _inbox()
     inbox.open()

@@ -52,6 +52,8 @@ def test_what_is_kept_costs_data_headers_and_a_place() -> None:
     places.send(3)
     places.publish(places.sent, 2)
     assert places.pending_bytes == KEPT_OVERHEAD_BYTES
+    places.accept([("s", b"12", b"block"), ("s", b"", b"other")])
+    assert places.pending_bytes == 3 * KEPT_OVERHEAD_BYTES + 12
 
 
 def test_a_message_with_an_id_can_be_recognised() -> None:

@@ -669,12 +669,21 @@ def test_one_who_leaves_sends_nothing_that_the_server_had_not_wanted() -> None:
         {"batch_timeout_s": -1},
         {"flow": 0},
         {"id_prefix": "a"},
+        {"wait_for_stream_s": -1},
+        {"on_refused": 5},
         {"speed": 1},
     ],
 )
 def test_options_are_checked_and_unknown_ones_named(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         FastPublisherOptions.of(False, cast(FastPublisherKeywords, options))
+
+
+def test_ids_are_wanted_or_not_and_their_prefix_is_a_text() -> None:
+    with pytest.raises(ConfigError, match="message_ids=1"):
+        FastPublisherOptions(message_ids=1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="id_prefix=5"):
+        FastPublisherOptions(message_ids=True, id_prefix=5)  # type: ignore[arg-type]
 
 
 # ---- what simulation found -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from jetspark.core.connection import Connection
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
-from jetspark.errors import InvalidSubject, PayloadTooLarge, ProtocolError
+from jetspark.errors import ConfigError, InvalidSubject, PayloadTooLarge, ProtocolError
 from jetspark.publish import fast_wire
 from jetspark.publish.fast_wire import FLOW_ACK, FastFrames, FrameKind, check_range, number, place_of
 from jetspark.publish.outgoing import Item
@@ -59,29 +59,37 @@ def test_those_before_one_that_cannot_be_sent_are_ready() -> None:
         (("s", b"x" * 101), PayloadTooLarge),
         (("s", b"x" * 90, BLOCK), PayloadTooLarge),
         (("unknown", b"x" * 90, BLOCK), PayloadTooLarge),
+        (("s", "text"), ConfigError),  # type: ignore[list-item]
+        (("s", "text", BLOCK), ConfigError),  # type: ignore[list-item]
+        (("unknown", "text", BLOCK), ConfigError),  # type: ignore[list-item]
     ]
     for bad, error in wrong:
         ready: list[bytes] = []
         with pytest.raises(error):
             _frames().build([("s", b"1"), ("s", b"2"), bad, ("s", b"3")], 0, ready, 1 << 20)
         assert len(ready) == 2
+        with pytest.raises(error):
+            _frames().frame(bad, 1, FrameKind.APPEND)
 
 
-def test_frames_are_made_until_one_passes_the_bound() -> None:
+@pytest.mark.parametrize(("more", "made"), [(-1, 2), (0, 2), (1, 3)])
+def test_frames_are_made_until_they_reach_the_bound(more: int, made: int) -> None:
     ready: list[bytes] = []
     size = len(_frames().frame(("s", b"x" * 50), 1, FrameKind.APPEND))
     items = iter([("s", b"x" * 50)] * 5)
-    _frames().build(items, 0, ready, 2 * size + 1)
-    assert (len(ready), len(list(items))) == (3, 2)
+    _frames().build(items, 0, ready, 2 * size + more)
+    assert (len(ready), len(list(items))) == (made, 5 - made)
 
 
 def test_what_is_known_of_subjects_has_a_bound_and_is_that_of_one_inbox(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_wire, "MAX_KNOWN_SUBJECTS", 3)
     frames = _frames()
     heads = frames.heads
+    known = []
     for subject in "abcd":
         frames.frame((subject, b""), 1, FrameKind.APPEND)
-    assert list(heads) == ["d"]
+        known.append("".join(heads))
+    assert known == ["a", "ab", "abc", "d"]
     frames.reply_to("_INBOX.me-2", 7, "ok")
     assert frames.heads is heads
     assert b" _INBOX.me-2.7.ok.1.1.$FI " in frames.frame(("d", b""), 1, FrameKind.APPEND)

@@ -67,6 +67,14 @@ def test_an_acknowledgement_makes_the_wish_needless() -> None:
     assert wishes.next_deadline() is None
 
 
+def test_a_wish_for_nothing_ends_no_batch() -> None:
+    _, wishes = _wishes(accepted=5, sent=5)
+    wishes.want(0, 10.0, 0.5)
+    wishes.on_time(10.5, is_ack_on_its_way=False)
+    wishes.want(0, 11.0, 0.0)
+    assert not wishes.need_an_end
+
+
 def test_who_does_not_linger_does_not_begin_when_something_is_accepted() -> None:
     _, wishes = _wishes(accepted=1, sent=1)
     wishes.on_accepted(1.0)

@@ -21,6 +21,14 @@ def test_publishes_carry_address_size_and_payload() -> None:
     assert frames.HPUB % (b"a r", 12, 14, block, b"hi") == b"HPUB a r 12 14\r\nNATS/1.0\r\n\r\nhi\r\n"
 
 
+def test_the_ends_of_control_lines_are_right_for_every_size_and_remembered_up_to_a_bound() -> None:
+    ends = type(frames.LINE_ENDS)()
+    for size in range(2 * frames.MAX_KNOWN_SIZE):
+        assert ends[size] == ends[size] == b"%d\r\n" % size
+    assert ends[64 << 20] == b"67108864\r\n"
+    assert len(ends) == frames.MAX_KNOWN_SIZE + 1
+
+
 def test_subscriptions_carry_subject_queue_and_id() -> None:
     assert frames.sub("a.>", "", 7) == b"SUB a.> 7\r\n"
     assert frames.sub("é", "q", 8) == b"SUB \xc3\xa9 q 8\r\n"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetspark.core.headers import Headers, Status, decode, decode_status, encode
+from jetspark.core.headers import Headers, Status, decode, decode_status, encode, last_value, readable, restored
 from jetspark.errors import ConfigError, InvalidHeader, ProtocolError
 
 NAME_CHARACTERS = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != ":")
@@ -260,6 +260,54 @@ def test_a_block_of_any_bytes_is_decoded_or_refused_as_a_protocol_error(raw: byt
 def test_a_malformed_block_is_a_protocol_error(raw: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(raw)
+
+
+@given(PAIRS)
+def test_what_can_be_decoded_is_readable(pairs: list[tuple[str, str]]) -> None:
+    raw = encode(Headers(pairs))
+    assert readable(raw).multi_items() == decode(raw).multi_items()
+
+
+@given(st.binary(max_size=60))
+def test_something_can_be_read_of_any_block(raw: bytes) -> None:
+    for name, value in readable(raw).multi_items():
+        assert name
+        assert "\r\n" not in value
+
+
+@pytest.mark.parametrize(
+    ("raw", "pairs"),
+    [
+        (None, []),
+        (b"", []),
+        (b"NATS/1.0\r\nno colon\r\nA:  1\r\n: no name\r\nA: 2\r\n\r\n", [("A", "1"), ("A", "2")]),
+        (b"NATS/1.0\r\nA: 1\r\n", [("A", "1")]),
+        (b"HTTP/1.1\r\nA: \xff\r\n\r\n", [("A", "\udcff")]),
+        (b"NATS/1.0\r\nno colon\r\na b: 1\r2\r\n\r\n", [("a b", "1\r2")]),
+    ],
+)
+def test_lines_that_are_no_headers_are_left_out(raw: bytes | None, pairs: list[tuple[str, str]]) -> None:
+    assert readable(raw).multi_items() == pairs
+
+
+@pytest.mark.parametrize(
+    ("raw", "value"),
+    [
+        (None, None),
+        (b"NATS/1.0\r\nB: 1\r\n\r\n", None),
+        (b"NATS/1.0\r\na: 1\r\n\r\n", None),
+        (b"NATS/1.0\r\nA: 1\r\nA:  2 x\r\nB: 3\r\n\r\n", "2 x"),
+        (b"NATS/1.0\r\nX: yA: 4\r\n\r\n", "4"),
+        (b"NATS/1.0\r\nA: 5", "5"),
+    ],
+)
+def test_the_last_value_is_found_in_any_block(raw: bytes | None, value: str | None) -> None:
+    assert last_value(raw, "A") == value
+
+
+def test_headers_that_were_received_are_put_together_unchecked() -> None:
+    pairs = [("a b", "1\r"), ("C", "2"), ("a b", "3")]
+    assert restored(pairs).multi_items() == [("a b", "1\r"), ("a b", "3"), ("C", "2")]
 
 
 def test_a_protocol_error_shows_the_offending_piece_but_not_all_of_a_long_one() -> None:

@@ -77,6 +77,20 @@ def test_the_messages_own_headers_do_not_confuse_it() -> None:
     assert (message.subject, message.headers.get_all("Nats-Subject")) == ("s.a", ["other"])
 
 
+@pytest.mark.parametrize("line", ["NATS/1.0 404 No Messages", "NATS/1.0 204 EOB", "HTTP/1.1", "NATS/1.0\r\nno colon"])
+def test_a_message_whose_publisher_wrote_a_status_is_no_end(line: str) -> None:
+    get, last = reading(), LastGet("$JS.API", "S", ["s.>"], None)
+    get.request(), last.request()
+    message = stored(1, 0)
+    assert message.raw_headers is not None
+    odd = CoreMessage("inbox", b"1", None, message.raw_headers.replace(b"NATS/1.0", line.encode()), None)
+    found = get.accept(odd)
+    assert found is not None
+    assert (found.sequence, found.data, get.is_over) == (1, b"1", False)
+    last.accept(odd)
+    assert ([each.sequence for each in last.messages], last.is_over) == ([1], False)
+
+
 def test_a_count_is_kept() -> None:
     get = reading(count=2)
     assert body(get)["batch"] == 2

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from jetspark.errors import ConfigError
+from jetspark.jetstream.checks import check_config, check_name, check_types
 from jetspark.jetstream.config import (
     ConsumerConfig,
     ConsumerLimits,
@@ -232,6 +235,18 @@ def test_a_wrong_value_is_refused_by_field_value_and_remedy(kind: type, name: st
             lambda: StreamConfig(name="S", retention="work_queue"),  # type: ignore[arg-type]
             "retention='work_queue': expected one of 'limits', 'interest', 'workqueue'",
         ),
+        (
+            lambda: StreamConfig(name="S", retention=5),  # type: ignore[arg-type]
+            "retention=5: expected one of 'limits', 'interest', 'workqueue'",
+        ),
+        (
+            lambda: StreamConfig(name="S", max_age_s="5"),  # type: ignore[arg-type]
+            "max_age_s='5': expected seconds of 0 or more",
+        ),
+        (
+            lambda: ConsumerConfig(backoff_s=(1, -2)),
+            "backoff_s=(1, -2): expected seconds of 0 or more",
+        ),
         (lambda: StreamConfig(name="S", replicas=True), "replicas=True: expected a whole number, 1 to 5"),
         (lambda: StreamConfig(name="S", max_messages=-2), "max_messages=-2: expected -1 or more"),
         (lambda: StreamConfig(name="S", max_age_s=0.05), "max_age_s=0.05: expected 0, or 0.1 seconds or more"),
@@ -261,3 +276,117 @@ def test_a_wrong_value_is_refused_by_field_value_and_remedy(kind: type, name: st
 def test_what_is_said_of_a_wrong_value(config: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
         config()
+
+
+# ---- values that are just right --------------------------------------------------------------------------------------
+
+LIMIT = [-1, 0, 2**63 - 1]
+COUNT = [0, 2**63 - 1]
+SECONDS = [0, 0.001, 9_000_000_000]
+ALLOWED: dict[type, dict[str, list[Any]]] = {
+    StreamConfig: {
+        "name": ["x" * 255],
+        "description": ["", "x" * 4096, "é" * 2048],
+        "replicas": [1, 5],
+        "max_messages": LIMIT,
+        "max_messages_per_subject": LIMIT,
+        "max_bytes": LIMIT,
+        "max_age_s": [0, 0.1],
+        "max_message_bytes": [-1, 2**31 - 1],
+        "max_consumers": LIMIT,
+        "subject_delete_marker_ttl_s": [0, 1],
+        "first_sequence": [0, 2**64 - 1],
+    },
+    ConsumerConfig: {
+        "start_sequence": [1, 2**64 - 1],
+        "ack_wait_s": SECONDS,
+        "max_deliver": LIMIT,
+        "max_ack_pending": LIMIT,
+        "sample_frequency": ["", "0%", "50", "100%"],
+        "max_waiting": COUNT,
+        "max_batch": COUNT,
+        "max_expires_s": [0, 0.001],
+        "inactive_threshold_s": SECONDS,
+        "replicas": [0, 5],
+        "priority_groups": [["x" * 16, "A-z_0/="]],
+        "priority_timeout_s": SECONDS,
+    },
+    ConsumerLimits: {"inactive_threshold_s": SECONDS, "max_ack_pending": LIMIT},
+    KVConfig: {"history": [1, 64], "replicas": [1, 5], "max_bytes": LIMIT, "max_value_bytes": [-1, 2**31 - 1]},
+    ObjectStoreConfig: {"replicas": [1, 5], "max_bytes": LIMIT},
+}
+
+
+@pytest.mark.parametrize("kind", ALLOWED, ids=lambda kind: kind.__name__)
+def test_the_first_and_the_last_value_that_is_allowed_are_kept(kind: type) -> None:
+    for name, values in ALLOWED[kind].items():
+        for value in values:
+            assert getattr(_make(kind, **{name: value}), name) == value
+
+
+# ---- a configuration as an argument ----------------------------------------------------------------------------------
+
+
+def test_a_configuration_is_taken_as_it_is_and_a_name_for_one_that_has_nothing_else() -> None:
+    config = StreamConfig(name="S", max_bytes=5)
+    assert check_config(StreamConfig, config) is config
+    assert check_config(StreamConfig, config, name="name") is config
+    assert check_config(StreamConfig, "S", name="name") == StreamConfig(name="S")
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "name", "said"),
+    [
+        (StreamConfig, "S", None, "config='S': expected a StreamConfig"),
+        (StreamConfig, 5, "name", "config=5: expected a StreamConfig, or a name"),
+        (ObjectStoreConfig, None, None, "config=None: expected an ObjectStoreConfig"),
+        (
+            ConsumerConfig,
+            {"name": "c"},
+            None,
+            "config={'name': 'c'}: expected a ConsumerConfig; ConsumerConfig(**config) makes one of a dict",
+        ),
+    ],
+)
+def test_what_is_no_configuration_is_refused_with_what_to_write_instead(
+    kind: type, given: Any, name: str | None, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+        check_config(kind, given, name=name)
+
+
+# ---- what a server says ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """Some fields as a server might tell them."""
+
+    name: str = field(metadata={"check": check_name})
+    size: int
+    note: str | None = None
+    parts: Sequence[dict[str, Any]] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+SAID: dict[str, Any] = {"name": "S", "size": 1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"size": 0}, {"size": -5}, {"name": "a.b"}, {"note": ""}, {"parts": [{}, {"a": 1}]}, {"extra": None}],
+    ids=str,
+)
+def test_what_a_server_says_is_believed_when_its_shape_is_right(changes: dict[str, Any]) -> None:
+    check_types(Said(**(SAID | changes)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"size": None}, {"size": "1"}, {"size": True}, {"name": ""}, {"name": None}, {"note": 5}, {"parts": [5]}],
+    ids=str,
+)
+def test_what_a_server_says_is_refused_by_name_when_its_shape_is_wrong(changes: dict[str, Any]) -> None:
+    [(name, value)] = changes.items()
+    with pytest.raises(ConfigError, match=f"^{name}={re.escape(repr(value))}: expected "):
+        check_types(Said(**(SAID | changes)))

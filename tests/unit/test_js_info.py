@@ -139,6 +139,28 @@ def test_an_empty_stream_has_no_first_time() -> None:
     assert info.state.deleted == ()
 
 
+def test_what_the_server_leaves_out_is_none_of_it() -> None:
+    """nats-server omits what is zero, empty or false."""
+    state = wire.decode(StreamInfo, {"config": STREAM_CONFIG, "state": {}}).state
+    assert (state.messages, state.bytes, state.first_sequence, state.last_sequence) == (0, 0, 0, 0)
+    assert (state.consumers, state.deleted_count, state.subject_count) == (0, 0, 0)
+    bare = {name: CONSUMER[name] for name in ("stream_name", "name", "config")} | {"delivered": {}}
+    consumer = wire.decode(ConsumerInfo, bare)
+    for position in (consumer.delivered, consumer.ack_floor):
+        assert (position.consumer_sequence, position.stream_sequence) == (0, 0)
+    assert (consumer.ack_pending, consumer.redelivered, consumer.waiting_pulls, consumer.pending) == (0, 0, 0, 0)
+    assert (consumer.is_paused, consumer.push_bound) == (False, False)
+    account = wire.decode(AccountInfo, {})
+    assert (account.memory, account.storage, account.streams, account.consumers) == (0, 0, 0, 0)
+    ack = wire.decode(PubAck, {"stream": "S"})
+    assert (ack.sequence, ack.duplicate) == (0, False)
+
+
+def test_each_info_has_an_extra_of_its_own() -> None:
+    assert AccountInfo().extra == {}
+    assert AccountInfo().extra is not AccountInfo().extra
+
+
 def test_a_consumer_info_is_read_whole() -> None:
     info = wire.decode(ConsumerInfo, CONSUMER)
     assert (info.stream_name, info.name, info.config.durable_name, info.config.ack_wait_s) == ("S", "c", "c", 30)
@@ -188,6 +210,7 @@ def test_the_account_tells_its_api_level() -> None:
 def test_a_server_before_api_levels_has_level_zero() -> None:
     assert AccountInfo().api_level == 0
     assert wire.decode(AccountInfo, {"api": {"total": 3, "errors": 0}}).api_level == 0
+    assert wire.decode(AccountInfo, {"api": {"level": "many"}}).api_level == 0
 
 
 # ---- messages in JSON ----------------------------------------------------------------------------------------------
@@ -202,6 +225,11 @@ def test_a_message_in_json_is_decoded() -> None:
     assert message.timestamp == MOMENT
     assert message.data == data
     assert message.headers.multi_items() == [("A", "1"), ("A", "2"), ("Nats-Msg-Id", "x")]
+
+
+@pytest.mark.parametrize("sequence", [0, 2**64 - 1])
+def test_a_message_in_json_has_any_sequence_that_the_server_can_count(sequence: int) -> None:
+    assert StoredMessage.from_reply("S", _stored(seq=sequence)).sequence == sequence
 
 
 def test_a_message_in_json_may_lack_data_and_headers() -> None:
@@ -232,19 +260,38 @@ def test_headers_in_json_that_look_like_the_servers_stay() -> None:
         _stored(seq=...),
         _stored(seq="x"),
         _stored(seq=None),
+        _stored(seq=-1),
+        _stored(seq=2**64),
+        _stored(seq=True),
         _stored(subject=...),
         _stored(data="a"),
         _stored(data=5),
         _stored(data="not base64!!"),
+        _stored(data="eA==\n"),
         _stored(hdrs="a"),
+        _stored(hdrs=base64.b64encode(b"NATS/1.0\r\n\r\n").decode() + "\n"),
         _stored(hdrs=5),
-        _stored(hdrs=base64.b64encode(b"HTTP/1.1\r\n\r\n").decode()),
     ],
     ids=str,
 )
 def test_a_message_in_json_that_cannot_be_read_is_a_protocol_error(reply: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         StoredMessage.from_reply("S", reply)
+
+
+def test_a_message_can_be_read_whatever_block_its_publisher_wrote() -> None:
+    # The server does not look inside: nobody could get such a message, or list what is behind it.
+    for begin in (b"HTTP/1.1\r\n", b"NATS/1.0\r\nno colon\r\n", b"NATS/1.0 404 Not Found\r\n"):
+        own = begin + "Größe: 1\r\n".encode()
+        stored = StoredMessage.from_reply("S", _stored(hdrs=base64.b64encode(own + b"\r\n").decode()))
+        direct = _direct(own + _place() + b"\r\n", b"x")
+        assert stored.headers.multi_items() == [("Größe", "1")]
+        assert direct == stored
+
+
+def test_a_direct_message_is_found_behind_a_block_that_is_not_closed() -> None:
+    message = _direct(b"NATS/1.0\r\nX: y" + _place() + b"\r\n", b"x")
+    assert (message.stream, message.subject, message.sequence) == ("S", "s.1", 4)
 
 
 # ---- messages fetched directly -------------------------------------------------------------------------------------

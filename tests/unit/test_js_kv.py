@@ -315,6 +315,23 @@ def test_a_ttl_below_that_of_the_markers_is_refused_where_the_server_would_raise
         assert run(other.put("k", b"", ttl_s=1), ack(1))[0] == 1
 
 
+@pytest.mark.parametrize("ttl", ["5", 0.5, -1, True])
+def test_a_ttl_that_is_none_is_refused_before_anything_is_asked(ttl: Any) -> None:
+    with pytest.raises(ConfigError, match=f"ttl={ttl!r}"):
+        next(bucket().check_ttl(ttl))
+
+
+def test_a_value_in_a_transaction_is_bytes_as_they_are_and_may_have_a_ttl() -> None:
+    writes = Writes(bucket())
+    value = bytearray(b"1")
+    writes.put("a", value, None, ttl_s=30)  # type: ignore[arg-type]
+    writes.put("b", b"2", None)
+    value[:] = b"9"
+    with pytest.raises(ConfigError, match="value"):
+        writes.put("c", "text", None)  # type: ignore[arg-type]
+    assert [(each.value, each.headers) for each in writes.messages()] == [(b"1", {"Nats-TTL": "30s"}), (b"2", None)]
+
+
 def test_a_marker_may_depend_on_a_revision() -> None:
     _, [request] = run(bucket().mark("k", "delete", None, None), ack(1))
     assert (request.subject, headers_of(request)) == ("$KV.b.k", {"KV-Operation": "DEL"})
@@ -388,6 +405,8 @@ def test_a_watch_has_one_beginning() -> None:
     for wrong in (0, 2.5, "4"):
         with pytest.raises(ConfigError, match="from_revision"):
             watch_options("b", (), from_revision=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="meta_only=1"):
+        watch_options("b", (), meta_only=1)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="include_history with from_revision"):
         watch_options("b", (), include_history=True, from_revision=4)
 

@@ -21,6 +21,7 @@ from jetspark.errors import (
     FeatureUnavailable,
     InvalidSubject,
     JetStreamNotEnabled,
+    JetStreamUnavailable,
     MessageNotFound,
     ProtocolError,
     RequestTimeout,
@@ -291,6 +292,31 @@ def test_a_stream_is_created_with_what_is_mentioned_and_nothing_else() -> None:
     assert done.result.extra == {"did_create": True}
 
 
+def test_a_name_is_enough_for_a_stream_that_has_nothing_else() -> None:
+    create = ("$JS.API.STREAM.CREATE.S", {"name": "S"})
+    assert _ask(API.create_stream("S"), _stream()).requests == [create]
+    assert _ask(API.create_or_update_stream("S"), NO_STREAM, _stream()).requests[-1] == create
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind"),
+    [
+        (lambda config: API.create_stream(config), "StreamConfig"),
+        (lambda config: API.update_stream(config), "StreamConfig"),
+        (lambda config: API.create_or_update_stream(config), "StreamConfig"),
+        (lambda config: API.create_consumer("S", config), "ConsumerConfig"),
+        (lambda config: API.update_consumer("S", config), "ConsumerConfig"),
+        (lambda config: API.create_or_update_consumer("S", config), "ConsumerConfig"),
+    ],
+)
+def test_what_is_no_configuration_is_refused_before_anything_is_asked(
+    operation: Callable[[Any], Operation[Any]], kind: str
+) -> None:
+    for config in ({"name": "S"}, 5, None):
+        with pytest.raises(ConfigError, match=f"expected a {kind}"):
+            _refused(operation(config))()
+
+
 def test_creating_what_exists_otherwise_raises() -> None:
     reply = _failed(400, 10058, "stream name already in use with a different configuration")
     with pytest.raises(StreamNameInUse):
@@ -470,6 +496,18 @@ def test_a_purge_up_to_a_sequence_and_one_that_keeps_some_exclude_each_other() -
         _refused(API.purge_stream("S", "a..b"))()
 
 
+def test_a_purge_that_removed_nothing_may_say_nothing_of_it() -> None:
+    assert _ask(API.purge_stream("S"), {"success": True}).result == 0
+
+
+def test_a_purge_goes_up_to_the_last_sequence_but_one_that_the_server_can_count() -> None:
+    # The server is told the next one, which has to be a number for it, too.
+    done = _ask(API.purge_stream("S", up_to_sequence=2**64 - 2), {"purged": 1})
+    assert done.requests[0][1] == {"seq": 2**64 - 1}
+    with pytest.raises(ConfigError, match="up_to_sequence=18446744073709551615"):
+        _refused(API.purge_stream("S", up_to_sequence=2**64 - 1))()
+
+
 @pytest.mark.parametrize("arguments", [{"up_to_sequence": -1}, {"up_to_sequence": -2}, {"keep": -1}])
 def test_a_purge_never_sends_a_number_below_zero(arguments: dict[str, Any]) -> None:
     # "Up to -1" would become `{"seq":0}`, which the server takes for no limit: it removes every message.
@@ -597,6 +635,20 @@ def test_a_message_is_asked_from_the_leader() -> None:
     assert (done.result.stream, done.result.subject, done.result.sequence) == ("S", "s.1", 4)
     with pytest.raises(MessageNotFound):
         _ask(API.get_message("S", {"seq": 4}, direct=False), _failed(404, 10037, "no message found"))
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ({"sequence": 7}, "sequence 7"),
+        ({"last_for": "s.a"}, "the last one on 's.a'"),
+        ({"next_for": "s.*", "sequence": 7}, r"the next one on 's.\*' from sequence 7 on"),
+    ],
+)
+def test_a_message_that_is_not_there_is_named_as_it_was_asked_for(query: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(MessageNotFound, match=wanted) as missing:
+        _ask(API.get_message("S", message_query(**query), direct=False), _failed(404, 10037, "no message found"))
+    assert missing.value.stream == "S"
 
 
 def test_a_message_is_asked_from_any_replica() -> None:
@@ -756,6 +808,13 @@ def test_a_consumer_update_may_go_from_one_filter_to_several_and_back() -> None:
     assert not body["config"].get("filter_subjects")
 
 
+def test_a_consumer_update_that_mentions_no_filter_keeps_those_it_has() -> None:
+    present = _consumer(filter_subjects=["s.a", "s.b"])
+    del present["config"]["filter_subject"]
+    done = _ask(API.update_consumer("S", ConsumerConfig(durable_name="c", max_deliver=9)), present, present)
+    assert done.requests[1][1]["config"] == present["config"] | {"max_deliver": 9}
+
+
 def test_a_consumer_update_that_contradicts_the_start_is_not_the_peers_fault() -> None:
     config = ConsumerConfig(durable_name="c", start_sequence=5)
     refusal = _failed(500, 10012, "deliver policy can not be updated")
@@ -843,6 +902,11 @@ def test_a_group_of_a_consumer_is_unpinned() -> None:
     ]
 
 
+def test_a_group_is_a_text() -> None:
+    with pytest.raises(ConfigError, match="group=5"):
+        _refused(API.unpin_consumer("S", "c", 5))()  # type: ignore[arg-type]
+
+
 # ---- everything ----------------------------------------------------------------------------------------------------
 
 BAD = "a.b"
@@ -924,6 +988,13 @@ def test_every_operation_raises_the_error_of_a_reply(name: str) -> None:
     is_about_one = name not in ("account_info", "stream_page", "stream_name_page")
     assert bool(raised.value.stream) == is_about_one
     assert bool(raised.value.consumer) == ("consumer" in name and "page" not in name and "create" not in name)
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+def test_the_first_request_of_every_operation_is_no_further_page_whose_time_begins_anew(name: str) -> None:
+    request = next(OPERATIONS[name]())
+    assert isinstance(request, Request)
+    assert not request.is_next_page
 
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
@@ -1019,6 +1090,18 @@ def test_another_servers_level_is_asked_for_once_in_a_session() -> None:
     connection.receive_data(b"PONG\r\n")
     assert _ask(api.facts(), {"api": {"level": 5}}).result == (5, "")
     assert _told(api.require(FAST_INGEST)) is None
+    assert len(api._heard) == 1, "what was said in earlier sessions is forgotten"
+    assert api == Api("$JS.hub.API", connection)
+
+
+def test_a_server_that_nobody_reaches_at_the_moment_is_asked_again() -> None:
+    api = Api("$JS.hub.API", connected(version="2.15.1"))
+    asking = api.facts()
+    next(asking)
+    with pytest.raises(StopIteration) as finished:
+        asking.throw(JetStreamUnavailable("$JS.hub.API.INFO"))
+    assert finished.value.value == (None, "")
+    assert _ask(api.facts(), {"api": {"level": 4}}).result == (4, "")
 
 
 @pytest.mark.parametrize("reply", [{"config": {}}, _failed(503, 10039, "no JetStream"), b"what?"])
@@ -1056,7 +1139,7 @@ ASK = Request("a")
 
 
 def test_the_requests_of_an_operation_share_one_deadline() -> None:
-    deadline = Deadline(5.0, now=100.0)
+    deadline = Deadline(5.0)
     assert deadline.begin(ASK, 100.0) == 5.0
     assert deadline.begin(ASK, 103.0) == 2.0
     assert deadline.begin(ASK, 104.5) == 0.5
@@ -1065,30 +1148,30 @@ def test_the_requests_of_an_operation_share_one_deadline() -> None:
 
 
 def test_the_first_request_is_sent_even_if_nobody_waits_for_its_answer() -> None:
-    assert Deadline(0.0, now=100.0).begin(ASK, 100.1) == 0.0
+    assert Deadline(0.0).begin(ASK, 100.1) == 0.0
 
 
 def test_a_request_without_an_answer_is_sent_however_late() -> None:
-    deadline = Deadline(5.0, now=100.0)
+    deadline = Deadline(5.0)
     deadline.begin(ASK, 100.0)
     assert deadline.begin(Request("a", is_silent=True), 107.0) == 0.0
 
 
 def test_each_page_of_a_listing_has_the_whole_time() -> None:
-    deadline = Deadline(5.0, now=100.0)
+    deadline = Deadline(5.0)
     page = Request("a", is_next_page=True)
     assert [deadline.begin(each, now) for each, now in [(ASK, 100.0), (page, 104.0), (page, 108.0)]] == [5.0] * 3
     assert deadline.begin(ASK, 110.0) == 3.0
 
 
 def test_where_each_request_has_the_whole_time_there_is_no_deadline_of_all() -> None:
-    deadline = Deadline(5.0, now=100.0, for_each=True)
+    deadline = Deadline(5.0, for_each=True)
     assert [deadline.begin(ASK, now) for now in (100.0, 104.0, 200.0)] == [5.0] * 3
 
 
 def test_a_publish_nobody_answers_is_sent_again_while_there_is_time() -> None:
     request = Request("a", may_be_leaderless=True)
-    deadline = Deadline(5.0, now=100.0)
+    deadline = Deadline(5.0)
     deadline.begin(request, 100.0)
     assert [deadline.retry_after_s(101.0) for _ in range(LEADERLESS_RETRIES + 1)] == [
         *[LEADERLESS_WAIT_S] * LEADERLESS_RETRIES,
@@ -1101,13 +1184,13 @@ def test_a_publish_nobody_answers_is_sent_again_while_there_is_time() -> None:
 
 
 def test_other_requests_nobody_answers_are_not_sent_again() -> None:
-    deadline = Deadline(5.0, now=100.0)
+    deadline = Deadline(5.0)
     deadline.begin(ASK, 100.0)
     assert deadline.retry_after_s(100.0) is None
 
 
 def test_a_time_out_names_the_time_the_caller_knows() -> None:
-    deadline = Deadline(5.0, now=100.0)
+    deadline = Deadline(5.0)
     own = RequestTimeout("a", 5.0)
     assert deadline.of_all(own) is own
     for was_sent in (True, False):

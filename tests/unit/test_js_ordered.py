@@ -504,6 +504,14 @@ def test_numbers_of_other_lengths_between_are_not_taken_for_the_right_ones(came:
     assert reader.accept(messages) == (messages[:1], 1)
 
 
+def test_neighbours_in_the_wrong_order_are_noticed_between_the_right_ends() -> None:
+    reader = OrderedReader(OrderedOptions(deliver_policy="new"))
+    reader.config("one")
+    reader.created(SequencePair(), 0)
+    messages = [delivered(20 + number, number, 5) for number in (1, 3, 2, 4)]
+    assert reader.accept(messages) == (messages[:1], 1)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.integers(1, 1200), st.integers(1, 1200), st.data())
 def test_no_other_order_is_taken_for_the_right_one(stream_sequence: int, consumer_sequence: int, data: Any) -> None:

@@ -24,8 +24,6 @@ from jetspark.errors import (
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.operations import Api, Operation, Request
 from jetspark.jetstream.publishing import (
-    MAX_ACK_DIGITS,
-    PLAIN_ACK,
     Expect,
     check_batch_id,
     header_block,
@@ -33,6 +31,7 @@ from jetspark.jetstream.publishing import (
     publish,
     publish_headers,
     publish_with_ttl,
+    read_plain_acks,
     read_pub_ack,
 )
 
@@ -328,11 +327,61 @@ def test_an_acknowledgement_tells_domain_batch_and_counter() -> None:
     assert ack.extra == {"future": [1]}
 
 
-def test_a_plain_acknowledgement_has_as_many_digits_as_are_read_without_looking() -> None:
-    """A window of many compares what is around the digits, and does not look for another end of them."""
-    for digits, is_plain in ((1, True), (MAX_ACK_DIGITS, True), (MAX_ACK_DIGITS + 1, False)):
-        data = b'{"stream":"S","seq":' + b"9" * digits + b"}"
-        assert (PLAIN_ACK.fullmatch(data) is not None) is is_plain
+# ---- many acknowledgements together --------------------------------------------------------------------------------
+
+
+def test_acknowledgements_of_any_streams_are_read_together() -> None:
+    payloads = [b'{"stream":"A","seq":7}', b'{"stream":"B-2_c", "seq":0}', b'{"stream":"A","seq":%d}' % (10**19 - 1)]
+    expected = [
+        PubAck(stream="A", sequence=7),
+        PubAck(stream="B-2_c", sequence=0),
+        PubAck(stream="A", sequence=10**19 - 1),
+    ]
+    assert read_plain_acks(payloads) == expected
+    assert repr(read_plain_acks(payloads)) == repr(expected)  # every field is there
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"}",
+        b'{"stream":"A","seq":}',
+        b'{"stream":"A","seq":2',
+        b'{"stream":"A","seq":2]',
+        b'{"stream":"A","seq":-2}',
+        b'{"stream":"A","seq":+2}',
+        b'{"stream":"A","seq":2_0}',
+        b'{"stream":"A","seq": 2}',
+        b'{"stream":"A","seq":2} ',
+        b' {"stream":"A","seq":2}',
+        b'{"stream":"A","seq":2}\n',
+        b'\n{"stream":"A","seq":2}',
+        b'{"stream":"A","seq":2}\n{"stream":"A","seq":3}',
+        b'{"stream":"A","seq":\xd9\xa2}',
+        b'{"stream":"A","seq":10000000000000000000}',
+        b'{"stream":"","seq":2}',
+        b'{"stream":"\xc3\xa4","seq":2}',
+        b'{"stream":"A","seq":2,"duplicate":true}',
+        b'{"stream":"A","domain":"hub","seq":2}',
+        b'{"stream":"A","seq":2,"domain":"hub"}',
+        b'{"stream":"A","seq":2,"val":"5"}',
+        b'{"stream":"A","seq":2,"batch":"B","count":4}',
+        b'{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"},"stream":"A","seq":0}',
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_that_has_another_form_is_read_together_with_no_other(payload: bytes, place: int) -> None:
+    payloads = [b'{"stream":"A","seq":1}', b'{"stream":"A","seq":3}']
+    payloads.insert(place, payload)
+    assert read_plain_acks(payloads) is None
+
+
+def test_two_halves_are_not_read_as_a_whole() -> None:
+    assert read_plain_acks([b'{"stream":"A","seq":1', b'}{"stream":"A","seq":2}']) is None
+    assert read_plain_acks([b'{"stream":"A","seq":1}\n{"stream":"A"', b',"seq":2}']) is None
+    # As many complete ones as there are payloads, but not one in each.
+    assert read_plain_acks([b'{"stream":"A","seq":1}\n{"stream":"A","seq":2}', b""]) is None
 
 
 def test_sequences_beyond_a_floats_precision_are_exact() -> None:

@@ -753,7 +753,9 @@ def test_plain_fields_and_features_switched_off_need_no_level() -> None:
         StreamConfig(name="S", subjects=["a"], max_age_s=5, retention="interest", mirror=StreamSource(name="M")),
         StreamConfig(name="S", allow_atomic=False, allow_batched=False, allow_message_ttl=False),
         StreamConfig(name="S", subject_delete_marker_ttl_s=0),
+        StreamConfig(name="S", max_messages=5, replicas=3, allow_rollup=True, first_sequence=7),
         ConsumerConfig(durable_name="c", ack_policy="explicit"),
+        ConsumerConfig(start_sequence=7, memory_storage=True, ack_wait_s=5, sample_frequency="50%"),
     ):
         assert wire.required_level(config)[0] == 0
 

@@ -28,6 +28,7 @@ from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.features import ServerFacts
 from jetspark.jetstream.objects import (
+    DEFAULT_CHUNK_BYTES,
     FAST_WINDOW_BYTES,
     MAX_LINKS,
     READ_AHEAD_BYTES,
@@ -149,6 +150,26 @@ def test_a_name_is_base64_with_padding_in_the_subject() -> None:
         ObjectMeta(name="")
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"name": 5}, "name=5: expected the name of an object"),
+        ({"description": 5}, "description=5"),
+        ({"headers": {"A": "1\r\n2"}}, "header"),
+        ({"metadata": {"a": 5}}, "metadata=.*: expected a dict of str to str"),
+        ({"metadata": {5: "a"}}, "metadata=.*: expected a dict of str to str"),
+        ({"metadata": "text"}, "metadata='text': expected a dict of str to str"),
+    ],
+)
+def test_what_cannot_be_said_of_an_object_is_refused_where_it_is_written(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ObjectMeta(**{"name": "a"} | fields)
+
+
+def test_a_chunk_is_as_large_as_every_client_makes_it() -> None:
+    assert DEFAULT_CHUNK_BYTES == 131_072
+
+
 def test_metadata_survives_the_wire() -> None:
     info = _info(
         description="yearly",
@@ -183,6 +204,7 @@ def test_metadata_survives_the_wire() -> None:
 def test_links_and_deletions_survive_the_wire() -> None:
     for link in (ObjectLink(bucket="other", name="x"), ObjectLink(bucket="other")):
         info = _info(link=link, mtime=NOW)
+        assert (info.size_bytes, info.chunks) == (0, 0), "a link has no content"
         assert ObjectInfo.decode(info.encode(), NOW, 0) == info
     gone = _info(is_deleted=True)
     written = json.loads(gone.encode())
@@ -599,6 +621,15 @@ def test_metadata_that_somebody_else_changed_meanwhile_is_a_conflict(objects: Ob
     assert Headers(server.asked[1].headers)["Nats-Expected-Last-Subject-Sequence"] == "7"
     with pytest.raises(Conflict, match="'a'"):
         _Scripted(_metadata(), WRONG_SEQUENCE).run(objects.update_meta("a", ObjectMeta(name="a")))
+
+
+def test_arguments_of_another_kind_are_refused_before_anything_is_asked(objects: Objects) -> None:
+    with pytest.raises(ConfigError, match="include_deleted=1"):
+        next(objects.info("a", include_deleted=1))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="meta="):
+        next(objects.update_meta("a", {"name": "b"}))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"target='a': expected an ObjectInfo, as info\(\) returns it"):
+        link_to("a")  # type: ignore[arg-type]
 
 
 def test_a_link_is_put_where_no_object_is(objects: Objects) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetspark.core import parser as parser_module
-from jetspark.core.message import CoreMessage
+from jetspark.core.message import AnswerRun, CoreMessage
 from jetspark.core.parser import MAX_LINE_BYTES, MAX_MESSAGE_BYTES, Err, HandshakeReader, Info, Parser, Ping, Pong
 from jetspark.errors import ProtocolError
 
@@ -28,6 +29,7 @@ class Destination:
 
     def __init__(self) -> None:
         self.arrived: list[CoreMessage] = []
+        self.answer_runs: deque[AnswerRun] | None = None
 
     @property
     def seen(self) -> list[Seen]:
@@ -781,6 +783,66 @@ def test_a_token_that_is_not_utf8_reaches_its_reader_as_it_would_alone() -> None
     assert parser.read_in_runs == len(tokens)
     expected = ["_INBOX.me.many.1." + token.decode(errors="surrogateescape") for token in tokens]
     assert [each.subject for each in routes[b"1"].arrived] == expected
+
+
+# ---- answers that their reader takes in runs -------------------------------------------------------------------------
+
+
+def taken(route: Destination) -> list[tuple[str, bytes]]:
+    """Subjects and payloads of the runs."""
+    assert route.answer_runs is not None
+    return [
+        (run.prefix + token.decode(errors="surrogateescape"), payload)
+        for run in route.answer_runs
+        for token, payload in zip(run.tokens, run.payloads, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("size", [0, 2, 31])
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 1000, 1 << 20])
+def test_a_reader_that_takes_runs_gets_answers_as_columns_and_no_messages(size: int, chunk_bytes: int) -> None:
+    parser, routes = parser_in_answers(size)
+    routes[b"1"].answer_runs = deque()
+    frames = answers(200, size, first=700)
+    stream = b"".join(frame.wire for frame in frames)
+    for begin in range(0, len(stream), chunk_bytes):
+        parser.receive_data(stream[begin : begin + chunk_bytes])
+    assert set(parser.touched) == {routes[b"1"]}
+    runs, messages = taken(routes[b"1"]), [(each.subject, each.data) for each in routes[b"1"].arrived]
+    assert sorted(runs + messages) == sorted(frame.seen[:2] for frame in frames if frame.seen)
+    if chunk_bytes > 100:
+        assert not messages
+
+
+def test_what_comes_with_headers_between_them_is_a_message() -> None:
+    parser, routes = parser_in_answers(2)
+    routes[b"1"].answer_runs = deque()
+    odd = message_frame("_INBOX.me.many.1.9", 1, None, BLOCK, b"hi")
+    frames = [*answers(20, 2, first=100), odd, *answers(20, 2, first=200)]
+    parser.receive_data(b"".join(frame.wire for frame in frames))
+    assert routes[b"1"].seen == [odd.seen]
+    assert taken(routes[b"1"]) == [frame.seen[:2] for frame in frames if frame.seen and frame is not odd]
+
+
+def test_messages_with_a_reply_subject_are_no_answers() -> None:
+    parser, routes = parser_in_a_run(2)
+    routes[b"1"].answer_runs = deque()
+    frames = stream_messages(50, 2)
+    parser.receive_data(b"".join(frame.wire for frame in frames))
+    assert routes[b"1"].seen == [frame.seen for frame in frames]
+    assert not routes[b"1"].answer_runs
+
+
+@pytest.mark.parametrize("takes_runs", [False, True])
+def test_answers_that_come_one_by_one_are_expected_in_runs_only_by_who_takes_them(takes_runs: bool) -> None:
+    routes = {b"1": Destination()}
+    routes[b"1"].is_inbox = True
+    routes[b"1"].answer_runs = deque() if takes_runs else None
+    parser = Parser(routes)
+    for frame in answers(parser_module.RUN_AFTER_MESSAGES + 5, 2):
+        parser.receive_data(frame.wire)
+    assert (parser._run is not None) is takes_runs
+    assert bool(routes[b"1"].answer_runs) is takes_runs
 
 
 def test_answers_without_a_dot_in_their_subjects_are_no_run() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from unittest.mock import ANY
+
+from support.connections import connected
+
 from jetspark.core.names import Names
-from jetspark.core.outcomes import Event, Failed
+from jetspark.core.outcomes import Done, Event, Failed
 from jetspark.core.requests import Requests
 from jetspark.errors import ConnectionLost
 
@@ -39,3 +43,13 @@ def test_a_reply_subject_is_ours_also_when_nobody_waits_any_more() -> None:
     assert waiting().fail_reply(b"_INBOX.me.9", ConnectionLost("not sent"), events) is True
     assert waiting().fail_reply(b"_INBOX.other.1", ConnectionLost("not sent"), events) is False
     assert events == []
+
+
+def test_answers_that_were_told_are_not_kept() -> None:
+    connection = connected()
+    token = connection.request("asked", "svc", b"", None)
+    replies = connection.requests.replies
+    assert replies is not None
+    connection.receive_data(b"MSG _INBOX.me.%b %d 1\r\nx\r\n" % (token.encode(), replies.sid))
+    assert Done("asked", ANY) in connection.events()
+    assert replies.arrived == []

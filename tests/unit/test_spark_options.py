@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from jetspark.core.auth import Token, UserPassword
+from jetspark.core.auth import Credentials, NKey, Token, UserPassword, create_seed
+from jetspark.core.options import TLSConfig
 from jetspark.errors import ConfigError
 from jetspark.spark.options import (
+    LOSS_REMEDY,
     Connecting,
     boolean,
     choice,
@@ -21,6 +24,7 @@ from jetspark.spark.options import (
     read_options,
     size,
 )
+from jetspark.spark.stream.source_options import SourceOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,54 @@ def test_names_are_read_in_any_case_and_values_become_what_they_mean() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "size_bytes"),
+    [
+        ("1", 1),
+        ("7", 7),
+        ("7b", 7),
+        ("1k", 1024),
+        ("512kb", 512 * 1024),
+        ("1M", 1024 * 1024),
+        ("2g", 2 * 1024 * 1024 * 1024),
+    ],
+)
+def test_sizes_are_written_as_spark_writes_them(given: str, size_bytes: int) -> None:
+    assert read(chunk=given).chunk == size_bytes
+
+
+def test_the_least_of_each_number_is_one() -> None:
+    least = read(maxRows="1", chunk="1", waitMs="1")
+    assert (least.max_rows, least.chunk, least.wait_s) == (1, 1, 0.001)
+
+
+@pytest.mark.parametrize("name", ["domain", "prefix"])
+def test_the_api_may_be_elsewhere(name: str) -> None:
+    assert getattr(read(**{name: "hub"}), name) == "hub"
+
+
+def test_the_remedy_for_a_loss_is_an_option_of_the_source() -> None:
+    found = re.fullmatch(r"set (\w+)=(\w+) to go on with what is left", LOSS_REMEDY)
+    assert found is not None
+    assert not read_options(SourceOptions, "jetspark", {"stream": "S", found[1]: found[2]}).fail_on_data_loss
+
+
+@pytest.mark.parametrize(
+    ("given", "tls"),
+    [
+        ({}, None),
+        ({"tlsCaFile": "ca"}, TLSConfig(ca_file="ca")),
+        ({"tlsCertFile": "c", "tlsKeyFile": "k"}, TLSConfig(cert_file="c", key_file="k")),
+        (
+            {"tlsCaFile": "ca", "tlsCertFile": "c", "tlsKeyFile": "k"},
+            TLSConfig(ca_file="ca", cert_file="c", key_file="k"),
+        ),
+    ],
+)
+def test_files_of_tls_are_used_as_they_are_given(given: dict[str, str], tls: TLSConfig | None) -> None:
+    assert read(**given).tls() == tls
+
+
+@pytest.mark.parametrize(
     ("given", "what"),
     [
         ({"maxrow": "1"}, "unknown option 'maxrow'; did you mean 'maxRows'"),
@@ -53,6 +105,9 @@ def test_names_are_read_in_any_case_and_values_become_what_they_mean() -> None:
         ({"maxRows": "0"}, "maxRows='0': expected 1 or more"),
         ({"maxRows": "many"}, "a whole number"),
         ({"chunk": "big"}, "512k"),
+        ({"chunk": "k"}, "512k"),
+        ({"chunk": ""}, "512k"),
+        ({"chunk": "0g"}, "512k"),
         ({"waitMs": "-1"}, "1 millisecond or more"),
         ({"includeHeaders": "maybe"}, "true or false"),
         ({"mode": "turbo"}, "fast or slow"),
@@ -81,6 +136,12 @@ def test_a_secret_is_read_where_it_is_used(monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "token").write_text("sesame\n")
     assert read(user="me", passwordEnv="NATS_PASSWORD").auth() == UserPassword("me", "hidden")
     assert read(tokenFile=str(tmp_path / "token")).auth() == Token("sesame")
+    assert read(user="me", password="hidden").auth() == UserPassword("me", "hidden")
+    assert read(token="sesame").auth() == Token("sesame")
+    seed = create_seed("user", bytes(32))
+    (tmp_path / "seed").write_text(f"{seed}\n")
+    assert read(nkeySeedFile=str(tmp_path / "seed")).auth() == NKey(seed)
+    assert read(credentialsFile="me.creds").auth() == Credentials("me.creds")
     assert read().auth() is None
     with pytest.raises(ConfigError, match="no such environment variable"):
         read(user="me", passwordEnv="NOT_THERE").auth()

@@ -6,7 +6,7 @@ import pytest
 
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ProtocolError
-from jetspark.state.deliveries import MessagePlace, count_up_to, delivery, token_shift
+from jetspark.state.deliveries import MessagePlace, count_up_to, delivery, sequences_of, token_shift
 
 SHORT = "$JS.ACK.S.c.1.22.333.4444.5"
 LONG = "$JS.ACK.domain.account.S.c.1.22.333.4444.5"
@@ -45,3 +45,15 @@ def test_messages_are_counted_up_to_a_sequence_wherever_it_is(count: int) -> Non
     messages = [message(f"$JS.ACK.S.c.1.{2 * number}.{number}.0.0") for number in range(1, count + 1)]
     for last in range(2 * count + 3):
         assert count_up_to(messages, last) == min(last // 2, count)
+
+
+@pytest.mark.parametrize("sequences", [[], [7], [7, 8, 9], [7, 9], [7, 9, 10], [8, 9, 11, 12], [9, 10, 100]])
+@pytest.mark.parametrize("before", ["", "domain.account."])
+def test_the_sequences_of_messages_in_order_are_told_with_and_without_gaps(sequences: list[int], before: str) -> None:
+    messages = [message(f"$JS.ACK.{before}S.c.1.{each}.{number}.0.0") for number, each in enumerate(sequences, 1)]
+    assert list(sequences_of(messages)) == sequences
+
+
+def test_the_sequences_of_other_messages_are_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError):
+        sequences_of([message("$JS.ACK.S.c.1.1.1.0.0"), message("_INBOX.a"), message("$JS.ACK.S.c.1.9.2.0.0")])

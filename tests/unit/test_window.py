@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from jetspark.core.connection import Connection, Ready
 from jetspark.core.events import Closed, ConnectionEvent
+from jetspark.core.message import AnswerRun
 from jetspark.core.options import ConnectOptions
+from jetspark.core.parser import RUN_AFTER_MESSAGES
 from jetspark.core.reconnect import Server
 from jetspark.errors import (
     BufferFull,
@@ -29,7 +31,7 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.jetstream.info import PubAck
-from jetspark.publish.window import DEFAULT_WINDOW, PublishWindow, WindowOptions
+from jetspark.publish.window import DEFAULT_WINDOW, PublishWindow, WindowBase, WindowOptions
 
 A = Server("a", 4222)
 NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: orders\r\n\r\n"
@@ -37,6 +39,11 @@ NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: orders\r\n\r\n"
 
 class Ack:
     """A handle that remembers; being resolved twice is the one thing that must not happen."""
+
+    window: PublishWindow
+    subject: str
+    number: int
+    accepted_at: float
 
     def __init__(self) -> None:
         self.outcome: PubAck | Exception | None = None
@@ -114,6 +121,22 @@ class Bench:
             frame = b"MSG %b 1 %d\r\n%b\r\n" % (reply.encode(), len(payload), payload)
         self.machine.receive_data(frame)
         self.settle()
+
+    def answer_all(self, replies: list[str], payloads: list[bytes]) -> None:
+        """In one chunk."""
+        answers = zip(replies, payloads, strict=True)
+        self.machine.receive_data(b"".join(b"MSG %b 1 %d\r\n%b\r\n" % (to.encode(), len(x), x) for to, x in answers))
+        self.settle()
+
+    def expect_runs(self) -> None:
+        """Have the connection read acknowledgements of the next messages as runs."""
+        count = self.window.max_outstanding
+        for first in range(1, 2 * RUN_AFTER_MESSAGES + count, count):
+            for _ in range(count):
+                self.publish()
+            self.answer_all(self.send(), [plain(10_000 + first + number) for number in range(count)])
+        assert self.window.outstanding == 0
+        assert self.machine.subscriptions.parser._run is not None
 
     def end(self, reason: str = "gone") -> None:
         self.machine.end(reason)
@@ -213,6 +236,121 @@ def test_what_was_read_before_changes_no_reading(payload: bytes) -> None:
         bench.answer(bench.send()[0], payload)
         outcomes.append(repr(ack.outcome))
     assert outcomes[0] == outcomes[1] == outcomes[2] != "None"
+
+
+# ---- runs of answers -------------------------------------------------------------------------------------------
+
+
+def test_acknowledgements_that_come_in_a_run_resolve_their_own_handles_in_any_order() -> None:
+    bench = Bench(max_outstanding=100)
+    bench.expect_runs()
+    acks = [bench.publish() for _ in range(100)]
+    replies = bench.send()
+    numbers = list(range(20_000, 20_100))
+    bench.answer_all([replies[number % 100] for number in reversed(numbers)], [plain(n) for n in reversed(numbers)])
+    assert [ack.outcome for ack in acks] == [PubAck(stream="ORDERS", sequence=number) for number in numbers]
+    assert bench.window.outstanding == 0
+
+
+def test_one_unusual_answer_in_a_run_changes_nothing_for_the_others() -> None:
+    """Of the same size as the others, so that the connection reads it as one of them."""
+    bench = Bench(max_outstanding=20)
+    bench.expect_runs()
+    unusual: dict[int, tuple[bytes, PubAck | type[Exception]]] = {
+        5: (b'{"seq":20005,"stream":"ORDERS"}', PubAck(stream="ORDERS", sequence=20005)),
+        6: (b'{"stream":"ORDERS","seq":2000}}', ProtocolError),
+        7: (b'{"error":{"code":500,"x":"abc"}', ProtocolError),
+        8: (b'{"error":{"code":5003,"err":1}}', ServerError),
+        9: (b'{"stream":"ORDERS","seq":20009 ', ProtocolError),
+    }
+    acks = [bench.publish() for _ in range(20)]
+    bench.answer_all(bench.send(), [unusual[n][0] if n in unusual else plain(20_000 + n) for n in range(20)])
+    for number, ack in enumerate(acks):
+        expected = unusual[number][1] if number in unusual else PubAck(stream="ORDERS", sequence=20_000 + number)
+        if isinstance(expected, PubAck):
+            assert ack.outcome == expected
+        else:
+            assert isinstance(ack.outcome, expected)
+    assert bench.window.outstanding == 0
+
+
+def test_in_a_run_a_second_answer_is_ignored_and_a_cancelled_handle_is_left_alone() -> None:
+    bench = Bench(max_outstanding=20)
+    bench.expect_runs()
+    first, cancelled, last = (bench.publish() for _ in range(3))
+    cancelled.is_cancelled = True
+    replies = bench.send()
+    bench.answer_all([replies[0], replies[1], replies[0], replies[2]], [plain(20_000 + n) for n in range(4)])
+    assert first.outcome == PubAck(stream="ORDERS", sequence=20_000)
+    assert cancelled.outcome is None
+    assert last.outcome == PubAck(stream="ORDERS", sequence=20_003)
+    assert bench.window.outstanding == 0
+
+
+def test_a_refusal_with_headers_between_acknowledgements_is_for_its_own_message() -> None:
+    bench = Bench(max_outstanding=20)
+    bench.expect_runs()
+    before, refused, after = (bench.publish() for _ in range(3))
+    to = [reply.encode() for reply in bench.send()]
+    no_one = b"HMSG %b 1 %d %d\r\n%b\r\n" % (to[1], len(NO_RESPONDERS), len(NO_RESPONDERS), NO_RESPONDERS)
+    ack = b"MSG %b 1 31\r\n%b\r\n"
+    bench.machine.receive_data(ack % (to[0], plain(20_000)) + no_one + ack % (to[2], plain(20_001)))
+    bench.settle()
+    assert before.outcome == PubAck(stream="ORDERS", sequence=20_000)
+    assert isinstance(refused.outcome, JetStreamUnavailable)
+    assert after.outcome == PubAck(stream="ORDERS", sequence=20_001)
+
+
+def test_a_refusal_with_headers_among_answers_that_are_no_run_is_for_its_own_message() -> None:
+    bench = Bench()
+    before, refused, after = (bench.publish() for _ in range(3))
+    to = [reply.encode() for reply in bench.send()]
+    no_one = b"HMSG %b 1 %d %d\r\n%b\r\n" % (to[1], len(NO_RESPONDERS), len(NO_RESPONDERS), NO_RESPONDERS)
+    bench.machine.receive_data(
+        b"MSG %b 1 31\r\n%b\r\n%bMSG %b 1 31\r\n%b\r\n" % (to[0], plain(10_000), no_one, to[2], plain(10_001))
+    )
+    bench.settle()
+    assert before.outcome == PubAck(stream="ORDERS", sequence=10_000)
+    assert isinstance(refused.outcome, JetStreamUnavailable)
+    assert after.outcome == PubAck(stream="ORDERS", sequence=10_001)
+
+
+def test_an_answer_on_a_subject_that_is_not_ours_resolves_nothing() -> None:
+    """The server chooses the subscription; whose answer it is, the subject says in full."""
+    bench = Bench(max_outstanding=20)
+    bench.expect_runs()
+    ack = bench.publish()
+    reply = bench.send()[0]
+    token = reply.rpartition(".")[2]
+    bench.answer(f"_INBOX.other.{token}", plain(20_000))
+    inbox = bench.window.inbox
+    assert inbox is not None
+    assert inbox.answer_runs is not None
+    inbox.answer_runs.append(AnswerRun("_INBOX.other.", [token.encode()], [plain(20_000)]))
+    bench.wake()
+    assert ack.outcome is None
+    bench.answer(reply, plain(20_001))
+    assert ack.outcome == PubAck(stream="ORDERS", sequence=20_001)
+
+
+def test_an_interrupt_within_a_run_leaves_the_rest_to_the_next_look() -> None:
+    class Interrupted(Ack):
+        def set_result(self, result: PubAck, /) -> None:
+            if not self.is_cancelled:
+                self.is_cancelled = True  # as one that was resolved: it is left alone
+                raise KeyboardInterrupt
+
+    bench = Bench(max_outstanding=20)
+    bench.expect_runs()
+    first, last = bench.publish(), Ack()
+    assert bench.window.publish(Interrupted(), "orders", b"x", None, bench.now)
+    assert bench.window.publish(last, "orders", b"x", None, bench.now)
+    with pytest.raises(KeyboardInterrupt):
+        bench.answer_all(bench.send(), [plain(20_000 + n) for n in range(3)])
+    assert last.outcome is None
+    bench.wake()
+    assert [first.outcome, last.outcome] == [PubAck(stream="ORDERS", sequence=n) for n in (20_000, 20_002)]
+    assert bench.window.outstanding == 0
 
 
 def test_a_window_knows_which_handles_it_waits_for() -> None:
@@ -540,6 +678,54 @@ def test_overlooked_failures_are_told_at_each_doubling(caplog: pytest.LogCapture
         (4, "number 3"),
         (8, "number 7"),
     ]
+
+
+# ---- those who wait for it ---------------------------------------------------------------------------------------
+
+
+class Calls:
+    """Counts those that a driver would wake, or take off."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def notify_all(self) -> None:
+        self.count += 1
+
+    detach = notify_all
+
+
+class Publisher(WindowBase):
+    """The common part of the drivers' publishers, on a bench."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._window, self._connection, self._now = bench.window, bench.machine, lambda: bench.now
+        self._room, self._all_done, self._runner = Calls(), Calls(), Calls()  # type: ignore[assignment]
+
+    @property
+    def woken(self) -> tuple[int, int, int]:
+        """Those who wait for room, those who wait for the end, and whether the runner was taken off."""
+        return self._room.count, self._all_done.count, self._runner.count  # type: ignore[attr-defined]
+
+
+def test_those_are_woken_for_whom_it_has_changed() -> None:
+    bench = Bench(max_outstanding=2, ack_timeout=3.0)
+    publisher = Publisher(bench)
+    first, second = Ack(), Ack()
+    assert publisher._attempt(first, "orders", b"", None)
+    assert publisher._attempt(second, "orders", b"", None)
+    publisher._on_step()
+    assert (publisher.outstanding, publisher.woken) == (2, (0, 0, 0))
+    replies = bench.send()
+    bench.answer(replies[0], plain(1))
+    publisher._on_step()
+    assert (publisher.outstanding, publisher.woken) == (1, (1, 0, 0))
+    bench.answer(replies[1], plain(2))
+    publisher._on_step()
+    assert (publisher.outstanding, publisher.woken) == (0, (2, 1, 0))
+    bench.machine.close()
+    publisher._on_step()
+    assert publisher.woken == (3, 2, 1)
 
 
 # ---- all of it -------------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from functools import partial
 
 from jetspark.aio.runner import MachineRunner
 from jetspark.aio.transport import Link
@@ -24,9 +26,12 @@ class AckFuture(asyncio.Future[PubAck]):
     """
 
     # It has no __init__ and no __del__: with both, making and dropping one took 2.0 µs in place of 0.5.
-    __slots__ = ("_window",)
+    __slots__ = ("accepted_at", "number", "subject", "window")
 
-    _window: PublishWindow
+    window: PublishWindow
+    subject: str
+    number: int
+    accepted_at: float
 
     def set_exception(self, exception: type | BaseException, /) -> None:
         super().set_exception(exception)
@@ -41,19 +46,14 @@ class _FailedAckFuture(AckFuture):
     def __del__(self) -> None:
         if self._log_traceback:
             self._log_traceback = False
-            self._window.tell_overlooked(_logger, self.exception())
+            self.window.tell_overlooked(_logger, self.exception())
 
 
 class AckFutures:
     """The futures of one window."""
 
     def __init__(self, link: Link, runner: MachineRunner[PublishWindow]) -> None:
-        self._loop, self._window = link.loop, runner.machine
-
-    def new(self) -> AckFuture:
-        future = AckFuture(loop=self._loop)
-        future._window = self._window
-        return future
+        self.new: Callable[[], AckFuture] = partial(AckFuture, loop=link.loop)
 
     def call_back(self) -> None:
         """The loop calls back when a future is done."""

@@ -32,8 +32,8 @@ class DeadLetter(Generic[T_co]):
 class DeadLetters:
     """Has what failed for good written elsewhere."""
 
-    when: IsRetryable | None = None
-    split: bool = False
+    when: IsRetryable | None
+    split: bool
 
     def write(self, batch: Sequence[Any], judge: IsRetryable) -> Steps:
         pieces = [list(batch)]

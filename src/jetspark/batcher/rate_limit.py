@@ -28,9 +28,10 @@ class TokenBucket:
 
     def take(self, count: int, now: float) -> float:
         """Take ``count`` tokens; returns the seconds to wait before using them."""
-        if self._filled_at is not None and now > self._filled_at:
+        if self._filled_at is not None:
+            now = max(now, self._filled_at)  # a clock may go back
             self._tokens = min(float(self.burst), self._tokens + (now - self._filled_at) * self.items_per_s)
-        self._filled_at = now if self._filled_at is None else max(now, self._filled_at)
+        self._filled_at = now
         missing = min(count, self.burst) - self._tokens
         self._tokens -= count
         return max(0.0, missing / self.items_per_s)

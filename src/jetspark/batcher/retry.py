@@ -62,11 +62,11 @@ def is_retryable(error: Exception, own: IsRetryable | None = None, sink: object 
 class Retry:
     """Tries again what may succeed later, after waits that double; bounded by attempts and by time."""
 
-    attempts: int = 5
-    first_wait_s: float = 0.1
-    max_wait_s: float = 5.0
-    max_total_s: float = 60.0
-    jitter: float = 0.5
+    attempts: int
+    first_wait_s: float
+    max_wait_s: float
+    max_total_s: float
+    jitter: float
     """Each wait is shortened at random by up to this share: 0 by nothing, 1 down to no wait at all."""
 
     def __post_init__(self) -> None:

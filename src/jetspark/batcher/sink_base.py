@@ -301,6 +301,7 @@ class AtomicSinkBase(Generic[J, T]):
         doubt_s: float = 30.0,
         timeout: float | None = None,
     ) -> None:
+        check_jetstream(js, "atomic_batch")
         messages: ItemMessages[T] = ItemMessages(subject, to_message, id_of)
         self._atomic = Atomic(
             js,
@@ -311,7 +312,6 @@ class AtomicSinkBase(Generic[J, T]):
             timeout_s=timeout,
             doubt_s=doubt_s,
         )
-        check_jetstream(js, "atomic_batch")
         self._runner = self._make_runner(None)
 
     @property

@@ -35,7 +35,12 @@ class AckFuture:
     """
 
     # A concurrent.futures.Future has a condition of its own, which costs twenty times as much to make.
-    __slots__ = ("_ack", "_error", "_followers", "_home", "_is_seen")
+    __slots__ = ("_ack", "_error", "_followers", "_home", "_is_seen", "accepted_at", "number", "subject", "window")
+
+    window: PublishWindow
+    subject: str
+    number: int
+    accepted_at: float
 
     def __init__(self, home: AckFutures) -> None:
         self._home = home

@@ -104,8 +104,10 @@ class Client(ClientBase):
             ConnectionClosed: After ``close`` or ``drain``, also while it waits.
         """
         link, machine = self._link, self._machine
-        check_timeout(timeout)
-        deadline = None if timeout is None else link.deadline(timeout)
+        deadline = None
+        if timeout is not None:
+            check_timeout(timeout)
+            deadline = link.deadline(timeout)
         try:
             with link.lock:
                 if machine.out_bytes >= WRITE_AT_BYTES:

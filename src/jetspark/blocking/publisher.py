@@ -71,8 +71,10 @@ class WindowedPublisher(WindowBase):
             ConnectionClosed: After ``close`` or ``drain``.
         """
         link, runner = self._link, self._runner
-        check_timeout(timeout)
-        deadline = None if timeout is None else link.deadline(timeout)
+        deadline = None
+        if timeout is not None:
+            check_timeout(timeout)
+            deadline = link.deadline(timeout)
         future = self._futures.new()
         with link.lock:
             if (

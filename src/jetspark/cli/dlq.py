@@ -60,7 +60,7 @@ def ls(
         if as_json:
             typer.echo(json.dumps(dict(counts.most_common()), indent=2))
         for name, count in [] if as_json else counts.most_common():
-            typer.echo(f"{count:8}  {name}")
+            typer.echo(_printable(f"{count:8}  {name}"))
         return
     if as_json:
         # As json.dumps would write the list of them, which may be too long to have it at once.
@@ -73,10 +73,11 @@ def ls(
 def _print_line(each: StoredLetter, _: int) -> None:
     letter = each.letter
     reason = f"{letter.cause.error}: {letter.cause.message}" if letter.cause else f"behind {letter.behind}"
-    typer.echo(
+    line = (
         f"{each.revision:8}  {letter.status:6}  {letter.handler}  {letter.key or '-'}  "
         f"{letter.origin.stream}:{letter.origin.sequence}  {reason.splitlines()[0][:100]}"
     )
+    typer.echo(_printable(line))
 
 
 def _print_item(each: StoredLetter, number: int) -> None:
@@ -84,14 +85,22 @@ def _print_item(each: StoredLetter, number: int) -> None:
     typer.echo(textwrap.indent(json.dumps(_fields(each), indent=2), "  "), nl=False)
 
 
-def _for_each(app: str, servers: str | None, chosen: LetterFilter, do: Callable[[StoredLetter, int], None]) -> int:
+def _for_each(
+    app: str,
+    servers: str | None,
+    chosen: LetterFilter,
+    do: Callable[[StoredLetter, int], None],
+    *,
+    with_events: bool = False,
+) -> int:
     """Do something with each letter as it is read, from number 0 on; returns how many there were."""
-    from jetspark.app.dead_letters.redriving import each_letter
+    from jetspark.app.dead_letters.redriving import each_letter, with_event
 
     async def run(js: JetStream, declared: App) -> int:
         count = 0
         async for stored in each_letter(js, declared, chosen):
-            do(stored, count)
+            whole = stored.letter.is_body_omitted and with_events
+            do(await with_event(js, declared, stored) if whole else stored, count)
             count += 1
         return count
 
@@ -101,15 +110,19 @@ def _for_each(app: str, servers: str | None, chosen: LetterFilter, do: Callable[
 @dlq.command()
 def show(app: AppName, letter: Letter, servers: Servers = None, as_json: AsJson = False) -> None:
     """Show one letter with its event, its cause and its origin."""
-    from jetspark.app.dead_letters.redriving import read_letter
+    from jetspark.app.dead_letters.redriving import read_letter, with_event
 
-    found = with_server(app, servers, lambda js, declared: read_letter(js, declared, letter))
+    async def run(js: JetStream, declared: App) -> StoredLetter:
+        stored = await read_letter(js, declared, letter)
+        return await with_event(js, declared, stored) if stored.letter.is_body_omitted else stored
+
+    found = with_server(app, servers, run)
     fields = _fields(found) | _body(found)
     if as_json:
         typer.echo(json.dumps(fields, indent=2))
         return
     for name, value in fields.items():
-        typer.echo(f"{name}: {value}")
+        typer.echo(_printable(f"{name}: {value}", keep="\n"))
 
 
 @dlq.command()
@@ -192,7 +205,18 @@ def discard(
 def export(app: AppName, handler: Handler = None, where: Where = None, servers: Servers = None) -> None:
     """Print letters with their events, one JSON object on each line."""
     _for_each(
-        app, servers, _filter(handler, where), lambda each, _: typer.echo(json.dumps(_fields(each) | _body(each)))
+        app,
+        servers,
+        _filter(handler, where),
+        lambda each, _: typer.echo(json.dumps(_fields(each) | _body(each))),
+        with_events=True,
+    )
+
+
+def _printable(text: str, keep: str = "") -> str:
+    """Text for a terminal: what users and publishers wrote may have line breaks, colours, or half a character."""
+    return "".join(
+        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode() for each in text
     )
 
 
@@ -229,7 +253,8 @@ def _fields(each: StoredLetter) -> dict[str, Any]:
 
 def _body(each: StoredLetter) -> dict[str, Any]:
     letter = each.letter
-    fields: dict[str, Any] = {"headers": dict(letter.headers.multi_items())}
+    values = {name: letter.headers.get_all(name) for name in letter.headers}
+    fields: dict[str, Any] = {"headers": {name: each[0] if len(each) == 1 else each for name, each in values.items()}}
     try:
         fields["data"] = letter.data.decode()
     except UnicodeDecodeError:

@@ -137,6 +137,7 @@ class _Replay:
                 effects=effects,
                 rate=self.rate,
                 resume=self.resume,
+                tell_plan=None if self.is_json else self._say_plan,
                 tell=tell,
             )
         self._say(done)
@@ -170,11 +171,14 @@ class _Replay:
                     self.request,
                     rate=self.rate,
                     resume=self.resume,
-                    on_plan=lambda plan: None if self.is_json else typer.echo(f"{plan}\n"),
+                    on_plan=lambda plan: None if self.is_json else self._say_plan(plan),
                     on_progress=tell,
                     engine=spark,
                 ),
             )
+
+    def _say_plan(self, plan: HandlerReplayPlan | ReplayPlan) -> None:
+        typer.echo(f"{plan}\n")
 
     def _say(self, done: HandlerReplayPlan | HandlerReplayRecord | ReplayPlan | ReplayRecord) -> None:
         _echo(done, self.is_json)

@@ -25,9 +25,10 @@ def replay_to_handler(
     effects: bool,
     rate: float | None,
     resume: str | None,
+    tell_plan: Callable[[HandlerReplayPlan], Any] | None,
     tell: Callable[[HandlerReplayRecord], Any],
 ) -> HandlerReplayPlan | HandlerReplayRecord:
-    """What was done, or with ``dry_run`` what would be read."""
+    """What was done, or with ``dry_run`` what would be read; ``tell_plan`` hears that first."""
     from jetspark.app.replay import plan_handler_replay, replay_handler
 
     if dry_run:
@@ -36,7 +37,15 @@ def replay_to_handler(
         app,
         servers,
         lambda js, it: replay_handler(
-            js, it, handler, request, effects=effects, rate=rate, resume=resume, on_progress=tell
+            js,
+            it,
+            handler,
+            request,
+            effects=effects,
+            rate=rate,
+            resume=resume,
+            on_plan=tell_plan,
+            on_progress=tell,
         ),
     )
 

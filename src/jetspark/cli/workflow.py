@@ -46,7 +46,7 @@ def ls(
     servers: Servers = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs of a workflow."""
+    """List the runs of a workflow. Those whose state this program cannot read are listed whatever the status."""
 
     async def found(runs: WorkflowRuns) -> list[WorkflowRun]:
         return [run async for run in runs.list(status)]
@@ -58,7 +58,8 @@ def ls(
     for run in listed:
         updated = run.updated.isoformat(timespec="seconds") if run.updated else ""
         typer.echo(f"{run.status:8}  {run.key}  {updated}  {run.reason or ', '.join(run.timers)}")
-    typer.echo(f"{len(listed)} runs")
+    unreadable = sum(run.status == "unreadable" for run in listed)
+    typer.echo(f"{len(listed)} runs" + (f", {unreadable} of them unreadable" if unreadable else ""))
 
 
 @workflow.command()
@@ -99,15 +100,12 @@ def cancel(
     """Let a run fail: what undoes its steps is published, and its timers end."""
 
     async def ended(runs: WorkflowRuns) -> WorkflowRun | None:
-        return await runs.get(key) if await runs.cancel(key, reason) else None
+        if not await runs.cancel(key, reason):
+            raise ConfigError(f"workflow {name!r}: run {key!r} is not running")
+        return await runs.get(key) if as_json else None
 
     run = _with_runs(app, name, servers, ended)
-    if run is None:
-        raise ConfigError(f"workflow {name!r}: run {key!r} is not running")
-    if as_json:
-        typer.echo(json.dumps(_fields(run), indent=2))
-    else:
-        typer.echo(f"{key}: cancelled")
+    typer.echo(f"{key}: cancelled" if run is None else json.dumps(_fields(run), indent=2))
 
 
 @workflow.command()

@@ -202,7 +202,7 @@ class Connection(Outbox):
         finally:  # what came before the first bad byte is good
             if parser.touched:
                 for subscription in parser.touched:
-                    if subscription.arrived:
+                    if subscription.arrived or subscription.answer_runs:
                         if subscription is self.requests.replies:
                             self.requests.take(self._events)
                         else:
@@ -356,6 +356,7 @@ class Connection(Outbox):
         reader: Reader | None = None,
         message_class: type[CoreMessage] | None = None,
         is_inbox: bool = False,
+        takes_runs: bool = False,
         answers_to: str = "",
         follows_sessions: bool = False,
         ends_with_session: bool = False,
@@ -371,6 +372,7 @@ class Connection(Outbox):
             reader: Who is woken when messages have arrived.
             message_class: What its messages are, if not what the connection's messages are.
             is_inbox: Answers come on subjects used once; nothing about them is remembered, and a drain leaves it open.
+            takes_runs: The reader of an inbox takes answers in ``answer_runs``, too. It has no limit of messages.
             answers_to: A subject we ask on: if we may not publish there, the subscription ends with that error.
             follows_sessions: The reader is woken when a session begins, too.
             ends_with_session: The subscription is over when the next session begins.
@@ -393,6 +395,7 @@ class Connection(Outbox):
             reader=reader,
             message_class=message_class,
             is_inbox=is_inbox,
+            takes_runs=takes_runs,
             answers_to=answers_to,
             follows_sessions=follows_sessions,
             ends_with_session=ends_with_session,
@@ -455,7 +458,10 @@ class Connection(Outbox):
         if requests.replies is None:
             requests.replies = self._subscribe_to_replies()
         token = str(self.names.next_token())
-        self.publish(subject, data, requests.prefix + token, headers)
+        if headers:
+            self.publish(subject, data, requests.prefix + token, headers)
+        else:
+            self.publish_with_reply(subject, (requests.prefix + token).encode(), data)
         requests.add(token, handle, subject)  # after it: what publish refuses has nobody who waits
         return token
 

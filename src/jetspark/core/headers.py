@@ -28,7 +28,17 @@ from typing import NoReturn, TypeAlias, TypeVar, overload
 from jetspark.core.arguments import iterate, unfit
 from jetspark.errors import InvalidHeader, ProtocolError
 
-__all__ = ["Headers", "HeadersLike", "Status", "decode", "decode_status", "encode"]
+__all__ = [
+    "Headers",
+    "HeadersLike",
+    "Status",
+    "decode",
+    "decode_status",
+    "encode",
+    "last_value",
+    "readable",
+    "restored",
+]
 
 T = TypeVar("T")
 
@@ -242,6 +252,40 @@ def decode(raw: bytes) -> Headers:
     return _restore(values)
 
 
+def readable(raw: bytes | None) -> Headers:
+    """What can be read of a block, for those who must not stop at a message because of its publisher.
+
+    The same as :func:`decode`, but lines that are no headers are left out, and the version and the closing blank line
+    are not asked for.
+    """
+    if not raw:
+        return Headers()
+    try:
+        return decode(raw)
+    except ProtocolError:
+        pass
+    values: dict[str, list[str]] = {}
+    for line in raw.decode("utf-8", "surrogateescape").split("\r\n"):
+        name, colon, value = line.partition(":")
+        if colon and name:
+            values.setdefault(name, []).append(value.lstrip(" \t"))
+    return _restore(values)
+
+
+def last_value(raw: bytes | None, name: str) -> str | None:
+    """The last value that a block has of a name, in this very spelling.
+
+    It finds a header that the server has appended, also behind a block that its publisher did not close: the server
+    takes two bytes off for the blank line, so that its header continues the publisher's last line.
+    """
+    begin = (raw or b"").rfind(f"{name}:".encode())
+    if raw is None or begin < 0:
+        return None
+    end = raw.find(b"\r\n", begin)
+    value = raw[begin + len(name) + 1 : end if end >= 0 else len(raw)]
+    return value.decode("utf-8", "surrogateescape").lstrip(" \t")
+
+
 def decode_status(raw: bytes) -> Status | None:
     """The status in the first line of a block, or None for an ordinary message; nothing else is parsed.
 
@@ -269,6 +313,14 @@ def _pairs(headers: object) -> Iterator[tuple[str, str]]:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise unfit("headers", headers, expected)
         yield pair[0], pair[1]
+
+
+def restored(pairs: Sequence[tuple[str, str]]) -> Headers:
+    """Headers that were received, which may be some that :class:`Headers` would not let a caller set."""
+    values: dict[str, list[str]] = {}
+    for name, value in pairs:
+        values.setdefault(name, []).append(value)
+    return _restore(values)
 
 
 def _restore(values: dict[str, list[str]]) -> Headers:

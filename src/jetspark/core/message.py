@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from jetspark.core.headers import Headers, Status, decode, decode_status
 from jetspark.errors import ProtocolError, UsageError
 
-__all__ = ["CoreMessage", "is_no_responders"]
+__all__ = ["AnswerRun", "CoreMessage", "is_no_responders"]
 
 
 class CoreMessage:
@@ -61,6 +61,17 @@ class CoreMessage:
     def __repr__(self) -> str:
         reply = f", reply={self.reply!r}" if self.raw_reply else ""
         return f"<Message subject={self.subject!r}{reply}, {len(self.data)} bytes>"
+
+
+class AnswerRun(NamedTuple):
+    """Answers without headers that came one right after the other, as columns: a message object for each would cost
+    more than reading them does."""
+
+    prefix: str
+    """What all their subjects begin with."""
+    tokens: list[bytes]
+    """The rest of each subject."""
+    payloads: list[bytes]
 
 
 def is_no_responders(message: CoreMessage) -> bool:

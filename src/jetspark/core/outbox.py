@@ -20,6 +20,7 @@ from collections.abc import Iterable
 
 from jetspark.core import frames
 from jetspark.core.arguments import octets, unfit
+from jetspark.core.frames import LINE_ENDS
 from jetspark.core.headers import HeadersLike, encode
 from jetspark.core.subjects import ApiSubject, validate_filter, validate_subject
 from jetspark.errors import BufferFull, ConnectionClosed, PayloadTooLarge
@@ -30,9 +31,22 @@ __all__ = ["Outbox"]
 MIN_CONTROL_ROOM_BYTES = 1 << 20
 
 # Publishers use few subjects; a bound keeps one that never repeats a subject from growing the cache for ever.
-MAX_KNOWN_ADDRESSES = 4096
+MAX_KNOWN_HEADS = 4096
 
 _MESSAGES = (b"PUB ", b"HPUB ")
+
+
+class _Heads(dict[str, bytes]):
+    """By subject: how the frame of a message without headers begins. A subject that is not there is checked first."""
+
+    def __missing__(self, subject: str) -> bytes:
+        head = _head(subject)
+        # Not an API's subject: the same text as a plain str is no subject to publish to.
+        if not isinstance(subject, ApiSubject):
+            if len(self) >= MAX_KNOWN_HEADS:
+                self.clear()
+            self[subject] = head
+        return head
 
 
 class Outbox:
@@ -61,7 +75,7 @@ class Outbox:
         """``published`` at the moment when we began to leave."""
         self._max_payload_bytes = max_payload_bytes
         self._own_prefix = own_prefix
-        self._addresses: dict[str, bytes] = {}
+        self._heads = _Heads()
 
     @property
     def buffered_messages(self) -> int:
@@ -78,35 +92,60 @@ class Outbox:
             BufferFull: Not accepted; try again when there is room.
             ConnectionClosed: Not accepted.
         """
-        try:  # costs nothing where nothing is raised: what cannot be looked up is told from what can by trying
-            address = self._addresses.get(subject)
-        except TypeError:
-            address = validate_subject(subject).encode()
-        if address is None:
-            address = self._learn_address(subject)
-        if reply:
-            # A reply subject of our own making needs no second look.
-            try:
-                is_ours = reply.startswith(self._own_prefix)
-            except (AttributeError, TypeError):  # bytes have such a method, too
-                raise unfit("reply", reply, "a subject") from None
-            address = b"%b %b" % (address, (reply if is_ours else validate_subject(reply)).encode())
+        if reply or headers:
+            self._publish_fully(subject, data, reply, headers)
+            return
+        try:  # costs nothing where nothing is raised
+            head = self._heads[subject]
+        except TypeError:  # a list has no hash
+            head = _head(subject)
         if type(data) is not bytes:
             data = octets("data", data)
-        if headers:
-            block = encode(headers)
-            if len(block) + len(data) > self._max_payload_bytes:
-                raise PayloadTooLarge(len(block) + len(data), self._max_payload_bytes)
-            frame = frames.HPUB % (address, len(block), len(block) + len(data), block, data)
-        else:
-            if len(data) > self._max_payload_bytes:
-                raise PayloadTooLarge(len(data), self._max_payload_bytes)
-            frame = frames.PUB % (address, len(data), data)
+        size = len(data)
+        if size > self._max_payload_bytes:
+            raise PayloadTooLarge(size, self._max_payload_bytes)
+        frame = b"".join((head, LINE_ENDS[size], data, b"\r\n"))
         # The last five lines are those of publish_frame(): a call would cost more than all that they do.
         out_bytes = self.out_bytes + len(frame)
         if out_bytes > self._room_bytes:
             self._check_room()
         self.published += 1  # before it is there: an interrupt in between leaves one counted too many, never too few
+        self.out_bytes = out_bytes
+        self._out.append(frame)
+
+    def _publish_fully(self, subject: str, data: bytes, reply: str, headers: HeadersLike | None) -> None:
+        address = self.address(subject)
+        if reply:
+            try:
+                is_ours = reply.startswith(self._own_prefix)
+            except (AttributeError, TypeError):  # bytes have such a method, too
+                raise unfit("reply", reply, "a subject") from None
+            # A reply subject of our own making needs no second look.
+            address = b"%b %b" % (address, (reply if is_ours else validate_subject(reply)).encode())
+        if headers:
+            block = encode(headers)
+            data = self.payload(data, len(block))
+            self.publish_frame(frames.HPUB % (address, len(block), len(block) + len(data), block, data))
+        else:
+            data = self.payload(data)
+            self.publish_frame(frames.PUB % (address, len(data), data))
+
+    def publish_with_reply(self, subject: str, reply: bytes, data: bytes) -> None:
+        """Like :meth:`publish`, with a reply subject of our own making, as it stands in a frame."""
+        try:
+            head = self._heads[subject]
+        except TypeError:
+            head = _head(subject)
+        if type(data) is not bytes:
+            data = octets("data", data)
+        size = len(data)
+        if size > self._max_payload_bytes:
+            raise PayloadTooLarge(size, self._max_payload_bytes)
+        frame = b"".join((head, reply, b" ", LINE_ENDS[size], data, b"\r\n"))
+        out_bytes = self.out_bytes + len(frame)
+        if out_bytes > self._room_bytes:
+            self._check_room()
+        self.published += 1
         self.out_bytes = out_bytes
         self._out.append(frame)
 
@@ -153,9 +192,10 @@ class Outbox:
             InvalidSubject: It cannot be published to.
         """
         try:
-            return self._addresses.get(subject) or self._learn_address(subject)
-        except TypeError:  # a list has no hash
-            return validate_subject(subject).encode()
+            head = self._heads[subject]
+        except TypeError:
+            head = _head(subject)
+        return head[len(b"PUB ") : -1]
 
     def payload(self, data: bytes, header_bytes: int = 0) -> bytes:
         """A payload as it stands in a frame.
@@ -168,16 +208,6 @@ class Outbox:
         if header_bytes + len(data) > self._max_payload_bytes:
             raise PayloadTooLarge(header_bytes + len(data), self._max_payload_bytes)
         return data
-
-    def _learn_address(self, subject: str) -> bytes:
-        if isinstance(subject, ApiSubject):
-            # Not remembered: the same text as a plain str is no subject to publish to.
-            return validate_filter(subject).encode()
-        address = validate_subject(subject).encode()
-        if len(self._addresses) >= MAX_KNOWN_ADDRESSES:
-            self._addresses.clear()
-        self._addresses[subject] = address
-        return address
 
     def _check_room(self) -> None:
         self._check_open()
@@ -285,3 +315,8 @@ class Outbox:
         self.out_bytes += sum(map(len, kept)) - sum(map(len, self._out))
         self._out = kept
         return dropped
+
+
+def _head(subject: str) -> bytes:
+    checked = validate_filter(subject) if isinstance(subject, ApiSubject) else validate_subject(subject)
+    return b"PUB %b " % checked.encode()

@@ -22,7 +22,9 @@ outlives a ``PING`` or an answer to some request; it ends when a loop has read a
 subscription is removed. Columns are expected after a chunk of such messages, until one has others.
 
 Messages go to the ``arrived`` list of their subscription and the subscription to ``touched``; everything else goes
-to ``control``. Both keep the order of the wire; a control frame may overtake messages of its own chunk.
+to ``control``. Both keep the order of the wire; a control frame may overtake messages of its own chunk. A subscription
+that has ``answer_runs`` gets a run of answers there, in one piece and without objects for messages; these may overtake
+answers of their chunk that were not read as a run.
 
 Until a session is established, :class:`HandshakeReader` reads instead: one frame at a time, and none but the five that
 a server may send to somebody it does not know yet. The first to answer may be anybody.
@@ -35,13 +37,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from operator import length_hint
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from jetspark.core.message import CoreMessage
+from jetspark.core.message import AnswerRun, CoreMessage
 from jetspark.errors import ProtocolError
 
 __all__ = [
@@ -71,7 +74,8 @@ MAX_KNOWN_SUBJECTS = 1024
 MAX_SKIPPED_CHUNKS = 64
 
 # Making the expression for a run takes as long as reading a hundred messages without it: runs that end just when they
-# are expected cost a fifth more at worst. Chunks of a few messages say nothing about what comes next.
+# are expected cost a fifth more at worst. Chunks of a few messages say nothing about what comes next, except where
+# answers are taken in runs, which come one by one while the server is not busy.
 RUN_AFTER_MESSAGES = 500
 MIN_CHUNK_MESSAGES = 16
 # Whatever ends a run is read by itself, and the run goes on behind it: a status after each pull request, say. Each time
@@ -116,6 +120,8 @@ class Route(Protocol):
     arrived: list[CoreMessage]
     is_inbox: bool
     """Every message has a subject of its own, so that nothing about it is worth remembering."""
+    answer_runs: deque[AnswerRun] | None
+    """Where answers go that are read as a run; None where they are messages like all others."""
     message_class: type[CoreMessage] | None
     """What its messages are, if not what the connection's messages are."""
     counted_messages: int
@@ -228,6 +234,8 @@ class Parser:
         if self._skip_chunks:
             self._skip_chunks -= 1
             position = 0
+        elif (tail or data)[:1] == b"H":  # headers: the quick reader would cut the chunk for nothing
+            position = 0
         else:
             position = self._read_lines(tail, data)
         if position < len(tail) + len(data):
@@ -267,13 +275,16 @@ class Parser:
             if kind.has_replies:
                 route.counted_messages += len(payloads)
                 route.counted_bytes += len(data) - len(rest) - len(payloads) * run.uncounted_bytes
+            self.touched.append(route)
+            if route.answer_runs is not None and not kind.has_replies:
+                route.answer_runs.append(AnswerRun(kind.subject, parts, payloads))
+                return rest
             subjects: Iterable[str] = repeat(kind.subject)
             replies: Iterable[bytes | None] = parts
             if not kind.has_replies:
                 # One call decodes all of them; a part has no space in it.
                 tokens = b" ".join(parts).decode(errors="surrogateescape").split(" ")
                 subjects, replies = map(kind.subject.__add__, tokens), repeat(None)
-            self.touched.append(route)
             route.arrived += map(
                 route.message_class or self._message_class,
                 subjects,
@@ -459,7 +470,7 @@ class Parser:
         else:
             self._next_skip = 1
             whole = len(pieces) & ~1
-            if whole >= 2 * MIN_CHUNK_MESSAGES:
+            if whole >= 2 * MIN_CHUNK_MESSAGES or (whole and route is not None and route.answer_runs is not None):
                 self._watch_for_run(pieces[0], pieces[whole - 2], whole // 2)
                 self._watch_for_columns(pieces[whole - 2], whole // 2, self._learned - learned_before)
             unpaired = len(pieces[-1]) + 2 if len(pieces) > whole else 0

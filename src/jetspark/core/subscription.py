@@ -6,7 +6,7 @@ from collections import deque
 from typing import TypedDict
 
 from jetspark.core.machine import Reader
-from jetspark.core.message import CoreMessage
+from jetspark.core.message import AnswerRun, CoreMessage
 from jetspark.core.numbers import whole
 from jetspark.core.options import ConnectOptions
 
@@ -24,6 +24,7 @@ class SubscriptionKind(TypedDict, total=False):
     is_unbounded: bool
     message_class: type[CoreMessage] | None
     is_inbox: bool
+    takes_runs: bool
     answers_to: str
     follows_sessions: bool
     ends_with_session: bool
@@ -42,6 +43,7 @@ class SubscriptionState:
 
     __slots__ = (
         "_pending_bytes_at_most",
+        "answer_runs",
         "answers_to",
         "arrived",
         "counted_bytes",
@@ -77,6 +79,7 @@ class SubscriptionState:
         reader: Reader | None = None,
         message_class: type[CoreMessage] | None = None,
         is_inbox: bool = False,
+        takes_runs: bool = False,
         answers_to: str = "",
         follows_sessions: bool = False,
         ends_with_session: bool = False,
@@ -99,6 +102,9 @@ class SubscriptionState:
         self.ends_with_session = ends_with_session
         """It is over when the next session begins: what it waits for was asked in one before, and will not come."""
         self.arrived: list[CoreMessage] = []
+        self.answer_runs: deque[AnswerRun] | None = deque() if takes_runs else None
+        """Answers that were read together, for a reader that takes them so. They are in no other list, are not counted
+        in ``received``, and have no bound: such a reader asks for no more than it can hold."""
         self.counted_messages = self.counted_bytes = 0
         """What the parser knows of the sizes of ``arrived`` and ``pending``; a reader that looks sets both to 0."""
         self.pending: deque[CoreMessage] = deque()

@@ -254,8 +254,7 @@ class _Rule:
         return f"{self.low} to {self.high}"
 
     def _wrong(self, value: object, expected: str) -> ConfigError:
-        shown = list(value) if self.shape == "list" and isinstance(value, tuple) else value
-        return ConfigError(f"{self.name}={shown!r}: expected {expected}")
+        return ConfigError(f"{self.name}={value!r}: expected {expected}")
 
 
 _RULES: dict[type, tuple[_Rule, ...]] = {}

@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from jetspark.core.arguments import texts
+from jetspark.core.headers import last_value
 from jetspark.core.message import CoreMessage
 from jetspark.core.numbers import UINT64, whole
 from jetspark.core.subjects import validate_filter
 from jetspark.errors import ConfigError, ServerError
 from jetspark.jetstream.errors import unavailable
-from jetspark.jetstream.info import StoredMessage
+from jetspark.jetstream.info import StoredMessage, direct_status
 from jetspark.jetstream.operations import Request
 from jetspark.jetstream.wire import number_in
 
@@ -68,7 +69,7 @@ class BatchGet:
             JetStreamUnavailable: Nobody answers: no such stream, or it does not allow direct gets.
             ServerError: The server refused.
         """
-        status = message.status
+        status = direct_status(message)
         if status is not None:
             self.is_over = True
             if status.code == 204:
@@ -104,8 +105,7 @@ class BatchGet:
 
 def _last_sequence(message: CoreMessage) -> int:
     # The server's headers come behind the message's own, which may have the same name.
-    found = message.headers.get_all("Nats-Last-Sequence")
-    return number_in(found[-1]) if found else 0
+    return number_in(last_value(message.raw_headers, "Nats-Last-Sequence") or "0")
 
 
 def _pending(message: CoreMessage) -> int:
@@ -145,7 +145,7 @@ class LastGet:
         self.is_over = self.is_broken = True
 
     def accept(self, message: CoreMessage) -> None:
-        status = message.status
+        status = direct_status(message)
         last = self.messages[-1].sequence if self.messages else 0
         if status is None:
             self.is_broken |= _last_sequence(message) != last

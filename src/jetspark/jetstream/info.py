@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from jetspark.codes import Code
-from jetspark.core.headers import Headers, decode
+from jetspark.core.headers import Headers, Status, last_value, readable, restored
 from jetspark.core.message import CoreMessage
 from jetspark.core.numbers import UINT64
 from jetspark.errors import MessageNotFound, ProtocolError, ServerError
@@ -25,6 +25,7 @@ __all__ = [
     "StoredMessage",
     "StreamInfo",
     "StreamState",
+    "direct_status",
 ]
 
 
@@ -155,6 +156,7 @@ class StoredMessage:
     timestamp: datetime.datetime
     data: bytes
     headers: Headers
+    """Those that can be read: the server stores whatever block a publisher writes."""
 
     @classmethod
     def from_reply(cls, stream: str, reply: Mapping[str, Any]) -> StoredMessage:
@@ -170,7 +172,7 @@ class StoredMessage:
                 sequence=_typed(message, "seq", int),
                 timestamp=_moment(str(message.get("time", ""))),
                 data=base64.b64decode(message.get("data", ""), validate=True),
-                headers=decode(raw_headers) if raw_headers else Headers(),
+                headers=readable(raw_headers),
             )
         except (TypeError, ValueError) as error:
             raise ProtocolError(f"a message we cannot read: {error!r}") from error
@@ -183,7 +185,7 @@ class StoredMessage:
             MessageNotFound: There is none.
             ServerError: The server refused for another reason.
         """
-        if (status := message.status) is not None:
+        if (status := direct_status(message)) is not None:
             kind = MessageNotFound if status.code == 404 else ServerError
             raise kind(
                 status.code, Code.MESSAGE_NOT_FOUND.value if status.code == 404 else 0, status.description.lower()
@@ -192,13 +194,16 @@ class StoredMessage:
         # republished has. So those that say where the message is are the last of their name.
         place: dict[str, str] = {}
         own: list[tuple[str, str]] = []
-        pairs = message.headers.multi_items()
+        pairs = readable(message.raw_headers).multi_items()
         of_the_server = _PLACE + (_BATCH if any(name == "Nats-Num-Pending" for name, _ in pairs) else ())
         for name, value in reversed(pairs):
             if name in of_the_server and name not in place:
                 place[name] = value
             else:
                 own.append((name, value))
+        for name in _PLACE:
+            if name not in place and (found := last_value(message.raw_headers, name)) is not None:
+                place[name] = found
         try:
             return cls(
                 stream=place["Nats-Stream"],
@@ -206,12 +211,22 @@ class StoredMessage:
                 sequence=wire.number_in(place["Nats-Sequence"]),
                 timestamp=_moment(place["Nats-Time-Stamp"]),
                 data=message.data,
-                headers=Headers(own[::-1]),
+                headers=restored(own[::-1]),
             )
         except KeyError as error:
             raise ProtocolError(f"a direct message without the header {error}") from None
         except ValueError as error:
             raise ProtocolError(f"a direct message we cannot read: {error}") from error
+
+
+def direct_status(message: CoreMessage) -> Status | None:
+    """What the server answers to a direct get in place of a message; None for a message.
+
+    The server stores any block of headers, also one with a status in its first line, and appends where the message is.
+    """
+    if last_value(message.raw_headers, "Nats-Sequence") is not None:
+        return None
+    return message.status
 
 
 _PLACE = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp")

@@ -25,8 +25,6 @@ from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.operations import Api, Operation, Request
 
 __all__ = [
-    "MAX_ACK_DIGITS",
-    "PLAIN_ACK",
     "Expect",
     "check_batch_id",
     "expected_headers",
@@ -35,13 +33,15 @@ __all__ = [
     "plain_ack",
     "publish",
     "publish_headers",
+    "read_plain_acks",
     "read_pub_ack",
 ]
 
-# What nearly every acknowledgement looks like: the same beginning, then a number. Reading it as JSON takes 5.5 µs, with
-# the expression 0.7 µs, and 0.3 µs for a window of many, which compares the beginning with the one that it read last.
-PLAIN_ACK = re.compile(rb'(\{"stream":"([A-Za-z0-9_-]+)", ?"seq":)([0-9]{1,19})\}')
-MAX_ACK_DIGITS = 19
+# What nearly every acknowledgement looks like. Reading it as JSON takes 5.5 µs, with the expression 0.7 µs, and 0.3 µs
+# where many are read together.
+_PLAIN_ACK = rb'\{"stream":"([A-Za-z0-9_-]+)", ?"seq":([0-9]{1,19})\}'
+_is_plain_ack = re.compile(_PLAIN_ACK).fullmatch
+_split_plain_acks = re.compile(_PLAIN_ACK + rb"\n").split
 
 _is_batch_id = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 _is_plain_id = re.compile(r"[!-~]+").fullmatch
@@ -164,13 +164,27 @@ def read_pub_ack(message: CoreMessage) -> PubAck:
     Raises:
         ServerError: The stream did not store the message.
     """
-    plain = PLAIN_ACK.fullmatch(message.data)
+    plain = _is_plain_ack(message.data)
     if plain is not None:
-        return plain_ack(plain[2].decode(), int(plain[3]))
+        return plain_ack(plain[1].decode(), int(plain[2]))
     reply = wire.read_reply(message.data)
     if not isinstance(reply.get("seq"), int):
         raise ProtocolError(f"an acknowledgement without a sequence: {message.data[:80]!r}")
     return wire.decode(PubAck, reply)
+
+
+def read_plain_acks(payloads: list[bytes]) -> list[PubAck] | None:
+    """Acknowledgements that all have the usual form; None when one of them has not, and each has to be read by itself.
+
+    What an error says, a duplicate or a domain is none of the usual form.
+    """
+    pieces = _split_plain_acks(b"\n".join(payloads) + b"\n")  # b"", stream, digits, b"", stream, digits, ..., b""
+    # Nothing may be between them. A payload with a line break in it makes more of them than there are payloads.
+    if len(pieces) != 3 * len(payloads) + 1 or any(pieces[::3]):
+        return None
+    streams = pieces[1::3]
+    names = {raw: raw.decode() for raw in set(streams)}
+    return list(map(plain_ack, map(names.__getitem__, streams), map(int, pieces[2::3])))
 
 
 class _Draft:
@@ -178,19 +192,17 @@ class _Draft:
 
     __slots__ = PubAck.__slots__
 
-    def __init__(self, stream: str, sequence: int) -> None:
-        self.stream, self.sequence = stream, sequence
-        self.duplicate = False
-        self.domain = self.batch = self.batch_size = self.value = None
-        self.extra: dict[str, Any] = {}
-
 
 def plain_ack(stream: str, sequence: int) -> PubAck:
     """``PubAck(stream=stream, sequence=sequence)``, past the detour by which frozen dataclasses fill themselves.
 
-    It takes 0.28 µs instead of 1.4.
+    It takes 0.2 µs instead of 1.4.
     """
-    draft: Any = _Draft(stream, sequence)
+    draft: Any = object.__new__(_Draft)
+    draft.stream, draft.sequence = stream, sequence
+    draft.duplicate = False
+    draft.domain = draft.batch = draft.batch_size = draft.value = None
+    draft.extra = {}
     draft.__class__ = PubAck
     ack: PubAck = draft
     return ack

@@ -102,7 +102,7 @@ class AtomicMachine:
         api: Api,
         batch_id: str,
         *,
-        ack_first: bool = True,
+        ack_first: bool,
         ack_every: int | None = None,
         timeout_s: float,
         jitter: Callable[[], float],
@@ -283,8 +283,7 @@ class AtomicMachine:
             facts = yield from self._api.facts()
         finally:
             self._is_waiting = False
-        self._holds_back = self._holds_back or facts.lacks(END_OF_BATCH.level)
-        self.wants_ack = self.wants_ack or self._holds_back
+        self._holds_back = self._holds_back or facts.lacks(END_OF_BATCH.level)  # ``wants_ack`` is true already
 
     def _hold(self, subject: str, data: bytes, headers: HeadersLike | None) -> Operation[None]:
         """Keep a message, which may be the last, and hand over the one before it."""
@@ -292,6 +291,7 @@ class AtomicMachine:
         self._vet(subject, data, fields)
         yield from self._hand_over()
         self._held = subject, data, fields
+        self._last_subject = subject
         self._remember(subject, headers)
 
     def _vet(self, subject: str, data: bytes, fields: Headers) -> None:
@@ -367,7 +367,6 @@ class AtomicMachine:
             raise BatchInDoubt(
                 self.id, f"{self.sequence} messages were acknowledged as {ack.batch_size} of batch {ack.batch!r}"
             )
-        self._may_be_staged = False
         self._end("stored", "it is committed")
         self.ack = ack
         return ack
@@ -405,7 +404,6 @@ class AtomicMachine:
             raise self._misuse()
         if self.outcome == "open":
             self._end("not stored", "it was discarded")
-        self._held = None
         yield from self._drop()
 
     def leave(self, *, failed: bool) -> Operation[None]:
@@ -420,7 +418,6 @@ class AtomicMachine:
             return
         if self.outcome == "open":
             self._end("not stored", "its block was left by an exception" if failed else "it had no messages")
-        self._held = None
         if self.outcome == "not stored":
             yield from self._drop()
 
@@ -518,7 +515,6 @@ class AtomicMachine:
         """What later messages are checked against."""
         if subject not in self._subjects:
             self._subjects[subject] = subject.encode()
-        self._last_subject = subject
         if headers is not None:
             headers = Headers(headers)
             self._has_ttl = self._has_ttl or "Nats-TTL" in headers
@@ -526,8 +522,8 @@ class AtomicMachine:
                 self._msg_ids.add(msg_id)
 
     def _count(self, messages: int) -> None:
+        self._may_be_staged = True  # first: a message that counts is one that the server can be made to forget
         self.sequence += messages
-        self._may_be_staged = True
         self._is_ack_due = self._ack_every is not None and (self.sequence + 1) % self._ack_every == 0
         self.wants_ack = self._is_ack_due or self._holds_back
 

@@ -80,7 +80,7 @@ class FastFrames:
         return frames.HPUB % (address, len(block), len(block) + len(data), block, data)
 
     def build(self, items: Iterable[Item], sequence: int, ready: list[bytes], max_bytes: int) -> None:
-        """Append frames of messages to ``ready``, after this sequence, until the last one passes ``max_bytes``.
+        """Append frames of messages to ``ready``, after this sequence, until they have ``max_bytes`` or more.
 
         Raises:
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: One cannot be sent; those before it are ready.

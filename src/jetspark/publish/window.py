@@ -11,14 +11,18 @@ One publish, and who moves it::
                        └ ──connection over───────────────────> ConnectionClosed, or the error that ended it: unknown
 
 Every message has a reply subject of its own, used once, under one inbox. The table of outstanding messages is keyed
-by it and in order of publishing. Invariants: a handle is in the table from the moment its message was accepted until
-it is resolved, and is resolved at most once; an answer to a message that is not in the table is ignored; the table
-never has more than ``max_outstanding`` entries.
+by its last token and in order of publishing. Invariants: a handle is in the table from the moment its message was
+accepted until it is resolved, and is resolved at most once; an answer to a message that is not in the table is ignored;
+the table never has more than ``max_outstanding`` entries.
 
 A lost session resolves exactly those messages that had been handed to the network: the number each had when it was
 accepted, compared with the numbers in ``Disconnected``, tells. The others are still in the connection's buffer, will
 be sent after the reconnect, and stay. ``ack_timeout`` does not run while there is no session, and begins anew with
 the next: nobody could have answered.
+
+Acknowledgements come in great numbers, and nearly all look alike. The connection hands them over as runs, and a run
+whose acknowledgements all have the usual form is read by a few calls for all of it together. Any other answer is read
+by itself.
 
 Handles are the driver's, with the three methods of :class:`Handle`. A cancelled one is left alone; its place is free
 when its message is acknowledged or given up, like any other.
@@ -27,7 +31,7 @@ when its message is acknowledged or given up, like any other.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -36,7 +40,7 @@ from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorRep
 from jetspark.core.headers import HeadersLike
 from jetspark.core.link import Crowd
 from jetspark.core.machine import Reader
-from jetspark.core.message import CoreMessage, is_no_responders
+from jetspark.core.message import AnswerRun, CoreMessage, is_no_responders
 from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.core.running import RunnerBase
 from jetspark.core.subscription import SubscriptionState
@@ -50,7 +54,7 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.info import PubAck
-from jetspark.jetstream.publishing import MAX_ACK_DIGITS, PLAIN_ACK, plain_ack, read_pub_ack
+from jetspark.jetstream.publishing import read_plain_acks, read_pub_ack
 
 __all__ = ["ACK_TIMEOUT_S", "DEFAULT_WINDOW", "MAX_OUTSTANDING", "Handle", "PublishWindow", "WhenFull", "WindowBase"]
 __all__ += ["WindowOptions"]
@@ -84,7 +88,17 @@ DEFAULT_WINDOW = WindowOptions()
 
 
 class Handle(Protocol):
-    """Who waits for an acknowledgement."""
+    """Who waits for an acknowledgement, and what the window has to know of the message.
+
+    These facts are here and not in a record of their own, which would be one more object for each message, and one more
+    for the garbage collector to look at.
+    """
+
+    window: PublishWindow
+    subject: str
+    number: int
+    """The connection's number of the message."""
+    accepted_at: float
 
     def cancelled(self) -> bool: ...
     def set_result(self, result: PubAck, /) -> None: ...
@@ -109,13 +123,12 @@ class PublishWindow:
         self._machine, self._reader = machine, reader
         self._inbox: SubscriptionState | None = None
         self._reply_prefix = ""
+        self._raw_reply_prefix = b""
         self._last_token = 0
-        self._waiting: dict[str, tuple[Handle, str, int, float]] = {}
-        """By reply subject: handle, subject, the connection's number of the message, when it was accepted."""
+        self._waiting: dict[bytes, Handle] = {}
+        """By the reply subject's last token."""
         self._session_began = float("-inf")
         self._overlooked = 0
-        self._last_plain = (b'{"stream":"","seq":', "")
-        """What the last plain acknowledgement began with, and the stream that it named."""
 
     @property
     def outstanding(self) -> int:
@@ -132,7 +145,7 @@ class PublishWindow:
 
     def waits_for(self, handle: Handle) -> bool:
         """Whether its acknowledgement is outstanding."""
-        return any(known[0] is handle for known in self._waiting.values())
+        return any(known is handle for known in self._waiting.values())
 
     def check_may_wait(self) -> None:
         """The window is full: may the caller wait for room?
@@ -154,16 +167,23 @@ class PublishWindow:
         if self._inbox is None:
             self._open_inbox()
         self._last_token += 1
-        reply = f"{self._reply_prefix}{self._last_token}"
-        machine.publish(subject, data, reply, headers)
-        waiting[reply] = (handle, subject, machine.published, now)
+        token = b"%d" % self._last_token
+        if headers:
+            machine.publish(subject, data, self._reply_prefix + token.decode(), headers)
+        else:
+            machine.publish_with_reply(subject, self._raw_reply_prefix + token, data)
+        handle.window, handle.subject, handle.number, handle.accepted_at = self, subject, machine.published, now
+        waiting[token] = handle
         return True
 
     def _open_inbox(self) -> None:
         prefix = self._machine.names.new_inbox()
         # No more can arrive than was asked for, so the window is the bound.
-        inbox = self._machine.subscribe(f"{prefix}.*", is_unbounded=True, is_inbox=True, reader=self._reader)
+        inbox = self._machine.subscribe(
+            f"{prefix}.*", is_unbounded=True, is_inbox=True, takes_runs=True, reader=self._reader
+        )
         self._reply_prefix = f"{prefix}."
+        self._raw_reply_prefix = self._reply_prefix.encode()
         self._inbox = inbox
 
     # ---- what comes back ---------------------------------------------------------------------------------------
@@ -173,32 +193,51 @@ class PublishWindow:
         inbox = self._inbox
         if inbox is None:
             return
-        pending, waiting = inbox.pending, self._waiting
-        while pending:
-            message = pending[0]  # taken away when it is passed on: a thread may be interrupted before
-            known = waiting.get(message.subject)
-            if known is not None:  # else it timed out before the answer came, or this is a second answer
-                handle = known[0]
-                if not handle.cancelled():
-                    (beginning, stream), data = self._last_plain, message.data
-                    digits = data[len(beginning) : -1]
-                    if (
-                        digits.isdigit()
-                        and data.startswith(beginning)
-                        and data[-1] == 125
-                        and len(digits) <= MAX_ACK_DIGITS
-                    ):
-                        handle.set_result(plain_ack(stream, int(digits)))
-                    elif (plain := PLAIN_ACK.fullmatch(data)) is not None:
-                        self._last_plain = plain[1], plain[2].decode()
-                        handle.set_result(plain_ack(self._last_plain[1], int(plain[3])))
-                    else:
-                        _resolve(handle, known[1], message, self._machine)
-                del waiting[message.subject]
-            pending.popleft()
+        # They are taken away when all are passed on: a thread may be interrupted before, and then passes on the rest.
+        runs, pending = inbox.answer_runs, inbox.pending
+        while runs:
+            self._take_run(runs[0])
+            runs.popleft()
+        if pending:
+            self._take_messages(pending)
+            pending.clear()
         if inbox.is_finished:  # closed, or we may not subscribe to it; the next publish asks again
             self._inbox = None
             self.fail(inbox.error or ConnectionClosed("closed before the acknowledgement came"))
+
+    def _take_messages(self, messages: Iterable[CoreMessage]) -> None:
+        prefix = self._reply_prefix
+        ours = [message for message in messages if message.subject.startswith(prefix)]
+        tokens = [message.subject[len(prefix) :].encode(errors="surrogateescape") for message in ours]
+        if not any(message.raw_headers for message in ours):
+            self._take_run(AnswerRun(prefix, tokens, [message.data for message in ours]))
+            return
+        for token, message in zip(tokens, ours, strict=True):
+            self._take(token, message)
+
+    def _take_run(self, run: AnswerRun) -> None:
+        if run.prefix != self._reply_prefix:
+            return  # answers in another inbox than the present one: nobody waits for them
+        acks = read_plain_acks(run.payloads)
+        if acks is None:
+            for token, payload in zip(run.tokens, run.payloads, strict=True):
+                self._take(token, CoreMessage("", payload, None, None, None))
+            return
+        waiting = self._waiting
+        for token, ack in zip(run.tokens, acks, strict=True):
+            handle = waiting.get(token)
+            if handle is not None:  # else it timed out before the answer came, or this is a second answer
+                if not handle.cancelled():
+                    handle.set_result(ack)
+                del waiting[token]
+
+    def _take(self, token: bytes, message: CoreMessage) -> None:
+        """One that is read by itself."""
+        handle = self._waiting.get(token)
+        if handle is not None:
+            if not handle.cancelled():
+                _resolve(handle, message, self._machine)
+            del self._waiting[token]
 
     def on_event(self, event: ConnectionEvent, now: float) -> None:
         """Something happened to the connection."""
@@ -211,12 +250,12 @@ class PublishWindow:
             case Closed(error, _):
                 self.fail(error or ConnectionClosed("closed before the acknowledgement came"))
             case ErrorReported(PermissionDenied(operation="publish") as error):
-                denied = [reply for reply, known in self._waiting.items() if known[1] == error.subject]
+                denied = [token for token, known in self._waiting.items() if known.subject == error.subject]
                 self._fail(denied, error)
 
     def _on_disconnected(self, event: Disconnected) -> None:
         last_handed_over = event.published_messages - event.buffered_messages
-        lost = [reply for reply, known in self._waiting.items() if known[2] <= last_handed_over]
+        lost = [token for token, known in self._waiting.items() if known.number <= last_handed_over]
         if lost:
             self._fail(lost, ConnectionLost(event.reason, len(lost)))
 
@@ -234,16 +273,16 @@ class PublishWindow:
         if not self._machine.is_connected:
             return
         late = []
-        for reply, known in self._waiting.items():  # in order of publishing, so the first that has time ends it
+        for token, known in self._waiting.items():  # in order of publishing, so the first that has time ends it
             if self._deadline(known) > now:
                 break
-            late.append(reply)
-        for reply in late:
-            what = f"acknowledgement of a message to {self._waiting[reply][1]!r}"
-            self._fail([reply], RequestTimeout(what, self.ack_timeout_s))
+            late.append(token)
+        for token in late:
+            what = f"acknowledgement of a message to {self._waiting[token].subject!r}"
+            self._fail([token], RequestTimeout(what, self.ack_timeout_s))
 
-    def _deadline(self, known: tuple[Handle, str, int, float]) -> float:
-        return max(known[3], self._session_began) + self.ack_timeout_s
+    def _deadline(self, known: Handle) -> float:
+        return max(known.accepted_at, self._session_began) + self.ack_timeout_s
 
     def tell_overlooked(self, logger: logging.Logger, error: BaseException | None) -> None:
         """A future has failed and is gone without anybody having looked at it.
@@ -260,10 +299,10 @@ class PublishWindow:
         """Give up all that is outstanding: nobody knows what becomes of it."""
         self._fail(list(self._waiting), error)
 
-    def _fail(self, replies: list[str], error: Exception) -> None:
-        for reply in replies:
-            _fail_one(self._waiting[reply][0], error)
-            del self._waiting[reply]
+    def _fail(self, tokens: list[bytes], error: Exception) -> None:
+        for token in tokens:
+            _fail_one(self._waiting[token], error)
+            del self._waiting[token]
 
 
 class WindowBase:
@@ -294,9 +333,9 @@ class WindowBase:
             self._runner.detach()
 
 
-def _resolve(handle: Handle, subject: str, message: CoreMessage, machine: Connection) -> None:
+def _resolve(handle: Handle, message: CoreMessage, machine: Connection) -> None:
     if is_no_responders(message):
-        handle.set_exception(unavailable(subject, machine.info))
+        handle.set_exception(unavailable(handle.subject, machine.info))
         return
     try:
         ack = read_pub_ack(message)

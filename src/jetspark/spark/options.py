@@ -72,9 +72,9 @@ def size(value: str) -> int:
     """Bytes, or with a unit as Spark writes them: ``512k``, ``64m``, ``1g``."""
     units = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
     lowered = value.strip().lower().removesuffix("b")
-    unit = units.get(lowered[-1:], 1)
+    digits, unit = (lowered[:-1], units[lowered[-1]]) if lowered[-1:] in units else (lowered, 1)
     try:
-        number = int(lowered[:-1] if unit > 1 else lowered)
+        number = int(digits)
     except ValueError:
         number = 0
     if number < 1:
@@ -150,7 +150,7 @@ _SPARKS_OWN = frozenset({"checkpointlocation", "path", "queryname", "header"})
 
 def _suggestion(name: str, known: Iterable[Described]) -> str:
     by_lower = {entry.name.lower(): entry.name for entry in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name.lower(), by_lower)
     if close:
         return f"; did you mean {by_lower[close[0]]!r}?"
     return f"; expected one of {', '.join(sorted(by_lower.values()))}"

@@ -49,14 +49,14 @@ def places(messages: Sequence[CoreMessage]) -> Places:
             read_options=csv.ReadOptions(
                 use_threads=False, block_size=len(text) + 1, column_names=[str(number) for number in range(columns)]
             ),
-            parse_options=csv.ParseOptions(delimiter=".", quote_char=False, ignore_empty_lines=False),
+            parse_options=csv.ParseOptions(delimiter=".", quote_char=False),
             convert_options=csv.ConvertOptions(
                 include_columns=wanted, column_types=dict.fromkeys(wanted, pa.int64()), null_values=[]
             ),
         )
     except (TypeError, pa.ArrowInvalid) as error:
         raise ProtocolError(f"not the reply subjects of JetStream messages: {error}") from error
-    if len(table) != len(messages):  # an empty line at the end is no line
+    if len(table) != len(messages):  # an empty line is no row
         raise ProtocolError("a JetStream message without a reply subject")
     sequences, times_ns = (table.column(name).combine_chunks() for name in wanted)
     return Places(sequences, pc.divide(times_ns, 1000))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ProtocolError
 
-__all__ = ["MessagePlace", "count_up_to", "delivery", "token_shift"]
+__all__ = ["MessagePlace", "count_up_to", "delivery", "sequences_of", "token_shift"]
 
 _SHORT_TOKENS, _LONG_TOKENS = 9, 11
 _STREAM_SEQUENCE, _LAST = 5, 8
@@ -42,6 +42,20 @@ def delivery(message: CoreMessage) -> MessagePlace:
         return MessagePlace(*map(int, tokens[_STREAM_SEQUENCE + shift : _LAST + 1 + shift]))
     except ValueError:
         raise _not_ours(reply) from None
+
+
+def sequences_of(messages: Sequence[CoreMessage]) -> Sequence[int]:
+    """The stream sequences of messages that one consumer sent, in their order, none of them twice.
+
+    Raises:
+        ProtocolError: One is not a JetStream message.
+    """
+    if not messages:
+        return ()
+    first, last = delivery(messages[0]).sequence, delivery(messages[-1]).sequence
+    if last - first == len(messages) - 1:
+        return range(first, last + 1)  # they ascend: there is no other way to have as many between the two
+    return [delivery(message).sequence for message in messages]
 
 
 def token_shift(tokens: int, reply: bytes) -> int:

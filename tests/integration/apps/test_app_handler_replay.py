@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -15,7 +16,13 @@ from typer.testing import CliRunner
 import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Context, Event, Skip
-from jetspark.app.replay import ReplayRequest, plan_handler_replay, read_handler_records, replay_handler
+from jetspark.app.replay import (
+    HandlerReplayPlan,
+    ReplayRequest,
+    plan_handler_replay,
+    read_handler_records,
+    replay_handler,
+)
 from jetspark.cli import commands
 from jetspark.errors import ConfigError, DataLoss
 from jetspark.server import NatsServer
@@ -159,9 +166,14 @@ async def test_a_replay_that_was_killed_is_resumed_and_counts_each_event_once(
     with pytest.raises(ConfigError, match="it was begun without effects"):
         await replay_handler(js, shop.app, "billing", resume=record.id, effects=True)
 
-    done = await replay_handler(js, shop.app, "billing", resume=record.id)
+    plans: list[HandlerReplayPlan] = []
+    done = await replay_handler(js, shop.app, "billing", resume=record.id, on_plan=plans.append)
 
     assert (done.id, done.events, done.done, done.skipped, done.status) == (record.id, 9, 8, 1, "done")
+    [left] = plans
+    assert (left.extent.first, left.extent.last, sum(left.events.values())) == (5, record.last, 5)
+    assert done.outline == record.outline
+    assert (done.outline["subjects"], done.outline["deleted"]) == (["orders.*.paid"], 0)
     with pytest.raises(ConfigError, match="it is done already"):
         await replay_handler(js, shop.app, "billing", resume=record.id)
 
@@ -171,11 +183,20 @@ async def test_what_is_gone_or_cannot_be_held_back_is_refused(server: NatsServer
     await handled_live(server, js, shop)
     plan = await plan_handler_replay(js, shop.app, "billing", ReplayRequest(from_seq=4, to_seq=9))
     assert (plan.events, plan.keys) == ({"order.paid": 6}, 3)
+    stream = await js.stream("SHOP")
+    times = [(await stream.get_message(sequence)).timestamp for sequence in (4, 9)]
+    assert [plan.outline.first_time, plan.outline.last_time] == times
+    stored = [f"{time:%Y-%m-%dT%H:%M:%S}Z" for time in times]
+    assert f"stored from {stored[0]} to {stored[1]}, on orders.*.paid\n" in str(plan)
+    await stream.delete_message(6)
+    plan = await plan_handler_replay(js, shop.app, "billing", ReplayRequest(from_seq=4, subject="orders.o-1.*"))
+    assert "no replay sees them; in this range 6" in str(plan)
+    assert (plan.to_dict()["subjects"], plan.to_dict()["gaps"]) == (["orders.o-1.*"], [[6, 6]])
     with pytest.raises(ConfigError, match="a batch handler has no context"):
         await replay_handler(js, shop.app, "report", effects=True)
     with pytest.raises(ConfigError, match="it has billing, ledger, report"):
         await replay_handler(js, shop.app, "shipping")
-    await (await js.stream("SHOP")).purge(up_to_sequence=3)
+    await stream.purge(up_to_sequence=3)
     with pytest.raises(DataLoss):
         await replay_handler(js, shop.app, "billing", ReplayRequest(from_seq=2))
 
@@ -219,7 +240,9 @@ def test_the_command_replays_handlers_and_lists_it(
         asyncio.run(prepare())
         part = ("replay", "handled:app", "billing", "--to-seq", "4")
         assert "4 events of 1 keys (4 order.paid)" in run(*part, "--dry-run")
-        assert "4 done, 0 skipped, 0 failed, done" in run(*part, "--effects")
+        told = run(*part, "--effects")
+        assert re.search(r"all of it is there\nstored from \S+ to \S+, on orders\.\*\.paid\n4 events of 1 keys", told)
+        assert "4 done, 0 skipped, 0 failed, done" in told
         found = json.loads(run("replay", "handled:app", "billing", "--rate", "1000", "--json", code=3))
         assert (found["done"], found["failed"], found["failures"][0]["sequence"]) == (8, 1, 6)
         assert "2 replays" in run("replays", "handled:app", "billing")

@@ -261,33 +261,6 @@ async def test_a_slow_handler_says_that_it_is_at_work(server: NatsServer, js: Je
     assert begun == [("a", 1), ("b", 1)]
 
 
-async def test_an_event_too_large_for_a_letter_is_redriven_from_its_stream(server: NatsServer, js: JetStream) -> None:
-    app, done, is_mended = new_app(), [], False
-
-    class Large(Event, type="large", key="name", subject="orders.large.{name}"):
-        name: str
-        text: str
-
-    @app.handler(Large, durable="large")
-    async def handle(event: Large) -> None:
-        if not is_mended:
-            raise Reject("not yet")
-        done.append(len(event.text))
-
-    await set_up(js, app)
-    await publish(js, app, Large(name="a", text="x" * ((1 << 20) - 450)))
-    store = await HandlerStore.open(js, app.name, "large")
-    async with running(app, server.url):
-        await until(lambda: is_settled(js, app, "large"))
-        [stored] = [each async for each in store.all_letters()]
-        assert stored.letter.data == b""
-        is_mended = True
-        await store.request(stored)
-        await until(lambda: is_settled(js, app, "large"))
-    assert done == [(1 << 20) - 450]
-    assert [each async for each in store.all_letters()] == []
-
-
 async def test_settled_messages_of_the_retry_stream_are_removed_after_a_while(
     server: NatsServer, js: JetStream
 ) -> None:

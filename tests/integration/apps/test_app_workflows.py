@@ -41,7 +41,7 @@ from typer.testing import CliRunner
 from jetspark.app import App, AppClient, Decision, Event, WorkflowRun
 from jetspark.app.workflows.declaring import RunStatus
 from jetspark.cli.commands import app as cli
-from jetspark.errors import NetworkError
+from jetspark.errors import ConfigError, NetworkError
 from jetspark.server import NatsServer
 
 MANY = int(os.environ.get("JETSPARK_MANY_RUNS", "0"))
@@ -295,3 +295,47 @@ async def test_runs_are_listed_shown_and_ended_on_the_command_line(
     finally:
         workers.cancel()
         await asyncio.wait([workers])
+
+
+async def test_a_run_that_cannot_be_read_hides_no_other(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = fulfilment()
+    monkeypatch.setattr("support.fulfilment.app", app, raising=False)
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as shop, running(app, nats_url):
+        entities, runs = shop.entities("fulfilment"), shop.workflow("fulfilment")
+        for id in ("good", "no json", "newer", "other state", "deep"):
+            await shop.publish(Placed(order_id=id))
+
+        async def are_there() -> bool:
+            return len([run async for run in runs.list()]) == 5
+
+        await until(are_there)
+        damaged = {
+            "no json": b"{",
+            "newer": b'{"version":999,"key":"newer"}',
+            "other state": b'{"version":1,"key":"other state","state":17,"timers":{}}',
+            "deep": b"[" * 100_000,
+        }
+        for id, data in damaged.items():
+            await shop.js.publish(entities.subject_of(id), data)
+        listed = {run.key: run async for run in runs.list("running")}
+        assert set(listed) == {"good", *damaged}
+        assert (listed["good"].status, listed["good"].timers) == ("running", ("payment",))
+        for id in damaged:
+            assert listed[id].status == "unreadable"
+            assert repr(id) in (listed[id].reason or ""), listed[id].reason
+
+        seen = set()
+
+        async def list_entities() -> None:
+            async for found in entities.list():
+                seen.add(found.key)
+
+        with pytest.raises(ConfigError, match=r"and 1 more"):  # what is no record; of the others only the state is not
+            await list_entities()
+        assert seen == {"good", "newer", "other state"}
+    words = ["workflow", "ls", "support.fulfilment:app", "fulfilment", "--servers", nats_url]
+    result = await asyncio.to_thread(CliRunner().invoke, cli, words)
+    assert result.exit_code == 0, result.output
+    assert "unreadable  newer" in result.output
+    assert result.output.splitlines()[-1] == "5 runs, 4 of them unreadable"

@@ -71,8 +71,8 @@ class BoundaryPast:
     def __init__(self, filter: str, snapshot: SnapshotState | None = None) -> None:
         self.filter, self.snapshot = filter, snapshot
         self.entries: list[PastEvent] = []
-        self.last = 0 if snapshot is None else -1
-        """The sequence of the last event under the filter; -1 while that is not known."""
+        self.last = 0
+        """The sequence of the last event under the filter that is known; 0 if there is none."""
         self.last_id: str | None = None
         """The ``Nats-Msg-Id`` of that event; None if it is not known, or has none."""
         self.through = 0
@@ -179,7 +179,7 @@ def advance_snapshot(
 class BoundaryCache:
     """The boundaries that were used last, up to a number of events."""
 
-    def __init__(self, max_events: int = 100_000) -> None:
+    def __init__(self, max_events: int) -> None:
         self._max_events = max_events
         self._pasts: OrderedDict[tuple[str, str], tuple[BoundaryPast, int]] = OrderedDict()
         self._weight = 0

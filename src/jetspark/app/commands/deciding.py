@@ -238,7 +238,7 @@ class Deciding:
         self.stream = stream
         self.catalogue, self.projections, self.cache = catalogue, projections, cache
         self.clock, self._random = clock, random
-        self.encoder = DecisionEncoder(source, timers_of, random_bits)
+        self.encoder = DecisionEncoder(source, catalogue, timers_of, random_bits)
         self.encoder.know(end.subjects)
         self.known_end = 0
         """The highest sequence of the stream that was seen."""
@@ -452,7 +452,6 @@ class _DecidingRun:
             past = BoundaryPast(filter, snapshot)
             # Where the boundary ends cannot be told from a snapshot; and it must not end behind what is read next.
             [last] = yield ReadLasts((filter,))
-            past.last = 0
             yield from self._extend(past, last.sequence, after=snapshot.sequence, since_s=self._spec.remember_s)
             past.last = max(past.last, last.sequence)
         self._keep(past)

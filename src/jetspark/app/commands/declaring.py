@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
 import msgspec
@@ -38,6 +39,10 @@ E = TypeVar("E")
 
 Guarding: TypeAlias = Literal["auto", "boundary", "stream"]
 
+MAX_BOUNDARIES = 1000
+"""Of a command. As many are guarded by one batch at most; and comparing them all holds up the worker."""
+
+_find_wildcard = re.compile(r"[*>]").split
 _is_name = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*").fullmatch
 
 
@@ -251,13 +256,19 @@ class Past:
 def reduced(filters: Iterable[str]) -> tuple[str, ...]:
     """Filters in order, each once, without those that another one covers."""
     unique = sorted(set(filters))
-    if len(unique) == 1:
-        return (unique[0],)
-    return tuple(one for one in unique if not any(one != other and is_subset(one, other) for other in unique))
+    # Only those with wildcards cover others, and only such as begin as they do, which is quickly seen.
+    wide = [(prefix, each) for each in unique if (prefix := _find_wildcard(each)[0]) != each]
+
+    def is_covered(one: str) -> bool:
+        return any(one.startswith(prefix) and one != other and is_subset(one, other) for prefix, other in wide)
+
+    return tuple(one for one in unique if not is_covered(one))
 
 
 @lru_cache(10_000)  # commands come back to the same boundaries, and this takes longer than to decide on them
 def _checked_boundary(filters: tuple[str, ...], stored: tuple[str, ...]) -> tuple[str, ...]:
+    if len(filters) > MAX_BOUNDARIES:
+        raise ConfigError(f"reads returned more than {MAX_BOUNDARIES} subjects: read fewer, or some with a wildcard")
     found = reduced(validate_filter(each) for each in filters)
     if not found:
         raise ConfigError("reads returned nothing: expected at least one subject, or nothing guards the decision")
@@ -317,7 +328,7 @@ class CommandSpec:
         filters = command.reads()
         if isinstance(filters, str) or not isinstance(filters, Iterable):
             raise ConfigError(f"reads returned {filters!r}: expected a list of subjects")
-        return _checked_boundary(tuple(filters), tuple(stored))
+        return _checked_boundary(tuple(islice(filters, MAX_BOUNDARIES + 1)), tuple(stored))
 
     def check_snapshot(self, projections: dict[str, ProjectionSpec]) -> None:
         """

@@ -82,5 +82,5 @@ def plan_guards(subjects: Sequence[str], boundary: Sequence[Guard], *, whole_str
 
 
 def _latest(guard: Guard, subjects: Sequence[str]) -> int:
-    """The last message that can carry the guard: the first one under its filter."""
-    return next((i for i, subject in enumerate(subjects) if matches(guard.filter, subject)), len(subjects) - 1)
+    """The last message that can carry the guard: the first one under its filter; any can where none is."""
+    return next((i for i, subject in enumerate(subjects) if matches(guard.filter, subject)), len(subjects))

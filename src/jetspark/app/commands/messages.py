@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from jetspark.app.causes import Cause, child_of
 from jetspark.app.commands.boundaries import outcome_of
 from jetspark.app.commands.declaring import CommandDecision
-from jetspark.app.contracts.catalogue import Contract, contract_of
+from jetspark.app.contracts.catalogue import Catalogue, Contract, contract_of
 from jetspark.app.contracts.envelope import Encoded, derived_id, write_event
 from jetspark.app.timers import When, cancelling, timer_message
 from jetspark.core.subjects import is_subset
@@ -40,12 +40,16 @@ class DecisionEncoder:
     """Makes messages of decisions.
 
     Args:
+        catalogue: The application's events.
         timers_of: The application whose timers decisions set; None if it has none.
         random_bits: Such a number of random bits, for traces.
     """
 
-    def __init__(self, source: str, timers_of: str | None, random_bits: Callable[[int], int]) -> None:
-        self._source, self._timers_of, self._random_bits = source, timers_of, random_bits
+    def __init__(
+        self, source: str, catalogue: Catalogue, timers_of: str | None, random_bits: Callable[[int], int]
+    ) -> None:
+        self._source, self._catalogue = source, catalogue
+        self._timers_of, self._random_bits = timers_of, random_bits
         self._stored: tuple[str, ...] = ()
         self._checked: set[Contract] = set()
 
@@ -100,9 +104,14 @@ class DecisionEncoder:
         return Encoded(subject, body, {"Nats-Msg-Id": id, "traceparent": traceparent})
 
     def _check(self, contract: Contract) -> None:
-        subject = contract.subject.filter
+        subject, kind = contract.subject.filter, contract.kind
+        if kind not in self._catalogue:
+            # Stored, it would be inside a boundary, and no worker could read that any more.
+            raise ConfigError(
+                f"{kind.__name__} is no event that the app knows: write @app.register above it, or App(events=[...])"
+            )
         if self._stored and not any(is_subset(subject, each) for each in self._stored):
-            raise ConfigError(f"{contract.kind.__name__} goes to {subject!r}, which the stream does not store")
+            raise ConfigError(f"{kind.__name__} goes to {subject!r}, which the stream does not store")
         self._checked.add(contract)
 
     def _with_timers(

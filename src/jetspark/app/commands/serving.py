@@ -26,6 +26,7 @@ from jetspark.app.commands.service import Endpoint
 from jetspark.app.commands.store import REQUEST_S, CommandStore, judge
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import decode
+from jetspark.app.contracts.other_forms import header_of
 from jetspark.app.turns import DecidingPlaces, Turns
 from jetspark.core.events import ConnectionEvent, Disconnected, Reconnected
 from jetspark.core.subjects import matches
@@ -40,7 +41,7 @@ from jetspark.errors import (
     RequestTimeout,
     WorkersBusy,
 )
-from jetspark.jetstream.publishing import expected_headers, read_pub_ack
+from jetspark.jetstream.publishing import read_pub_ack
 
 if TYPE_CHECKING:
     from jetspark.app.commands.deciding import CommandStep, CommandSteps
@@ -199,7 +200,7 @@ class Serving:
 
     def _read(self, spec: CommandSpec, message: Message, headers: Mapping[str, str]) -> CommandRequest:
         try:
-            decoded = decode(message.subject, message.data, headers, self._commands)
+            decoded = decode(message.subject, message.data, message.raw_headers, self._commands)
         except ContractViolation as error:
             raise CommandFailed(spec.name, f"the worker cannot read the command: {error}") from error
         if type(decoded.event) is not spec.kind:
@@ -207,7 +208,7 @@ class Serving:
             raise CommandFailed(spec.name, f"{decoded.type!r} came to {message.subject!r}: send it to its own subject")
         return CommandRequest(
             command=decoded.event,
-            cause=Cause(decoded.id, decoded.correlation_id, decoded.traceparent),
+            cause=Cause(decoded.id, decoded.correlation_id, header_of(headers, "traceparent", "ce-traceparent")),
             expected_version=wire.read_expected_version(spec.name, headers),
         )
 
@@ -230,7 +231,7 @@ class Serving:
     def _send(self, served: _Served, step: Append) -> bool:
         """Send the one message of a decision; False if that has to wait."""
         encoded = step.messages[0].encoded
-        headers = encoded.headers | expected_headers(self._store.expect(step, 0))
+        headers = encoded.headers | self._store.guard_headers(step, 0)
         now = self._loop.time()
         try:
             served.token = self._connection.request(served, encoded.subject, encoded.data, headers)

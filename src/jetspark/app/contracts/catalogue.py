@@ -45,8 +45,7 @@ class Contract:
         self.subject = Template(type if subject is None else subject)
         """Where its events are published; without ``subject=`` that is the type itself."""
         self.key = key
-        self.key_template = None if key is None else Template(key if "{" in key else f"{{{key}}}")
-        self.key_of = _key_function(key, self.key_template)
+        self.key_template, self.key_of = _key_functions(key)
         """The key of an event as text; None if the type has no key."""
         self.id_of: Callable[[Any], str | None] | None = None
         """The id of an event by its content, where the class says one."""
@@ -118,13 +117,13 @@ class Contract:
 
     def key_in(self, subject: str) -> str | None:
         """The key of an event as its NATS subject tells it; None if the subject does not have it."""
-        values = self.subject.values_of(subject)
-        if values is None or self.key is None or self.key_template is None:
+        values = self.subject.values_of(subject) or {}
+        if self.key in values:  # the name of one field
+            return values[self.key]
+        template = self.key_template
+        if template is None or not values.keys() >= set(template.fields):
             return None
-        named = {name: values.get(name) for name in self.key_template.fields}
-        if None in named.values():
-            return None
-        return self.key_template.fill(**named) if "{" in self.key else named[self.key]
+        return template.fill(**{name: values[name] for name in template.fields})
 
     def add_upcast(self, from_version: int, function: Upcast) -> None:
         """Remember how data of a version becomes data of the next.
@@ -269,18 +268,19 @@ class Catalogue:
         return found
 
 
-def _key_function(key: str | None, template: Template | None) -> Callable[[Any], str | None]:
-    if key is None or template is None:
-        return lambda event: None
+def _key_functions(key: str | None) -> tuple[Template | None, Callable[[Any], str | None]]:
+    if key is None:
+        return None, lambda event: None
     if "{" in key:
-        return template.format
+        template = Template(key)
+        return template, template.format
 
     def one_field(event: Any) -> str:
         # A key is not a token: it is the value itself.
         value = getattr(event, key)
         return value if value.__class__ is str else text_of(value)
 
-    return one_field
+    return Template(f"{{{key}}}"), one_field
 
 
 def _first_fault(error: Exception) -> tuple[str, str]:

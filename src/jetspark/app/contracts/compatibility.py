@@ -20,6 +20,7 @@ The answer errs on one side: what is called compatible is; of unions and pattern
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -108,7 +109,7 @@ class _Comparison:
         """Pairs that are being compared: a type that contains itself is compatible if the rest of it is."""
 
     def compare(self, reader: Any, writer: Any, path: str) -> Iterator[Incompatibility]:
-        pair = json.dumps([reader, writer], sort_keys=True)
+        pair = json.dumps([reader, writer])
         if pair in self._open or writer is False or reader is True or reader == {}:
             return
         self._open.add(pair)
@@ -140,13 +141,8 @@ class _Comparison:
         """Some branch of the reader has to take all that the writer writes."""
         tried = [list(self.compare(branch, writer, path)) for branch in branches]
         if all(tried):
-            best = min(tried, key=len)
-            if len(best) == 1 and len(branches) == 1:
-                yield best[0]
-            else:
-                yield Incompatibility(
-                    path, "union_narrowed", f"no alternative of the reader takes it: {best[0].reason}"
-                )
+            [first, *_] = min(tried, key=len)
+            yield Incompatibility(path, "union_narrowed", f"no alternative of the reader takes it: {first.reason}")
 
     def _values(self, reader: Schema, writer: Schema, path: str) -> Iterator[Incompatibility]:
         wanted = _enum(reader)
@@ -177,11 +173,12 @@ class _Comparison:
         if reader.get("uniqueItems") and not writer.get("uniqueItems"):
             yield Incompatibility(path, "bound_tightened", "the reader takes no duplicates")
         length = max(len(reader.get("prefixItems", ())), len(writer.get("prefixItems", ())))
-        if "maxItems" in reader and reader.get("items") is False:
-            length = min(length, reader["maxItems"])  # that there are more is told as a bound
+        # More than the writer's are not written; that there are more than the reader's is told as a bound.
+        most = min((each["maxItems"] for each in (reader, writer) if "maxItems" in each), default=math.inf)
         for index in range(length):
-            yield from self.compare(_item(reader, index), _item(writer, index), f"{path}[{index}]")
-        if not ("maxItems" in reader and reader.get("items") is False):
+            if index < most:
+                yield from self.compare(_item(reader, index), _item(writer, index), f"{path}[{index}]")
+        if length < most:
             yield from self.compare(reader.get("items", {}), writer.get("items", {}), f"{path}[]")
 
     def _objects(self, reader: Schema, writer: Schema, path: str) -> Iterator[Incompatibility]:

@@ -12,7 +12,8 @@ alone (Spark, a file) has all of it.
 
 Reading is one decode of the envelope that leaves ``data`` alone, a look into the catalogue, and one decode of ``data``
 into the class. Only a message that is not in this form is looked at more closely; `other_forms` knows the binary mode
-of CloudEvents and some spellings that are common elsewhere.
+of CloudEvents and some spellings that are common elsewhere. Who reads millions tries both decodes as one first
+(:func:`whole_reader`).
 
 Every way in which a message can fail to be an event is an error of its own, below
 :class:`~jetspark.errors.ContractViolation`, and is told before any code of the application sees the event.
@@ -22,8 +23,8 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeAlias, Union
 from urllib.parse import unquote
 
 import msgspec
@@ -32,6 +33,7 @@ from jetspark.app.contracts.catalogue import Catalogue, Contract, Decoding, cont
 from jetspark.app.contracts.faults import fault_of
 from jetspark.app.contracts.field_rules import Timestamp
 from jetspark.app.contracts.other_forms import header_of, read_other_form
+from jetspark.app.contracts.tokens import key_fault
 from jetspark.errors import (
     BrokenRule,
     ConfigError,
@@ -57,6 +59,7 @@ __all__ = [
     "read_envelope",
     "read_event",
     "read_key",
+    "whole_reader",
     "write_event",
 ]
 
@@ -229,6 +232,8 @@ def write_event(
     data = msgspec.Raw(contract.encode(event))
     try:
         key = contract.key_of(event) or msgspec.UNSET  # CloudEvents has no empty ones
+        if key is not msgspec.UNSET and (fault := key_fault(key)) is not None:
+            raise ConfigError(fault)
         subject = contract.subject.format(event)
         version = contract.version
         cause = causation_id or msgspec.UNSET
@@ -291,6 +296,55 @@ def read_event(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalo
         rule = f"{type(error).__name__}: {error}"
         raise BrokenRule(subject, envelope.type, version, "", rule) from error
     return envelope, contract, event
+
+
+def whole_reader(catalogue: Catalogue) -> Callable[[bytes], Any]:
+    """A function that decodes envelope and data of a message at once; what it returns has its ``time``, and as ``data``
+    the event.
+
+    It takes half as long as :func:`read_event`, and knows less: the form that :func:`encode` writes, and of each type
+    the newest version, if its class is a Struct. For anything else it raises some exception, also for whatever
+    :func:`read_event` refuses; that one has the last word.
+    """
+    newest: dict[str, Contract] = {}
+    for name, version in sorted(catalogue.readings):
+        contract, upcasts = catalogue.readings[name, version]
+        if contract.is_pydantic or upcasts:
+            newest.pop(name, None)
+        else:
+            newest[name] = contract
+    kinds = tuple(_whole_kind(contract) for contract in newest.values())
+    return msgspec.json.Decoder(Union[kinds]).decode if kinds else _read_nothing  # noqa: UP007
+
+
+def _whole_kind(contract: Contract) -> type[msgspec.Struct]:
+    """An :class:`Envelope` with the event in it: by its type msgspec finds it among others."""
+    contract.check()
+    version: Any = Literal[contract.version]
+    versions = ("schemaversion", version | None, None) if contract.version == 1 else ("schemaversion", version)
+    return msgspec.defstruct(
+        "WholeEvent",
+        [
+            ("specversion", Literal["1.0"]),
+            ("id", _Text),
+            ("source", str),
+            ("time", Timestamp | None, None),
+            ("subject", str | None, None),
+            versions,
+            ("correlationid", str | None, None),
+            ("causationid", str | None, None),
+            ("data", contract.kind),
+        ],
+        tag_field="type",
+        tag=contract.type,
+        frozen=True,
+        kw_only=True,
+        gc=False,
+    )
+
+
+def _read_nothing(data: bytes) -> NoReturn:
+    raise ValueError("no type of event that could be read at once")
 
 
 def read_envelope(data: bytes) -> Envelope:

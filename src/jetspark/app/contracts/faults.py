@@ -41,6 +41,12 @@ def fault_of(error: Exception) -> Fault:
     return Fault("type", "", f"{type(error).__name__}: {error}")
 
 
+def error_text(error: Exception) -> str:
+    """What an error says of data that cannot be read or written; with its kind, if it is of somebody's own code."""
+    is_plain = isinstance(error, TypeError | ValueError | msgspec.MsgspecError)
+    return str(error) if is_plain else f"{type(error).__name__}: {error}"
+
+
 def _of_msgspec(text: str) -> Fault:
     place = _find_place(text)
     field, rule = ("", text) if place is None else (place[1].removeprefix("."), text[: place.start()])

@@ -62,7 +62,7 @@ def check_fields(kind: type) -> None:
     """
     is_pydantic = not issubclass(kind, msgspec.Struct)  # which does not look at marks of msgspec
     for path, annotation, marks in _leaves(kind, kind.__name__, frozenset()):
-        name = path.rsplit(".", 1)[-1]
+        name = path.rpartition(".")[2]
         if annotation is float and not _is_marked(marks, "x-measure"):
             word = next(filter(_means_money, map(str.lower, _find_words(name))), None)
             if word is not None:
@@ -91,7 +91,7 @@ def check_in_subject(kind: type, name: str, where: str) -> None:
         ConfigError: It is not, or has not.
         NameError: Its type is not defined yet.
     """
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = typing.get_type_hints(kind)
     if name not in field_names(kind):
         raise ConfigError(
             f"{kind.__name__}: {where} names {name!r}, which is no field; fields are: {', '.join(field_names(kind))}"
@@ -166,7 +166,6 @@ def _is_marked(marks: tuple[Any, ...], word: str) -> bool:
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:
-    annotation, _ = _marks(annotation)
     if get_origin(annotation) in (Union, types.UnionType):
         for each in get_args(annotation):
             yield from _alternatives(each)

@@ -57,7 +57,7 @@ def header_of(headers: bytes | Mapping[str, str] | None, *names: str) -> str | N
     if not headers:
         return None
     if isinstance(headers, bytes):
-        headers = header_block.decode(headers)
+        headers = header_block.readable(headers)  # a publisher's mistake there must not end those who read
     elif not isinstance(headers, header_block.Headers):
         headers = header_block.Headers(headers)  # whose lookup ignores case
     for name in names:
@@ -93,8 +93,8 @@ def _binary(subject: str, data: bytes, headers: bytes | Mapping[str, str] | None
         if value is not None:
             # The binding writes what a header cannot hold in percent form.
             attributes[name] = unquote(value)
-    version = attributes.get("schemaversion")
-    if version is not None and _is_number(version):
+    version = attributes.get("schemaversion", "")
+    if _is_number(version):
         attributes["schemaversion"] = int(version)
     return attributes
 

@@ -21,7 +21,7 @@ from jetspark.app.contracts.compatibility import DEFAULT_MODE, Mode, directions,
 from jetspark.app.contracts.envelope import decode, encode
 from jetspark.app.contracts.events import unchanged
 from jetspark.app.contracts.samples import samples
-from jetspark.app.contracts.schemas import Schema, differences, document
+from jetspark.app.contracts.schemas import Schema, differences, document, write
 from jetspark.errors import ConfigError, ContractViolation
 
 __all__ = ["Finding", "Record", "Records", "check_records", "read_record", "record_of"]
@@ -49,7 +49,7 @@ class Record:
     def write(self) -> bytes:
         """Its bytes: sorted and indented, to be read by people as well."""
         content = {"type": self.type, "version": self.version, "schema": self.schema, "examples": self.examples}
-        return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+        return write(content)
 
 
 Records: TypeAlias = Mapping[tuple[str, int], Record]
@@ -145,15 +145,16 @@ def _older_versions(
 ) -> Iterator[Finding]:
     is_backward, is_forward = directions(mode)
     known = sorted(version for recorded, version in records if recorded == type)
-    current = newest.version if newest is not None else 0
+    older = [version for version in known if newest is None or version < newest.version]
+    chosen = older_to_check(mode, older)
     if is_backward:
-        for version in known if mode.endswith("_TRANSITIVE") else known[-1:]:
+        for version in [*chosen, *known[len(older) :]]:
             yield from _readable(catalogue, newest, records[type, version])
     if newest is not None:
         schema = document(newest)
-        for version in older_to_check(mode, [version for version in known if version < current]):
+        for version in chosen:
             record = records[type, version]
-            facts: dict[str, Any] = {"type": type, "version": current, "against": version}
+            facts: dict[str, Any] = {"type": type, "version": newest.version, "against": version}
             if is_backward and _is_unchanged(newest, version):
                 for each in unreadable(schema, record.schema):
                     yield Finding(rule=each.rule, direction="backward", field=each.path, reason=each.reason, **facts)

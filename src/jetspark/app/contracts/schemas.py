@@ -69,8 +69,6 @@ def resolve(schema: Any, root: Schema) -> Any:
         seen.add(schema["$ref"])
         target = root.get("$defs", {}).get(schema["$ref"].rpartition("/")[2], {})
         schema = {**target, **{name: value for name, value in schema.items() if name != "$ref"}}
-        if "$ref" in target:
-            schema["$ref"] = target["$ref"]
     return schema
 
 

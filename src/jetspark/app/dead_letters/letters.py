@@ -1,16 +1,21 @@
 """Dead letters as messages: what is kept of an event that could not be handled, and why. Pure.
 
-A letter has the original bytes as its body and the original headers, those of the server renamed: it would act on them
-again. One letter has one subject, ``dlq.<app>.<handler>.<key>.<stream>.<sequence>.<microseconds>``, and is stored only
-if nothing is there. Its status:
+A letter has the original bytes as its body and the original headers. Those of the server are renamed, because it would
+act on them again, and those of letters, because an event may be one of another handler. Headers that nobody can send,
+since a publisher wrote what is no name or no value, are together in one of the letter's. One letter has one subject,
+``dlq.<app>.<handler>.<key>.<stream>.<sequence>.<microseconds>``, and is stored only if nothing is there. Its status:
 
 * ``open``: the handler gave up on it;
 * ``behind``: it was not tried, because an earlier event of its key waits or was given up;
 * ``closed``: handled or discarded since; a mark without a body that goes away after a day.
+
+An event that is too large to be stored together with what is said of it is kept *apart*, on the subject of its letter
+with one more token. Its stream may forget it as soon as it is acknowledged, so it is kept before.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import traceback
 from collections.abc import Mapping
@@ -18,8 +23,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from jetspark.app.topology.names import escape_token
-from jetspark.core.headers import Headers
-from jetspark.errors import ProtocolError
+from jetspark.codes import Code
+from jetspark.core.headers import Headers, readable, restored
+from jetspark.errors import InvalidHeader, PayloadTooLarge, ProtocolError, ServerError
 
 __all__ = [
     "CLOSED_TTL_S",
@@ -28,7 +34,9 @@ __all__ = [
     "LetterRef",
     "LetterStatus",
     "Origin",
+    "apart_subject",
     "error_text",
+    "is_too_large",
     "letter_filter",
     "letter_subject",
 ]
@@ -39,8 +47,12 @@ LetterStatus: TypeAlias = Literal["open", "behind", "closed"]
 CLOSED_TTL_S = 86400.0
 
 PREFIX = "Jetspark-Dlq-"
+ORIGIN = "Jetspark-Origin-"
+"""Before the name of an event's header that means something to the server, or to who reads the letter."""
+_RENAMED = ("nats-", PREFIX.lower(), ORIGIN.lower())
 # A header's value is a line, and readers want the end of a traceback rather than all of it.
 _MAX_TEXT = 2000
+_FEW_WORDS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +158,22 @@ class DeadEvent:
     partition: int | None = None
     """Of a handler with partitions: whose retries it belongs to."""
     is_body_omitted: bool = False
-    """The event is too large to be stored with what has to be said of it: its body is in its stream only."""
+    """The event is too large to be stored with what has to be said of it: its headers and its body are apart, or in its
+    stream."""
+    apart: int | None = None
+    """Its headers and its body are a message of their own, on :func:`apart_subject`: headers first, of this many bytes.
+    """
 
     def to_headers(self) -> Headers:
         """The letter's own headers and those of the event."""
-        fields = Headers()
-        for name, value in self.headers.multi_items():
-            # The server acts on its own headers when it stores a message, and drops what it does not like.
-            fields.add(f"Jetspark-Origin-{name}" if name.lower().startswith("nats-") else name, value)
+        fields, unsendable = Headers(), ""
+        try:
+            for name, value in self.headers.multi_items():
+                fields.add(f"{ORIGIN}{name}" if name.lower().startswith(_RENAMED) else name, value)
+        except InvalidHeader:  # the server stores whatever block a publisher writes
+            fields, unsendable = Headers(), _as_line(self.headers)
         facts: dict[str, object] = {
+            "Headers": unsendable,
             "Status": self.status,
             "Handler": self.handler,
             "Key": None if self.key is None else escape_line(self.key),
@@ -168,6 +187,7 @@ class DeadEvent:
             "Failed": self.failed,
             "Partition": self.partition,
             "Body-Omitted": "true" if self.is_body_omitted else None,
+            "Apart": self.apart,
         }
         if self.cause is not None:
             facts |= {
@@ -190,25 +210,20 @@ class DeadEvent:
             ProtocolError: It is none of ours.
         """
 
+        try:
+            return cls._of(headers, data)
+        except ValueError:  # also of texts that cannot be read
+            raise ProtocolError(f"not a dead letter: no {PREFIX}Stream, -Sequence and so on that can be read") from None
+
+    @classmethod
+    def _of(cls, headers: Headers, data: bytes) -> DeadEvent:
         def fact(name: str) -> str:
             return headers.get(f"{PREFIX}{name}") or ""
 
-        try:
-            origin = Origin(fact("Stream"), int(fact("Sequence")), int(fact("Stored-Us")))
-            attempts, redrives = int(fact("Attempts") or 0), int(fact("Redrives") or 0)
-            behind = int(fact("Behind")) if fact("Behind") else None
-            partition = int(fact("Partition")) if fact("Partition") else None
-        except ValueError:
-            raise ProtocolError(f"not a dead letter: no {PREFIX}Stream, -Sequence and -Stored-Us") from None
+        origin = Origin(fact("Stream"), int(fact("Sequence")), int(fact("Stored-Us")))
         status = fact("Status")
         if status not in ("open", "behind", "closed"):
             raise ProtocolError(f"{PREFIX}Status={status!r}: expected open, behind or closed")
-        original = Headers()
-        for name, value in headers.multi_items():
-            if name.startswith("Jetspark-Origin-"):
-                original.add(name.removeprefix("Jetspark-Origin-"), value)
-            elif not name.startswith(PREFIX) and not name.lower().startswith("nats-"):
-                original.add(name, value)
         cause = None
         if fact("Error"):
             cause = FailureCause(
@@ -225,16 +240,62 @@ class DeadEvent:
             origin=origin,
             subject=fact("Subject"),
             data=data,
-            headers=original,
-            attempts=attempts,
+            headers=_of_line(fact("Headers")) if fact("Headers") else _of_the_event(headers),
+            attempts=int(fact("Attempts") or 0),
             status=status,  # type: ignore[arg-type]  # one of the three
             cause=cause,
-            behind=behind,
-            redrives=redrives,
+            behind=int(fact("Behind")) if fact("Behind") else None,
+            redrives=int(fact("Redrives") or 0),
             failed=fact("Failed"),
-            partition=partition,
+            partition=int(fact("Partition")) if fact("Partition") else None,
             is_body_omitted=fact("Body-Omitted") == "true",
+            apart=int(fact("Apart")) if fact("Apart") else None,
         )
+
+    def shortened(self) -> DeadEvent:
+        """The same without the headers and the body of the event, which are somewhere else."""
+        return dataclasses.replace(self, data=b"", headers=Headers(), is_body_omitted=True)
+
+    def stripped(self) -> DeadEvent:
+        """The same with the first words of its cause, for a server that takes very little at a time."""
+        if self.cause is None:
+            return self
+        return dataclasses.replace(
+            self, cause=dataclasses.replace(self.cause, message=self.cause.message[:_FEW_WORDS], trace="")
+        )
+
+    def as_block(self) -> bytes:
+        """The headers of the event, as they are kept apart."""
+        return _as_text(self.headers).encode("utf-8", "surrogateescape")
+
+    def whole(self, kept: bytes) -> DeadEvent:
+        """The same with what was kept apart."""
+        size = self.apart or 0
+        return dataclasses.replace(self, headers=readable(kept[:size]), data=kept[size:], is_body_omitted=False)
+
+
+def _of_the_event(headers: Headers) -> Headers:
+    """Those of a letter that are its event's."""
+    found = []
+    for name, value in headers.multi_items():
+        if name.startswith(ORIGIN):
+            found.append((name.removeprefix(ORIGIN), value))
+        elif not name.startswith(PREFIX) and not name.lower().startswith("nats-"):
+            found.append((name, value))
+    return restored(found)
+
+
+def _as_text(headers: Headers) -> str:
+    return "\r\n".join(f"{name}: {value}" for name, value in headers.multi_items())
+
+
+def _as_line(headers: Headers) -> str:
+    """Headers of any kind as one value."""
+    return escape_line(_as_text(headers))
+
+
+def _of_line(line: str) -> Headers:
+    return readable(unescape_line(line).encode("utf-8", "surrogateescape"))
 
 
 def error_text(error: BaseException) -> str:
@@ -245,16 +306,26 @@ def error_text(error: BaseException) -> str:
         return f"its text cannot be told: {type(another).__name__}"
 
 
+def is_too_large(error: BaseException) -> bool:
+    """Whether the server refuses a letter for its size: all of it, or its headers, of which it takes 64 KB."""
+    return isinstance(error, PayloadTooLarge) or (
+        isinstance(error, ServerError) and error.err_code == Code.HEADERS_TOO_LARGE
+    )
+
+
 def letter_subject(app: str, handler: str, key: str | None, origin: Origin) -> str:
     """The subject of the one letter an event can have."""
     return f"dlq.{app}.{handler}.{_key_token(key)}.{origin.tokens}"
 
 
 def letter_filter(app: str, handler: str | None = None, key: str | None = None) -> str:
-    """Every letter of an application, of a handler, or of a key."""
-    if handler is None:
-        return f"dlq.{app}.>"
-    return f"dlq.{app}.{handler}.>" if key is None else f"dlq.{app}.{handler}.{_key_token(key)}.*.*.*"
+    """Every letter of an application, of a handler, or of a key; not what is kept apart."""
+    return f"dlq.{app}.{handler or '*'}.{'*' if key is None else _key_token(key)}.*.*.*"
+
+
+def apart_subject(subject: str) -> str:
+    """Where the headers and the body of an event are that is too large for its letter, by the letter's subject."""
+    return f"{subject}.event"
 
 
 def _key_token(key: str | None) -> str:

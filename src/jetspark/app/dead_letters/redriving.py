@@ -51,6 +51,7 @@ __all__ = [
     "read_letter",
     "read_letters",
     "run_redrive",
+    "with_event",
 ]
 
 RECORD = "redrive"
@@ -217,6 +218,13 @@ async def read_letter(js: JetStream, app: Declarations, number: int) -> StoredLe
         return StoredLetter.of(await stream.get_message(number))
     except (MessageNotFound, ProtocolError):
         raise ConfigError(f"letter {number} of app {app.name!r}: there is none; `jetspark dlq ls` lists them") from None
+
+
+async def with_event(js: JetStream, app: Declarations, stored: StoredLetter) -> StoredLetter:
+    """A letter with the headers and the body of its event, also if they are kept apart from it."""
+    stream, records = await js.stream(dead_letter_stream(app.name)), await js.kv(handler_bucket(app.name))
+    store = HandlerStore(js, app.name, stored.letter.handler, stream, stream, records)
+    return StoredLetter(await store.whole(stored.letter), stored.subject, stored.revision)
 
 
 async def run_redrive(

@@ -28,6 +28,8 @@ from jetspark.app.dead_letters.letters import (
     LetterRef,
     LetterStatus,
     Origin,
+    apart_subject,
+    is_too_large,
     letter_filter,
     letter_subject,
 )
@@ -36,6 +38,7 @@ from jetspark.app.handlers.partitions import copied_from, without_server_headers
 from jetspark.app.handlers.settling import (
     AttemptsRecord,
     CloseLetter,
+    DropApart,
     DropAttempts,
     DropParked,
     FindLetter,
@@ -53,14 +56,16 @@ from jetspark.app.handlers.settling import (
     advance,
 )
 from jetspark.app.topology.names import dead_letter_stream, escape_token, handler_bucket, retry_stream
-from jetspark.core.headers import Headers
+from jetspark.core.headers import Headers, readable
 from jetspark.errors import (
     Conflict,
+    JetSparkError,
     KeyExists,
     KeyNotFound,
     MessageNotFound,
     PayloadTooLarge,
     ProtocolError,
+    StreamNotFound,
     WrongLastSequence,
 )
 from jetspark.jetstream.info import StoredMessage
@@ -135,6 +140,7 @@ class HandlerStore:
             ReadAttempts: self._read_attempts,
             WriteAttempts: self._write_attempts,
             DropAttempts: self._drop_attempts,
+            DropApart: self._drop_apart,
         }
 
     @classmethod
@@ -195,7 +201,11 @@ class HandlerStore:
             failed=letter.failed,
             partition=letter.partition,
         )
-        return await self._replace(stored.subject, mark, stored.revision, ttl=CLOSED_TTL_S)
+        if not await self._replace(stored.subject, mark, stored.revision, ttl=CLOSED_TTL_S):
+            return False
+        if letter.apart is not None:
+            await self.letters.purge(subject=apart_subject(stored.subject))
+        return True
 
     async def discard(self, stored: StoredLetter) -> bool:
         """Give up a letter for good, and let its key go on; False when somebody else has changed it."""
@@ -220,6 +230,7 @@ class HandlerStore:
             redrives=letter.redrives + 1,
             partition=letter.partition,
             is_body_omitted=letter.is_body_omitted,
+            apart=letter.apart,
         )
         subject = f"{self._retry_subject('redrive', again.partition)}.{again.redrives}.{again.origin.tokens}"
         try:
@@ -317,12 +328,58 @@ class HandlerStore:
         subject = f"{self._retry_subject('wait')}.{_origin(item).tokens}"
         await self._publish(subject, self._event_of(item, "open", None, None, ""), headers, None)
 
+    async def whole(self, event: DeadEvent) -> DeadEvent:
+        """An event that was too large to be stored with what is said of it, with its headers and its body.
+
+        ``is_body_omitted`` says of the result whether it is still without: what was not kept apart is in its stream,
+        which may have dropped it since.
+        """
+        if not event.is_body_omitted:
+            return event
+        if event.apart is not None:
+            subject = apart_subject(letter_subject(self.app, event.handler, event.key, event.origin))
+            with suppress(MessageNotFound):
+                return event.whole((await self.letters.get_message(last_for=subject, direct=False)).data)
+        try:
+            stored = await (await self.js.stream(event.origin.stream)).get_message(event.origin.sequence)
+        except (MessageNotFound, StreamNotFound):
+            return event
+        # Of a partition the time is that of the copy.
+        if event.partition is None and microseconds(stored.timestamp) != event.origin.time_us:
+            return event  # the stream was made anew, and this is another event
+        return dataclasses.replace(event, data=stored.data, headers=stored.headers, is_body_omitted=False)
+
     async def _publish(self, subject: str, letter: DeadEvent, headers: dict[str, str], expect: Expect | None) -> None:
+        if await self._fits(subject, letter, headers, expect):
+            return
+        short = await self._keep_apart(letter)
+        if not await self._fits(subject, short, headers, expect):
+            await self._publish_as_it_is(subject, short.stripped(), headers, expect)
+
+    async def _fits(self, subject: str, letter: DeadEvent, headers: dict[str, str], expect: Expect | None) -> bool:
+        """Publish it; False if that is more than the server takes."""
         try:
             await self._publish_as_it_is(subject, letter, headers, expect)
-        except PayloadTooLarge:
-            short = dataclasses.replace(letter, data=b"", is_body_omitted=True)
-            await self._publish_as_it_is(subject, short, headers, expect)
+        except JetSparkError as error:
+            if not is_too_large(error):
+                raise
+            return False
+        return True
+
+    async def _keep_apart(self, letter: DeadEvent) -> DeadEvent:
+        """Store the event by itself, where it is not yet; returns what is left to be said of it."""
+        subject = apart_subject(letter_subject(self.app, letter.handler, letter.key, letter.origin))
+        for block in (letter.as_block(), b"") if letter.apart is None and not letter.is_body_omitted else ():
+            try:
+                # Without headers of its own, so that it is not larger than the event was when it was published.
+                await self.js.publish(subject, block + letter.data)
+            except PayloadTooLarge:
+                continue
+            return dataclasses.replace(letter.shortened(), apart=len(block))
+        return letter.shortened()
+
+    async def _drop_apart(self, step: DropApart) -> None:
+        await self.letters.purge(subject=apart_subject(self._letter_subject(step.item)))
 
     async def _publish_as_it_is(
         self, subject: str, letter: DeadEvent, headers: dict[str, str], expect: Expect | None
@@ -429,9 +486,9 @@ class HandlerStore:
         if original is not None:
             subject, headers, data = original.subject, original.headers, original.data
         else:
-            subject, headers, data = message.subject, message.headers, message.data
+            subject, headers, data = message.subject, readable(message.raw_headers), message.data
             if item.partition is not None:
-                subject = copied_from(headers, subject).subject
+                subject = copied_from(message.raw_headers, subject).subject
                 headers = without_server_headers(headers)
         return DeadEvent(
             handler=self.handler,
@@ -447,6 +504,7 @@ class HandlerStore:
             redrives=item.redrives,
             failed=now,
             partition=item.partition,
+            apart=original.apart if original is not None else None,
         )
 
 
@@ -462,7 +520,7 @@ def _origin(item: WorkItem) -> Origin:
     if item.partition is None:
         return Origin(metadata.stream, metadata.stream_sequence, microseconds(metadata.timestamp))
     # The time is that of the copy: the server does not say when the original was stored.
-    source = copied_from(message.headers, message.subject)
+    source = copied_from(message.raw_headers, message.subject)
     return Origin(source.stream, source.sequence, microseconds(metadata.timestamp))
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from jetspark.app.contracts.faults import error_text
 from jetspark.app.contracts.tokens import escape, unescape
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.topology.names import check_app_name, escape_token, is_hash
@@ -142,19 +143,20 @@ class EntitySpec:
         try:
             data = self._encode(state)
             self._decoder.decode(data)
-        except (TypeError, ValueError, msgspec.MsgspecError) as error:
-            raise InvalidEvent(f"state of {self.name}", 1, "", str(error)) from error
+        except Exception as error:  # also of the class's own code, such as its ``__post_init__``
+            raise InvalidEvent(f"state of {self.name}", 1, "", error_text(error)) from error
         return data
 
-    def decode(self, data: bytes) -> Any:
-        """
+    def decode(self, data: bytes, key: str | None = None) -> Any:
+        """A state as it was stored; ``key`` is for the error.
+
         Raises:
             ConfigError: What is stored is no state of this kind: the type has changed, or somebody else wrote it.
         """
         try:
             return self._decoder.decode(data)
-        except (ValueError, msgspec.MsgspecError) as error:
+        except Exception as error:  # also of the class's own code, such as its ``__post_init__``
             raise ConfigError(
-                f"entities {self.name!r}: a state under {self.filter!r} is no {self.state!r}: {error}. Give fields "
-                "that are new a default"
+                f"entities {self.name!r}: {'a state' if key is None else f'the state of {key!r}'} is no "
+                f"{self.state!r}: {error_text(error)}. Give fields that are new a default"
             ) from error

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jetspark.app.entities.comparing import Reconciliation
     from jetspark.jetstream.info import StoredMessage
 
-__all__ = ["Entities", "EntityChange", "EntityChanges", "EntityWriter", "StoredEntity"]
+__all__ = ["Entities", "EntityChange", "EntityChanges", "EntityWriter", "StoredEntity", "UnreadableEntity"]
 
 TRIES = 20
 
@@ -72,6 +72,14 @@ class StoredEntity(NamedTuple):
 
     key: str
     state: Any
+    revision: int
+
+
+class UnreadableEntity(NamedTuple):
+    """An entity whose state is none of its kind."""
+
+    key: str
+    reason: str
     revision: int
 
 
@@ -177,9 +185,31 @@ class Entities:
             yield key
 
     async def list(self) -> AsyncIterator[StoredEntity]:
-        """The entities there are, each once, in no order. Changes meanwhile may be seen or not."""
+        """The entities there are, each once, in no order. Changes meanwhile may be seen or not.
+
+        Raises:
+            ConfigError: Some states cannot be read. All others came before this is raised.
+        """
+        unreadable: list[UnreadableEntity] = []
+        async for found in self.list_all():
+            if isinstance(found, StoredEntity):
+                yield found
+            else:
+                unreadable.append(found)
+        if unreadable:
+            more = f" (and {len(unreadable) - 1} more)" if len(unreadable) > 1 else ""
+            raise ConfigError(f"{unreadable[0].reason}{more}")
+
+    async def list_all(self) -> AsyncIterator[StoredEntity | UnreadableEntity]:
+        """As :meth:`list`, with those whose states cannot be read among the others."""
         async for key, message in self._present():
-            yield StoredEntity(key, self._spec.decode(message.data), message.metadata.stream_sequence)
+            revision = message.metadata.stream_sequence
+            found: StoredEntity | UnreadableEntity
+            try:
+                found = StoredEntity(key, self._spec.decode(message.data, key), revision)
+            except ConfigError as error:
+                found = UnreadableEntity(key, str(error), revision)
+            yield found
 
     async def watch(self, key: str) -> AsyncIterator[Any]:
         """The state of an entity, then each that it gets, for ever; None if there is none, or none any more."""
@@ -190,7 +220,7 @@ class Entities:
             async for message in messages:
                 if message is not None:
                     was_seen = True
-                    yield None if _is_gone(message) else self._spec.decode(message.data)
+                    yield None if _is_gone(message) else self._spec.decode(message.data, key)
                 elif not was_seen:
                     yield None
 
@@ -250,7 +280,7 @@ class Entities:
         found = await self._last(self._spec.subject_of(key))
         if found is None:
             return EntityRead(None, 0, ())
-        state = None if _is_gone(found) else self._spec.decode(found.data)
+        state = None if _is_gone(found) else self._spec.decode(found.data, key)
         return EntityRead(state, found.sequence, recent_changes(found.headers))
 
     async def _last(self, subject: str) -> StoredMessage | None:

@@ -196,8 +196,8 @@ class _Reconciling:
         extent = Extent(stream=head.stream, created=head.created, first=first, last=last)
         async with aclosing(self._history.messages(extent, self._pace, may_lack=True)) as portions:
             async for portion in portions:
-                self._take(self._history.wanted(portion, None))
-                self._tell(portion[-1].sequence, last)
+                self._take(portion.messages)
+                self._tell(portion.last, last)
         _check_is_whole((await self._end())[0])
         self._read = max(self._read, last)
 

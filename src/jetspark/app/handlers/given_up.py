@@ -12,7 +12,6 @@ has the message that it had then.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import datetime
 import json
 from collections.abc import Awaitable, Callable
@@ -35,12 +34,11 @@ from jetspark.jetstream.info import StoredMessage
 
 if TYPE_CHECKING:
     from jetspark.aio.consumer import Consumer
-    from jetspark.aio.jetstream import JetStream
     from jetspark.aio.stream import Stream
     from jetspark.aio.stream_message import JetStreamMessage
     from jetspark.app.handlers.worker import HandlerWorker
 
-__all__ = ["Advisory", "ConsumerSource", "GivenUp", "source_of", "with_body"]
+__all__ = ["Advisory", "ConsumerSource", "GivenUp", "source_of"]
 
 T = TypeVar("T")
 
@@ -201,7 +199,7 @@ class GivenUp:
             ProtocolError: It is no event on its way.
         """
         if source.is_retry:
-            original = await with_body(self._worker.store.js, DeadEvent.of(stored.headers, stored.data))
+            original = await self._worker.store.whole(DeadEvent.of(stored.headers, stored.data))
             item = WorkItem(
                 original.key,
                 original.origin.sequence,
@@ -238,16 +236,3 @@ class GivenUp:
 def source_of(subject: str) -> WorkSource:
     """Why a message is in the retry stream: it waited for its turn, or somebody asked for it."""
     return "redrive" if subject.split(".")[3].startswith("redrive") else "retry"
-
-
-async def with_body(js: JetStream, event: DeadEvent) -> DeadEvent:
-    """An event that was too large to be stored with what is said of it, with its body from its stream."""
-    if not event.is_body_omitted:
-        return event
-    try:
-        stored = await (await js.stream(event.origin.stream)).get_message(event.origin.sequence)
-    except MessageNotFound:
-        return event  # it will be found not to be an event, and stay in the dead letters
-
-    more: dict[str, Any] = {"subject": stored.subject, "data": stored.data, "headers": stored.headers}
-    return dataclasses.replace(event, **more, is_body_omitted=False)

@@ -20,12 +20,14 @@ from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.clock import idle_s
 from jetspark.app.contracts.envelope import Decoded
 from jetspark.app.dead_letters.letters import DeadEvent
-from jetspark.app.handlers.given_up import source_of, with_body
+from jetspark.app.handlers.given_up import source_of
 from jetspark.app.handlers.inheritance import expect_inherited, settle_inherited, tidy_retries
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.partitions import PIN_GROUP, copied_from
 from jetspark.app.handlers.reading import HandlerReading
+from jetspark.app.handlers.retry import Reject
 from jetspark.core.backoff import Backoff
+from jetspark.core.headers import last_value, readable
 from jetspark.errors import (
     ConfigError,
     JetSparkError,
@@ -207,7 +209,7 @@ class Intake:
 
     def _unread(self, message: JetStreamMessage, side: Side) -> WorkItem:
         """What has to be known of a message to count its attempts."""
-        original = None if side == "stream" else DeadEvent.of(message.headers, message.data)
+        original = None if side == "stream" else DeadEvent.of(readable(message.raw_headers), message.data)
         attempts = 0 if original is None else original.attempts
         delivered = message.metadata.delivered
         item = WorkItem(None, 0, message, delivered=delivered, attempts=attempts, partition=self.partition)
@@ -216,7 +218,7 @@ class Intake:
 
     async def _check_tenure(self, found: list[JetStreamMessage]) -> None:
         """Look up what others have if this reader may have missed something, before anything of ``found`` is run."""
-        pin = "" if self.partition is None else found[-1].headers.get("Nats-Pin-Id") or ""
+        pin = "" if self.partition is None else last_value(found[-1].raw_headers, "Nats-Pin-Id") or ""
         if self._tenure == (self._worker.sessions, pin):
             return
         failures = 0
@@ -297,7 +299,7 @@ class Intake:
     def _origin_of(self, message: JetStreamMessage) -> int:
         if self.partition is None:
             return message.metadata.stream_sequence
-        return copied_from(message.headers, message.subject).sequence
+        return copied_from(message.raw_headers, message.subject).sequence
 
     def _sequence_and_key(self, message: StoredMessage) -> tuple[int, str] | None:
         sequence, subject = message.sequence, message.subject
@@ -319,7 +321,7 @@ class Intake:
             delivered, sequence = metadata.delivered, metadata.stream_sequence
         subject = message.subject
         if self.partition is not None:
-            _, sequence, subject = copied_from(message.headers, subject)
+            _, sequence, subject = copied_from(message.raw_headers, subject)
         if not self._worker.is_wanted(subject):
             return message.ack()  # of others: the consumer has no filter
         event, key = self._read(subject, message.data, message.raw_headers)
@@ -337,13 +339,18 @@ class Intake:
 
     async def _receive_retry(self, message: JetStreamMessage, now: float) -> None:
         try:
-            original = DeadEvent.of(message.headers, message.data)
+            original = DeadEvent.of(readable(message.raw_headers), message.data)
         except ProtocolError as error:
             self._log.error("sequence %d of the retry stream: %s", message.metadata.stream_sequence, error)
             await message.ack()
             return
-        original = await with_body(self._worker.store.js, original)
-        event, _ = self._read(original.subject, original.data, original.headers)
+        original = await self._worker.store.whole(original)
+        if original.is_body_omitted:
+            event: Any = Reject(
+                f"it was too large for its letter, and stream {original.origin.stream} has dropped it: its body is lost"
+            )
+        else:
+            event, _ = self._read(original.subject, original.data, original.headers)
         item = WorkItem(
             original.key,  # under which it was parked, and its letter is found; newer code may see another
             original.origin.sequence,

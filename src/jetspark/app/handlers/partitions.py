@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from jetspark.app.contracts.catalogue import Contract, contract_of
-from jetspark.core.headers import Headers
+from jetspark.core.headers import Headers, last_value, restored
 from jetspark.errors import ConfigError, ProtocolError
 from jetspark.jetstream.config import SubjectTransform
 
@@ -37,6 +37,9 @@ __all__ = [
 
 PIN_GROUP = "readers"
 """The priority group of a partition's consumer."""
+
+SOURCE = "Nats-Stream-Source"
+"""The header in which the server says where a copy comes from. It replaces one that was there."""
 
 MAX_PARTITIONS = 256
 """Each has two consumers on the server."""
@@ -110,13 +113,19 @@ def _key_places(handler: str, contract: Contract, key: object) -> list[int]:
     return [contract.subject.fields.index(field) + 1 for field in fields]
 
 
-def copied_from(headers: Headers, subject: str) -> CopiedFrom:
+def copied_from(headers: bytes | Headers | None, subject: str) -> CopiedFrom:
     """Where a message of a partition was published: ``Nats-Stream-Source`` says ``stream sequence ...``.
+
+    Args:
+        headers: ``message.raw_headers``, or those of a stored message.
 
     Raises:
         ProtocolError: It is no copy.
     """
-    words = (headers.get("Nats-Stream-Source") or "").split(" ")
+    if isinstance(headers, Headers):
+        lines = (f"{name}: {value}" for name, value in headers.multi_items())
+        headers = "\r\n".join(lines).encode("utf-8", "surrogateescape")
+    words = (last_value(headers, SOURCE) or "").split(" ")
     tokens = subject.split(".", 4)
     if len(words) < 2 or not words[1].isdigit() or len(tokens) < 5:
         raise ProtocolError(f"a message on {subject!r} is no copy of the application's stream: no Nats-Stream-Source")
@@ -125,11 +134,11 @@ def copied_from(headers: Headers, subject: str) -> CopiedFrom:
 
 def without_server_headers(headers: Headers) -> Headers:
     """The headers of the event, without those that copying and delivering added."""
-    kept = Headers()
+    kept = []
     for name, value in headers.multi_items():
-        if name not in ("Nats-Stream-Source", "Nats-Pin-Id"):
-            kept.add(name, value)
-    return kept
+        if name not in (SOURCE, "Nats-Pin-Id"):
+            kept.append((name, value))
+    return restored(kept)
 
 
 def assign(members: Collection[str], partitions: int) -> dict[str, list[int]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import RawHeaders, decode, read_key
-from jetspark.app.contracts.tokens import text_of
+from jetspark.app.contracts.tokens import key_fault, text_of
 from jetspark.app.handlers.retry import Reject
 from jetspark.errors import ConfigError, ContractViolation
 
@@ -30,6 +30,13 @@ class HandlerReading:
 
     def read(self, subject: str, data: bytes, headers: RawHeaders) -> tuple[Any, str | None]:
         """The event, or the error that says why it is none; and its key, None for none."""
+        event, key = self._read(subject, data, headers)
+        if key is None or (fault := key_fault(key)) is None:
+            return event, key
+        # There could be no letter under this key.
+        return event if isinstance(event, Exception) else Reject(f"it cannot be kept in order: {fault}"), None
+
+    def _read(self, subject: str, data: bytes, headers: RawHeaders) -> tuple[Any, str | None]:
         try:
             decoded = decode(subject, data, headers, self._catalogue)
         except ContractViolation as error:

@@ -8,7 +8,8 @@ a failed event that waits    key parked -> schedule stored -> **acknowledged**. 
 for long                     event, after it the retry stream; a redelivery finds the schedule and is acknowledged.
 a failed event that is       key parked -> letter stored -> **acknowledged**. Before the letter the stream (or the retry
 given up                     stream) owns it, after it the letter; a redelivery finds the letter and is acknowledged.
-an event of a parked key     letter stored -> the key is still parked, or the letter is requested -> **acknowledged**.
+an event of a parked key     letter stored -> the key's record written again, so that who lets it go on sees the letter;
+                             or the key went on before: the letter is requested -> **acknowledged**.
 a parked key whose event     letter closed -> the next letter of the key is made its head -> a request to handle it is
 has succeeded                stored -> **acknowledged**. A redelivery finds the letter closed, and does the rest.
 ===========================  ===========================================================================================
@@ -33,6 +34,7 @@ __all__ = [
     "Acknowledge",
     "AttemptsRecord",
     "CloseLetter",
+    "DropApart",
     "DropAttempts",
     "DropParked",
     "FindLetter",
@@ -194,7 +196,15 @@ class DropAttempts:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Tell the server that the message is settled. [None]"""
+    """Tell the server that the message is settled. [whether the server has said that it knows, if ``surely``]"""
+
+    item: WorkItem
+    surely: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DropApart:
+    """Remove what was kept apart of an event that is done. [None]"""
 
     item: WorkItem
 
@@ -315,23 +325,35 @@ def _put_behind(machine: HandlerMachine, item: WorkItem, head: int) -> SettlingS
         # The request for it is used up: the letter must count it, so that the next one is another.
         revision = letter.revision
     yield WriteLetter(item, None, head, revision)
-    yield from _check_followed(machine, item, item.key)
+    yield from _confirm(machine, item, item.key)
 
 
-def _check_followed(machine: HandlerMachine, item: WorkItem, key: str) -> SettlingSteps[None]:
-    """Have a letter handled that was put behind a key which somebody else let go on at the same moment."""
-    parked = yield ReadParked(key)
-    if parked is not None and parked.head != item.sequence:
-        return  # who lets it go on from now on finds the letter
-    letter = yield FindLetter(item)
-    if letter is None or letter.status != "behind":
+def _confirm(machine: HandlerMachine, item: WorkItem, key: str) -> SettlingSteps[None]:
+    """The item's letter is stored: see to it that its key waits, for an event before it or for the item itself.
+
+    A worker or an operator may let the key go on at the same moment, and may have looked for its letters before this
+    one was there. So the record is written again, even if nothing in it changes: that other change then names an older
+    revision, is refused, and looks for letters again.
+    """
+    while True:
+        parked = yield ReadParked(key)
+        if parked is not None and parked.head <= item.sequence:
+            head, revision, waiting = parked.head, parked.revision, parked.waiting
+        else:
+            head, (revision, waiting) = item.sequence, _waiting_for(item.sequence, parked)
+        if (yield WriteParked(key, head, revision, waiting)):
+            break
+    machine.park(key, head)
+    if head != item.sequence:
         return
-    if parked is not None or (yield WriteParked(key, item.sequence, 0, (item.sequence,))):
-        machine.park(key, item.sequence)
+    letter = yield FindLetter(item)
+    if letter is None or letter.status == "closed":
+        yield from _advance(machine, item, key)
+    elif letter.status == "behind":
         yield RequestRedrive(letter)
 
 
-def _look_up(item: WorkItem) -> SettlingSteps[Literal["run", "elsewhere", "followed", "finished"]]:
+def _look_up(item: WorkItem) -> SettlingSteps[Literal["run", "elsewhere", "buried", "finished"]]:
     """Who owns an event that was delivered before."""
     letter = yield FindLetter(item)
     if item.redrives:
@@ -342,7 +364,7 @@ def _look_up(item: WorkItem) -> SettlingSteps[Literal["run", "elsewhere", "follo
         item.letter = letter
         return "run"
     if letter is not None:
-        return "elsewhere" if letter.status != "behind" else "followed"
+        return "elsewhere" if letter.status == "closed" else "buried"
     if (yield FindRetry(item)):
         return "elsewhere"
     parked = (yield ReadParked(item.key)) if item.key is not None else None
@@ -355,8 +377,8 @@ def _go_on(machine: HandlerMachine, item: WorkItem, found: str) -> SettlingSteps
     """Who has settled an event before may not have lived to do the rest for its key."""
     if item.key is not None and found == "finished":
         yield from _advance(machine, item, item.key)
-    elif item.key is not None and found == "followed":
-        yield from _check_followed(machine, item, item.key)
+    elif item.key is not None and found == "buried":
+        yield from _confirm(machine, item, item.key)
 
 
 def _count_attempts(item: WorkItem) -> SettlingSteps[FailureCause | None]:
@@ -371,7 +393,10 @@ def _count_attempts(item: WorkItem) -> SettlingSteps[FailureCause | None]:
 
 def _succeed(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
     yield from _let_go_on(machine, item)
-    yield from _end(machine, item)
+    # A retry that came again would need what is apart. Where there is a letter, closing it has removed that.
+    is_apart = not item.redrives and item.original is not None and item.original.apart is not None
+    if (yield from _end(machine, item, surely=is_apart)) and is_apart:
+        yield DropApart(item)
 
 
 def _let_go_on(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
@@ -391,16 +416,24 @@ def _bury(machine: HandlerMachine, item: WorkItem, cause: FailureCause) -> Settl
     if item.redrives:
         letter = yield FindLetter(item)
         revision = letter.revision if letter is not None else 0
-    # Refused: it is there already, written before a crash.
-    yield WriteLetter(item, cause, None, revision)
+    yield from _store_letter(machine, item, cause, revision)
     yield from _end(machine, item)
 
 
-def _end(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
+def _store_letter(machine: HandlerMachine, item: WorkItem, cause: FailureCause, revision: int) -> SettlingSteps[None]:
+    # Refused: it is there already, written before a crash.
+    yield WriteLetter(item, cause, None, revision)
+    if item.key is not None and machine.parked.get(item.key) != item.sequence:
+        yield from _confirm(machine, item, item.key)
+
+
+def _end(machine: HandlerMachine, item: WorkItem, *, surely: bool = False) -> SettlingSteps[bool]:
+    """Acknowledge it; returns whether the server has said that it knows, if it was to be asked."""
     if item.attempts > 1 or (item.delivered > 1 and not item.is_behind):
         yield DropAttempts(item)
-    yield Acknowledge(item)
+    is_known = yield Acknowledge(item, surely)
     machine.settled(item)
+    return bool(is_known)
 
 
 def _park(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
@@ -412,14 +445,18 @@ def _park(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
         if parked is not None and parked.head <= item.sequence:
             machine.park(key, parked.head)
             return
-        revision, waiting = 0, (item.sequence,)
-        if parked is not None:
-            # An earlier event came again, and fails as well: the one that the key waits for is next, after this one.
-            revision = parked.revision
-            waiting = (item.sequence, *(each for each in parked.waiting if each >= parked.head))
+        revision, waiting = _waiting_for(item.sequence, parked)
         if (yield WriteParked(key, item.sequence, revision, waiting)):
             machine.park(key, item.sequence)
             return
+
+
+def _waiting_for(sequence: int, parked: ParkedRecord | None) -> tuple[int, tuple[int, ...]]:
+    """The revision to replace, and the events that wait, once a key waits for ``sequence`` first."""
+    if parked is None:
+        return 0, (sequence,)
+    # An earlier event came again, and fails as well: the one that the key waits for is next, after this one.
+    return parked.revision, (sequence, *(each for each in parked.waiting if each >= parked.head))
 
 
 def _advance(machine: HandlerMachine, item: WorkItem, key: str) -> SettlingSteps[None]:
@@ -440,7 +477,7 @@ def bury_lost(
         return
     if has_dead_letters:
         yield from _park(machine, item)
-        yield WriteLetter(item, cause, None, item.letter.revision if item.letter is not None else 0)
+        yield from _store_letter(machine, item, cause, item.letter.revision if item.letter is not None else 0)
     else:
         yield TellDropped(item, cause)
         yield from _let_go_on(machine, item)

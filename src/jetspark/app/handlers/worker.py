@@ -372,7 +372,7 @@ class HandlerWorker:
         if isinstance(step, ReadClock):
             return self._loop.time()
         if isinstance(step, Acknowledge):
-            return await step.item.message.ack()
+            return await self._acknowledge(step)
         if isinstance(step, TellDropped):
             return self._tell_dropped(step)
         failures = 0
@@ -392,6 +392,17 @@ class HandlerWorker:
                 if isinstance(error, JetStreamUnavailable | StreamNotFound) and failures == 1:
                     self.log.error("a stream of the application is missing: `jetspark apply` makes it again")
                 await asyncio.sleep(STEP_PAUSE.wait_s(failures))
+
+    async def _acknowledge(self, step: Acknowledge) -> bool:
+        if not step.surely:
+            await step.item.message.ack()
+            return False
+        try:
+            await step.item.message.ack_sync()
+        except JetSparkError as error:
+            self.log.warning("sequence %d: its acknowledgement was not confirmed: %s", step.item.sequence, error)
+            return False
+        return True
 
     def _tell_dropped(self, step: TellDropped) -> None:
         kind, text = step.cause.error, step.cause.message

@@ -168,13 +168,13 @@ class ProjectionSpec:
         Raises:
             Exception: Whatever ``apply`` or an invariant raises; the state is as it was.
         """
-        return self._fold_state(key, value, event)
-
-    def _fold_state(self, key: str, value: bytes | None, event: Any, *more: Any) -> bytes | None:
         state = None if value is None else self._decode(value)
         if self._wants_key:
-            more = (*more, self.key_text(key))
-        new = self._apply(state, event, *more)
+            return self._made(value, self._apply(state, event, self.key_text(key)))
+        return self._made(value, self._apply(state, event))
+
+    def _made(self, value: bytes | None, new: Any) -> bytes | None:
+        """The bytes of what ``apply`` has made of a state."""
         if new is DELETE:
             return None
         if new is None:

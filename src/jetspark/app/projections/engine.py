@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
+from itertools import repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from jetspark.aio import clock
@@ -14,9 +16,9 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.ordered import Reading
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.contracts.catalogue import Catalogue
-from jetspark.app.dead_letters.store import microseconds
 from jetspark.app.patience import FOR_EVER_S, patiently
-from jetspark.app.projections.folding import Failure, KeyRow, Recorded, Router
+from jetspark.app.projections.backlog import FAR_BEHIND_WAIT_S, Backlog
+from jetspark.app.projections.folding import Failure, KeyRows, RecordedFields, Router
 from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
 from jetspark.app.projections.place import LivePlace
 from jetspark.app.projections.positions import FoldPosition
@@ -24,14 +26,16 @@ from jetspark.app.projections.states import StateGone
 from jetspark.app.projections.unreadable import write_unreadable
 from jetspark.core.backoff import Backoff
 from jetspark.jetstream.ordered import OrderedOptions
+from jetspark.state.deliveries import delivery, sequences_of
 from jetspark.state.losses import first_ever, front_of
 
 if TYPE_CHECKING:
     from jetspark.app.application import App
 
-__all__ = ["LiveEngine", "end_tasks", "open_places", "recorded_of"]
+__all__ = ["LiveEngine", "end_tasks", "open_places", "recorded"]
 
 _logger = logging.getLogger("jetspark.app")
+_subject_of, _data_of, _headers_of = map(attrgetter, ("subject", "data", "raw_headers"))
 
 # The loop gets other things done between two pieces of this many messages.
 PIECE = 500
@@ -66,11 +70,10 @@ class LiveEngine:
         self._router = Router([place.spec for place in places], catalogue, owns_stream=app.owns_stream, beside=others)
         self._tells_position = tells_position
         self._is_partitioned = options.partitions > 1
+        self._has_windows = self._router.has_windows
         self._read = 0
         """Everything up to here is folded, or has a letter."""
-        self._folded = self._stored_events = 0
-        self._pending = 0
-        """Events that wait in the stream, as the last one has said."""
+        self._backlog = Backlog(options)
         self._through = min(place.start for place in places)
         """Everything up to here is stored."""
         self._gap_from: int | None = None
@@ -152,32 +155,33 @@ class LiveEngine:
 
     async def _fold(self, messages: Sequence[JetStreamMessage]) -> None:
         places = self._places
-        rows: dict[str, list[KeyRow]] = {name: [] for name in places}
-        failed = self._router.sort([recorded_of(message) for message in messages], rows)
-        sequence = sequence_of(messages[-1])
+        rows = {name: KeyRows() for name in places}
+        failed = self._router.sort(recorded(messages, with_times=self._has_windows), rows)
+        last = delivery(messages[-1])
+        sequence = last.sequence
         if sequence - self._read != len(messages) and self._gap_from is None:
             self._gap_from, self._gap_witness = self._read, self._last_event
         for name, place in places.items():
             mine = rows[name]
             if mine:
                 place.note_events(mine)
-                self._last_event = max(self._last_event, mine[-1][1])
+                self._last_event = max(self._last_event, mine.sequences[-1])
             if self._read < place.start:  # this one is further than others
-                mine = [row for row in mine if row[1] > place.start]
+                mine = KeyRows(row for row in mine if row[1] > place.start)
             if self._is_partitioned:
-                mine = [row for row in mine if place.is_mine(row[0])]
+                mine = KeyRows(row for row in mine if place.is_mine(row[0]))
             if mine:
                 await place.load(mine)
                 place.states.apply(mine)
                 place.states.shrink()
-        for recorded, failures in failed:
-            [message] = [each for each in messages if sequence_of(each) == recorded.sequence]
+        for unreadable, failures in failed:
+            [message] = [each for each in messages if delivery(each).sequence == unreadable.sequence]
             await self._write_letter(message, failures)
-        self._read, self._pending = sequence, messages[-1].metadata.pending
-        self._folded += len(messages)
+        self._read = sequence
+        self._backlog.fold(len(messages), sum(map(len, map(_data_of, messages))), last.pending)
         self.counts.events += len(messages)
         self._work.set()
-        while self._folded - self._stored_events >= self._options.batch:
+        while not self._backlog.has_room:
             self._room.clear()
             await self._room.wait()
         await asyncio.sleep(0)
@@ -199,32 +203,30 @@ class LiveEngine:
     # ---- writing -----------------------------------------------------------------------------------------------
 
     async def _write(self) -> None:
-        options = self._options
+        options, backlog = self._options, self._backlog
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(options.position_every_s):
-                    await self._work.wait()
-            self._work.clear()
-            if not self._is_ending and not self._is_full():
+            await self._wait_for_work(options.position_every_s)
+            if not self._is_ending and not backlog.is_full:
                 await asyncio.sleep(options.batch_wait_s)
-                while not self._is_ending and not self._is_full() and self._is_far_behind():
-                    await self._work.wait()
-                    self._work.clear()
+                give_up_at = clock.now() + FAR_BEHIND_WAIT_S
+                while not self._is_ending and not backlog.is_full and backlog.is_far_behind:
+                    if (left_s := give_up_at - clock.now()) <= 0:
+                        break
+                    await self._wait_for_work(left_s)
             await self._store()
             if self._is_ending and self._reader is not None and self._reader.done():
                 await self._store()
                 return
 
-    def _is_full(self) -> bool:
-        return 2 * (self._folded - self._stored_events) >= self._options.batch
-
-    def _is_far_behind(self) -> bool:
-        """Whether what waits in the stream fills a batch: then nobody waits for the first of it."""
-        return 2 * (self._folded - self._stored_events + self._pending) >= self._options.batch
+    async def _wait_for_work(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._work.wait()
+        self._work.clear()
 
     async def _store(self) -> None:
         while True:
-            through, folded = self._read, self._folded
+            through, folded = self._read, self._backlog.folded
             for place in self._places.values():
                 place.take_event()
             now = clock.now()
@@ -237,7 +239,8 @@ class LiveEngine:
             if all(done):
                 for place in self._places.values():
                     place.settle_event()
-                self._through, self._stored_events = through, folded
+                self._through = through
+                self._backlog.store(folded)
                 if self._tells_position:
                     self.counts.position = through
                 self.counts.batches += 1
@@ -281,23 +284,20 @@ async def open_places(js: JetStream, stream: str, places: Sequence[LivePlace]) -
     return beginning
 
 
-_new = tuple.__new__
+def recorded(messages: Sequence[JetStreamMessage], *, with_times: bool) -> Iterable[RecordedFields]:
+    """What projections see of messages of one consumer; without times all of them were stored in 1970.
 
-
-def recorded_of(message: JetStreamMessage) -> Recorded:
-    """What projections see of a message."""
-    tokens = (message.raw_reply or b"").split(b".")
-    if len(tokens) != 9:
-        metadata = message.metadata
-        sequence, time_us = metadata.stream_sequence, microseconds(metadata.timestamp)
-    else:
-        sequence, time_us = int(tokens[5]), int(tokens[7]) // 1000
-    # What the constructor of a named tuple does, in half the time.
-    return _new(Recorded, (sequence, message.subject, message.data, message.raw_headers, time_us))
-
-
-def sequence_of(message: JetStreamMessage) -> int:
-    return message.metadata.stream_sequence
+    No object is made for a message: a loop that takes each apart at once is given the same tuple again and again.
+    """
+    times = [delivery(message).time_ns // 1000 for message in messages] if with_times else repeat(0)
+    return zip(
+        sequences_of(messages),
+        map(_subject_of, messages),
+        map(_data_of, messages),
+        map(_headers_of, messages),
+        times,
+        strict=False,
+    )
 
 
 async def _all(work: Sequence[Coroutine[Any, Any, bool]]) -> list[bool]:

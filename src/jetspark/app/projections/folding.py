@@ -11,18 +11,19 @@ Then, whatever an engine does twice or somebody else has done already, the bytes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
-from jetspark.app.contracts.envelope import Envelope, RawHeaders, read_event
+from jetspark.app.contracts.envelope import Envelope, RawHeaders, read_event, whole_reader
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.marks import Mark, Parked, mark_of, parked_of
 from jetspark.core.subjects import is_subset, on_one_of, reading_filters
 from jetspark.errors import ContractViolation, UsageError
 from jetspark.state.changes import Change, Current
 
-__all__ = ["Failure", "KeyRow", "KeyState", "Recorded", "Router", "Routing", "Row", "Spread"]
+__all__ = ["Failure", "KeyRows", "KeyState", "Recorded", "RecordedFields", "Router", "Routing", "Row", "Spread"]
 
 
 class Recorded(NamedTuple):
@@ -36,6 +37,10 @@ class Recorded(NamedTuple):
     """When it was stored, in microseconds: what every engine can see of it."""
 
 
+RecordedFields: TypeAlias = tuple[int, str, bytes, RawHeaders, int]
+"""The fields of a :class:`Recorded`, which is one: where there are many, nobody has to make one of each."""
+
+
 class Row(NamedTuple):
     """An event on its way to one key of one projection."""
 
@@ -46,8 +51,32 @@ class Row(NamedTuple):
     event: Any
 
 
-KeyRow: TypeAlias = tuple[str, int, Any]
-"""Key, sequence and event of a row: what is left when the projection is known."""
+class KeyRows:
+    """Key, sequence and event of rows: what is left when the projection is known.
+
+    Rows are kept until they are stored, a hundred thousand of them. As columns they have no object of their own that
+    the garbage collector would look at again and again.
+    """
+
+    __slots__ = ("events", "keys", "sequences")
+
+    def __init__(self, rows: Iterable[tuple[str, int, Any]] = ()) -> None:
+        self.keys: list[str] = []
+        self.sequences: list[int] = []
+        self.events: list[Any] = []
+        for row in rows:
+            self.add(*row)
+
+    def add(self, key: str, sequence: int, event: Any) -> None:
+        self.keys.append(key)
+        self.sequences.append(sequence)
+        self.events.append(event)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __iter__(self) -> Iterator[tuple[str, int, Any]]:
+        return zip(self.keys, self.sequences, self.events, strict=True)
 
 
 Spread: TypeAlias = "tuple[Recorded, Envelope | None, Any, list[tuple[str, tuple[str, ...]]], list[Failure]]"
@@ -114,22 +143,65 @@ class Router:
             return Routing([Row(name, key, message.sequence, event) for name, keys in found for key in keys], failures)
         return Routing([], [])
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether it matters when messages were stored."""
+        return any(spec.window is not None for spec in self.specs.values())
+
+    @cached_property
+    def _read_whole(self) -> Callable[[bytes], Any]:
+        return whole_reader(self._catalogue)  # when it is needed: by then every class is defined
+
     def sort(
-        self, messages: Iterable[Recorded], rows: Mapping[str, list[KeyRow]]
+        self, messages: Iterable[RecordedFields], rows: Mapping[str, KeyRows]
     ) -> list[tuple[Recorded, list[Failure]]]:
-        """The rows of many messages, by projection, added to ``rows``; returns the messages that cannot be read."""
+        """The rows of many messages, by projection, added to ``rows``; returns the messages that cannot be read.
+
+        Of each message it finds what :meth:`spread` finds. This is the inner loop of live engines and rebuilds: most
+        messages are read at once, and no object is made for a message but its event.
+        """
         failed: list[tuple[Recorded, list[Failure]]] = []
-        for message, _, event, found, failures in self.spread(messages):
-            for name, keys in found:
-                mine = rows[name]
+        catalogue, is_wanted, read_whole = self._catalogue, self.is_wanted, self._read_whole
+        of_kind = {
+            kind: [
+                (spec, rows[spec.name].keys.append, rows[spec.name].sequences.append, rows[spec.name].events.append)
+                for spec in specs
+            ]
+            for kind, specs in self._of_kind.items()
+        }
+        for sequence, subject, data, headers, time_us in messages:
+            if is_wanted is not None and not is_wanted(subject):
+                continue
+            try:
+                envelope = read_whole(data)
+                event = envelope.data
+            except Exception:
+                try:
+                    envelope, _, event = read_event(subject, data, headers, catalogue)
+                except ContractViolation as error:
+                    message = Recorded(sequence, subject, data, headers, time_us)
+                    failed.append((message, [Failure(tuple(self.specs), sequence, error)]))
+                    continue
+            failures: list[Failure] | None = None
+            for spec, add_key, add_sequence, add_event in of_kind.get(type(event), ()):
+                try:
+                    if spec.window is None:
+                        keys = spec.keys_of(event)
+                    else:
+                        keys = spec.windowed_keys_of(event, envelope.time, time_us)
+                except Exception as error:
+                    failures = [*(failures or ()), Failure((spec.name,), sequence, error)]
+                    continue
                 for key in keys:
-                    mine.append((key, message[0], event))
-            if failures:
-                failed.append((message, failures))
+                    add_key(key)
+                    add_sequence(sequence)
+                    add_event(event)
+            if failures is not None:
+                failed.append((Recorded(sequence, subject, data, headers, time_us), failures))
         return failed
 
     def spread(self, messages: Iterable[Recorded]) -> Iterator[Spread]:
-        """The keys of each of many messages; of none that is on no filter. This is the inner loop of all reading."""
+        """The keys of each of many messages; of none that is on no filter."""
         of_kind, catalogue, nothing = self._of_kind, self._catalogue, list[Failure]()
         is_wanted = self.is_wanted
         for message in messages:

@@ -4,7 +4,7 @@ It reads the stream in order, folds, and stores, for as long as it has the lease
 side (``engine``). The reader folds events into states in memory (``states``); the writer stores what has changed, one
 compare-and-set for each key, all of a batch by fast ingest (``place``). While a batch is under way the next one grows,
 so there is no size to choose: with few events a batch has few and is stored within milliseconds, and with many it has
-as many as arrived meanwhile. ``LiveOptions.batch`` bounds how far the reader may be ahead.
+as many as arrived meanwhile. ``LiveOptions.batch`` bounds how far the reader may be ahead (``backlog``).
 
 Only what is stored counts: the position is written after the states, and says what was stored before. Whatever ends
 an engine, the next one begins at the last position, and what it reads once more changes nothing (``worker``).
@@ -27,8 +27,10 @@ __all__ = ["BeginAnew", "LiveCounts", "LiveOptions"]
 class LiveOptions:
     """How a live engine works."""
 
-    batch: int = 100_000
-    """Events that are folded and not stored yet, at most."""
+    batch: int = 200_000
+    """Events that are folded and not stored yet, at most: they are kept, and folded again where others wrote."""
+    batch_bytes: int = 64 << 20
+    """What these events may have in the stream, in bytes; the last ones that were received may pass it."""
     batch_wait_s: float = 0.002
     """How long a batch waits for more events before it is stored."""
     cache_keys: int = 200_000
@@ -44,7 +46,7 @@ class LiveOptions:
     """A projection that is more sequences than this behind the others catches up in a reading of its own."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "cache_keys", "cache_bytes", "partitions", "apart_after"):
+        for name in ("batch", "batch_bytes", "cache_keys", "cache_bytes", "partitions", "apart_after"):
             whole(name, getattr(self, name))
         for name in ("batch_wait_s", "position_every_s", "lease_s"):
             seconds(name, getattr(self, name))

@@ -89,7 +89,9 @@ class LookupSpec(ProjectionSpec):
         own = None if held.state == _NOTHING else bytes(held.state)
         new = own
         if type(event) in self._own and key in super().keys_of(event):
-            new = self._fold_state(key, own, event, LookupStates(self.lookups, dict(copies)))
+            state = None if own is None else super().decode_state(own)
+            more = (self.key_text(key),) if self._wants_key else ()
+            new = self._made(own, self._apply(state, event, LookupStates(self.lookups, dict(copies)), *more))
         for spec in self._lookers.get(type(event), ()):
             if key in spec.keys_of(event):
                 copies[spec.name] = spec.fold(key, copies.get(spec.name), event)

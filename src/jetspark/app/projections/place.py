@@ -7,13 +7,12 @@ and that of the bucket is the lowest of all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.buckets import ProjectionPlace
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.folding import KeyRow
+from jetspark.app.projections.folding import KeyRows
 from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
 from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.positions import (
@@ -89,10 +88,10 @@ class LivePlace:
         self.note_missed(max(self.start + 1, first), whole_from - 1)
         self._is_from_first = self.start == 0 and self._missed is None
 
-    def note_events(self, rows: Sequence[KeyRow]) -> None:
+    def note_events(self, rows: KeyRows) -> None:
         """Some of the events that were read."""
-        self._first_event = self._first_event or rows[0][1]
-        self._last_event = rows[-1][1]
+        self._first_event = self._first_event or rows.sequences[0]
+        self._last_event = rows.sequences[-1]
 
     def take_event(self) -> None:
         """What was read until now is going to be stored."""
@@ -148,7 +147,7 @@ class LivePlace:
         self.revision = noted.revision
         return noted.position
 
-    async def load(self, rows: Sequence[KeyRow]) -> None:
+    async def load(self, rows: KeyRows) -> None:
         """Have the states of these rows at hand."""
         missing = self.states.missing(rows)
         if missing:

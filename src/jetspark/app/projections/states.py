@@ -6,9 +6,11 @@ Events are folded as they come; what they made is stored meanwhile, as much at a
                          ^                │
                          └── conflict ────┘  folded again, on what the bucket has
 
-A key keeps the events that are not stored yet, so that a conflict can be settled without reading them again: what the
-bucket has has all events up to its sequence, and those behind it are in hand. If the bucket is behind what it had
-before, its state was removed by somebody else, and the events in hand are not all of them: :class:`StateGone`.
+The rows that are not stored yet are kept, so that a conflict can be settled without reading them again: what the bucket
+has has all events up to its sequence, and those behind it are in hand. They are kept as they came, piece by piece, and
+those of a key are looked for only where it is in conflict: every event would pay for having them by key, and conflicts
+are rare. If the bucket is behind what it had before, its state was removed by somebody else, and the events in hand are
+not all of them: :class:`StateGone`.
 
 A revision that is not known for sure is never guessed: the key is loaded again before it is stored the next time. Who
 drives this is :mod:`jetspark.state.rounds`.
@@ -24,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.folding import KeyRow, KeyState
+from jetspark.app.projections.folding import KeyRows, KeyState
 from jetspark.app.projections.marks import Mark, Parked, mark_of
 from jetspark.jetstream.kv import KVOperation
 from jetspark.state.changes import NOTHING, Change, Current, Outcome
@@ -55,14 +57,16 @@ class StateGone(Exception):
 class _CachedKey:
     """A key in hand."""
 
-    __slots__ = ("is_sure", "rows", "sent", "sent_rows", "size", "state")
+    __slots__ = ("counted", "is_sure", "passed", "sent", "size", "state")
 
     def __init__(self, state: KeyState) -> None:
         self.state = state
-        self.rows: list[tuple[int, Any]] = []
-        """Events that are not stored, and not sent either."""
-        self.sent_rows: list[tuple[int, Any]] = []
-        self.sent: Change | None = None
+        self.passed = 0
+        """Events up to this one are not in hand: the bucket has the key parked, and they were passed by."""
+        self.sent: int | None = None
+        """How many events were applied to the state that is under way to the bucket; None if none is."""
+        self.counted = 0
+        """How many of them were in the state that was stored before."""
         self.is_sure = True
         """The revision is known."""
         self.size = 0
@@ -76,6 +80,12 @@ class LiveStates:
         self._limits = limits
         self._keys: dict[str, _CachedKey] = {}
         self._dirty: dict[str, _CachedKey] = {}
+        self._rows: list[KeyRows] = []
+        """Pieces of rows that came since the last :meth:`take`."""
+        self._sent_rows: list[KeyRows] = []
+        """Those before, until it is settled what became of them."""
+        self._last = 0
+        """The last event that came."""
         self._size = 0
         self.applied = self.known = self.waiting = 0
         self.parked: dict[str, Parked] = {}
@@ -89,10 +99,10 @@ class LiveStates:
 
     # ---- folding -----------------------------------------------------------------------------------------------
 
-    def missing(self, rows: Iterable[KeyRow]) -> list[str]:
+    def missing(self, rows: KeyRows) -> list[str]:
         """Keys that have to be loaded before the rows can be applied."""
-        known = self._keys
-        return list({row[0]: None for row in rows if row[0] not in known})
+        unknown = set(rows.keys).difference(self._keys)  # mostly none, and this is one call
+        return [key for key in dict.fromkeys(rows.keys) if key in unknown] if unknown else []
 
     def add(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
         """
@@ -105,26 +115,29 @@ class LiveStates:
             self._measure(key, entry)
             self._note_parked(key, entry)
 
-    def apply(self, rows: Iterable[KeyRow]) -> None:
-        """Take rows of keys that are here, by ascending sequence."""
+    def apply(self, rows: KeyRows) -> None:
+        """Take rows of keys that are here, by ascending sequence. They are kept: nobody may change them."""
         spec, keys, dirty = self.spec, self._keys, self._dirty
         is_crowded = 2 * len(keys) > self._limits.keys
+        self._rows.append(rows)
         for key, sequence, event in rows:
             entry = keys[key]
             state = entry.state
             if sequence <= state.sequence:
                 self.known += 1
                 continue
-            if state.parked is not None:
+            if state.parked is None:
+                state.fold(spec, key, sequence, event)
+            else:
                 self.waiting += 1
                 if state.is_parked_in_bucket:
+                    entry.passed = sequence
                     continue
-            else:
-                state.fold(spec, key, sequence, event)
-            entry.rows.append((sequence, event))
             dirty[key] = entry
             if is_crowded:
                 keys[key] = keys.pop(key)  # to the end, as the one used last
+        if rows:
+            self._last = rows.sequences[-1]
 
     # ---- storing -----------------------------------------------------------------------------------------------
 
@@ -146,10 +159,10 @@ class LiveStates:
         for key, entry in self._dirty.items():
             change = entry.state.change(spec, key)
             if change is not None:
-                entry.sent, entry.sent_rows = change, entry.rows
+                entry.sent = entry.state.applied
                 changes.append(change)
-            entry.rows = []
         self._dirty = {}
+        self._rows, self._sent_rows = [], self._rows if changes else []
         return changes
 
     def settle(self, changes: Sequence[Change], outcome: Outcome) -> None:
@@ -159,28 +172,33 @@ class LiveStates:
             StateGone: The bucket has less of some keys than it had.
         """
         conflicts = set(outcome.conflicts)
-        revisions, present = outcome.revisions, {}
+        keys, revisions, present = self._keys, outcome.revisions, {}
         for change in changes:
             key = change.key
-            entry = self._keys[key]
+            entry = keys[key]
+            sent, entry.sent = entry.sent, None
             if key in conflicts:
-                entry.rows = entry.sent_rows + entry.rows
                 present[key] = outcome.present.get(key, NOTHING)
-            else:
-                revision = revisions.get(key)
-                entry.is_sure = revision is not None
-                entry.state.stored(change, revision or 0)
-                self.applied += len(entry.sent_rows)
-                if entry.state.is_parked_in_bucket:
-                    entry.rows = []
+                continue
+            state, revision = entry.state, revisions.get(key)
+            entry.is_sure = revision is not None
+            state.stored(change, revision or 0)
+            assert sent is not None
+            self.applied += sent - entry.counted
+            entry.counted = sent
+            if state.parked is not None:
+                if state.is_parked_in_bucket:
+                    entry.passed = self._last
                 self._note_parked(key, entry)
-                self._measure(key, entry)
-            entry.sent, entry.sent_rows = None, []
-        self._rebase(present)
+            self._measure(key, entry)
+        sent_rows, self._sent_rows = self._sent_rows, []
+        if present:
+            self._rows.insert(0, KeyRows(row for rows in sent_rows for row in rows if row[0] in present))
+            self._rebase(present)
 
     def _rebase(self, present: Mapping[str, Current]) -> None:
         """Fold the events in hand onto what the bucket has by now."""
-        gone = []
+        gone, in_hand = [], self._in_hand(present)
         for key, found in present.items():
             entry = self._keys[key]
             had = entry.state.loaded
@@ -190,22 +208,32 @@ class LiveStates:
                     gone.append(self._parking(key, found))
                     continue
                 found = found._replace(sequence=had.sequence)  # the mark of its end was tidied away
-            rows, entry.rows = entry.rows, []
-            entry.state, entry.is_sure = KeyState(self.spec, key, found), True
+            state = entry.state = KeyState(self.spec, key, found)
+            entry.is_sure, entry.counted = True, 0
             self._dirty.pop(key, None)
-            for sequence, event in rows:
-                if sequence > entry.state.sequence:
-                    entry.state.apply(self.spec, key, sequence, event)
-                    entry.rows.append((sequence, event))
-            if entry.state.is_parked_in_bucket:
-                self.waiting += len(entry.rows)
-                entry.rows = []
-            if entry.rows:
+            taken = 0
+            for sequence, event in in_hand[key]:
+                if sequence > max(state.sequence, entry.passed):
+                    state.apply(self.spec, key, sequence, event)
+                    taken += 1
+            if state.is_parked_in_bucket:
+                self.waiting += taken
+                entry.passed = self._last
+            elif taken:
                 self._dirty[key] = entry
             self._note_parked(key, entry)
             self._measure(key, entry)
         if gone:
             raise StateGone(self.spec.name, gone)
+
+    def _in_hand(self, keys: Iterable[str]) -> dict[str, list[tuple[int, Any]]]:
+        """The events of some keys that are not stored, and not sent either."""
+        found: dict[str, list[tuple[int, Any]]] = {key: [] for key in keys}
+        for rows in self._rows if found else ():
+            for key, sequence, event in rows:
+                if key in found:
+                    found[key].append((sequence, event))
+        return found
 
     def _parking(self, key: str, found: Current) -> Change:
         mark = str(Mark(self.spec.version, Parked(0, GONE)))

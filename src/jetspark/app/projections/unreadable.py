@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.clock import utc_now
-from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin, letter_subject
+from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin, is_too_large, letter_subject
 from jetspark.app.dead_letters.store import microseconds
 from jetspark.app.projections.folding import Failure
-from jetspark.errors import PayloadTooLarge, WrongLastSequence
+from jetspark.core.headers import readable
+from jetspark.errors import JetSparkError, WrongLastSequence
 from jetspark.jetstream.publishing import Expect
 
 __all__ = ["HANDLER", "write_unreadable"]
@@ -32,18 +33,22 @@ async def write_unreadable(js: JetStream, app: str, message: JetStreamMessage, f
         origin=origin,
         subject=message.subject,
         data=message.data,
-        headers=message.headers,
+        headers=readable(message.raw_headers),
         attempts=1,
         status="open",
         cause=dataclasses.replace(cause, message=f"{names}: {cause.message}"),
         failed=utc_now().isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     )
     subject = letter_subject(app, HANDLER, None, origin)
-    for each in (letter, dataclasses.replace(letter, data=b"", is_body_omitted=True)):
+    forms = [letter, letter.shortened(), letter.shortened().stripped()]
+    while forms:
+        each = forms.pop(0)
         try:
             await js.publish(subject, each.data, headers=each.to_headers(), expect=Expect(last_subject_sequence=0))
-        except PayloadTooLarge:
-            continue
         except WrongLastSequence:
             pass  # it was written before
+        except JetSparkError as error:
+            if forms and is_too_large(error):
+                continue
+            raise
         return

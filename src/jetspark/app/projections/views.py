@@ -26,8 +26,8 @@ from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, watch_place
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.engine import recorded_of
-from jetspark.app.projections.folding import KeyRow, KeyState, Router
+from jetspark.app.projections.engine import recorded
+from jetspark.app.projections.folding import KeyRows, KeyState, Router
 from jetspark.app.projections.marks import Parked, mark_of, parked_of, position_key
 from jetspark.app.projections.pasts import base_of, past_of
 from jetspark.app.projections.positions import FoldPosition
@@ -381,8 +381,8 @@ class View:
         try:
             await reading.start()
             while messages := await reading.some(until_idle=True):
-                rows: list[KeyRow] = []
-                router.sort([recorded_of(message) for message in messages], {self._spec.name: rows})
+                rows = KeyRows()
+                router.sort(recorded(messages, with_times=router.has_windows), {self._spec.name: rows})
                 for found, each, event in rows:
                     if found == name and each <= last:
                         state.apply(self._spec, name, each, event)

@@ -2,13 +2,8 @@
 
 from jetspark.app.replay.compared import ParkedKey
 from jetspark.app.replay.contents import Difference
-from jetspark.app.replay.handlers import (
-    HandlerReplayPlan,
-    HandlerReplayRecord,
-    plan_handler_replay,
-    read_handler_records,
-    replay_handler,
-)
+from jetspark.app.replay.handler_records import HandlerReplayPlan, HandlerReplayRecord
+from jetspark.app.replay.handlers import plan_handler_replay, read_handler_records, replay_handler
 from jetspark.app.replay.previewing import RebuildPreview, preview_rebuild
 from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.rebuilding import RebuildOutcome, drop_rebuild, rebuild

@@ -12,14 +12,11 @@ acknowledged; so a replay that was killed handles the last portion again, and co
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from jetspark.aio.clock import rng as loop_rng
 from jetspark.app.clock import utc_now
@@ -31,7 +28,9 @@ from jetspark.app.handlers.reading import HandlerReading
 from jetspark.app.handlers.retry import HandlerTimeout, Skip, WaitHere, decide
 from jetspark.app.patience import patiently
 from jetspark.app.replay.effects import EffectHeldBack, EffectReplayCalls, HeldBackCalls
+from jetspark.app.replay.handler_records import HandlerReplayPlan, HandlerReplayRecord
 from jetspark.app.replay.history import ReadingRate, StreamHistory
+from jetspark.app.replay.outlines import outline_of
 from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.records import NoteKeeper, new_id, noting
 from jetspark.app.topology.declared import OWNER
@@ -42,7 +41,6 @@ from jetspark.errors import (
     ConsumerNotFound,
     DataLoss,
     KeyNotFound,
-    ProtocolError,
     StreamRecreated,
 )
 from jetspark.jetstream.config import ConsumerConfig
@@ -55,7 +53,7 @@ if TYPE_CHECKING:
     from jetspark.aio.stream_message import JetStreamMessage
     from jetspark.app.application import App, HandlerSpec
 
-__all__ = ["HandlerReplayPlan", "HandlerReplayRecord", "plan_handler_replay", "read_handler_records", "replay_handler"]
+__all__ = ["plan_handler_replay", "read_handler_records", "replay_handler"]
 
 # Events that are handled between two notes.
 PORTION = 200
@@ -66,122 +64,6 @@ CONSUMER_LIFE_S = 86400.0
 # Nobody else reads the consumer, and a redelivery is known by its sequence.
 ACK_WAIT_S = 3600.0
 FETCH_S = 1.0
-
-
-@dataclass(slots=True, kw_only=True)
-class HandlerReplayRecord:
-    """One replay of a handler: a key of the bucket ``<app>_handlers``, ``replay.<handler>.<id>``, which stays."""
-
-    id: str
-    handler: str
-    request: ReplayRequest
-    effects: bool
-    """Whether effects are carried out."""
-    stream: str
-    created: str
-    first: int
-    last: int
-    """The end that was frozen when it began."""
-    kind: Literal["handler"] = "handler"
-    at: int = 0
-    """Events up to this sequence were handled."""
-    events: int = 0
-    done: int = 0
-    skipped: int = 0
-    stopped: int = 0
-    """Calls that ended at an effect which was held back, and whose result nobody knows."""
-    failed: int = 0
-    published: dict[str, int] = field(default_factory=dict)
-    """Without effects: events that would have been published, by type."""
-    held_back: dict[str, int] = field(default_factory=dict)
-    """Without effects: effects of ``ctx.once`` that were not carried out, by name."""
-    recorded: dict[str, int] = field(default_factory=dict)
-    """Without effects: effects of ``ctx.once`` whose recorded result was returned, by name."""
-    writes: int = 0
-    """Without effects: keys that transactions would have written."""
-    failures: list[dict[str, Any]] = field(default_factory=list)
-    """The first hundred: sequence, key and error."""
-    status: str = "running"
-    began: str = ""
-    noted: str = ""
-
-    @property
-    def key(self) -> str:
-        return f"replay.{self.handler}.{self.id}"
-
-    @property
-    def consumer(self) -> str:
-        return f"{self.handler}--replay-{self.id}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "request": self.request.to_dict()}
-
-    @classmethod
-    def decode(cls, value: bytes) -> HandlerReplayRecord:
-        """
-        Raises:
-            ProtocolError: It is no such record.
-        """
-        try:
-            fields = json.loads(value)
-            return cls(**{**fields, "request": ReplayRequest.from_dict(fields["request"])})
-        except (ValueError, KeyError, TypeError) as error:
-            raise ProtocolError(f"the record of a replay is not readable: {value[:200]!r}") from error
-
-    def __str__(self) -> str:
-        how = "with effects" if self.effects else "without effects"
-        lines = [
-            f"replay {self.id} of handler {self.handler} {how}: {self.events} events, at {self.at} of {self.first} to "
-            f"{self.last}: {self.done} done, {self.skipped} skipped, {self.failed} failed, {self.status}"
-        ]
-        if self.stopped:
-            lines.append(f"{self.stopped} ended at an effect whose result is not recorded: {_counted(self.held_back)}")
-        if self.recorded:
-            lines.append(f"recorded effects that were not repeated: {_counted(self.recorded)}")
-        if self.published:
-            lines.append(f"would have published: {_counted(self.published)}")
-        if self.writes:
-            lines.append(f"would have written {self.writes} keys")
-        lines += [f"failed: sequence {each['sequence']}, key {each['key']}: {each['error']}" for each in self.failures]
-        return "\n".join(lines)
-
-
-@dataclass(slots=True, kw_only=True)
-class HandlerReplayPlan:
-    """What a replay of a handler will read."""
-
-    handler: str
-    extent: Extent
-    events: dict[str, int] = field(default_factory=dict)
-    """By type."""
-    keys: int = 0
-    unreadable: int = 0
-    deleted: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "handler": self.handler,
-            "stream": self.extent.stream,
-            "first": self.extent.first,
-            "last": self.extent.last,
-            "events": sum(self.events.values()),
-            "types": self.events,
-            "keys": self.keys,
-            "unreadable": self.unreadable,
-            "deleted": self.deleted,
-        }
-
-    def __str__(self) -> str:
-        lines = [
-            f"replay of handler {self.handler}",
-            f"reads {self.extent}: all of it is there",
-            f"{sum(self.events.values())} events of {self.keys} keys ({_counted(self.events) or 'none'})",
-        ]
-        if self.unreadable:
-            lines.append(f"{self.unreadable} messages are no events, and would fail")
-        if self.deleted:
-            lines.append(f"{self.deleted} messages were deleted from the middle of the stream: no replay sees them")
-        return "\n".join(lines)
 
 
 async def plan_handler_replay(
@@ -196,22 +78,8 @@ async def plan_handler_replay(
     history = _history(js, app, spec)
     extent = await history.extent(request)
     plan = HandlerReplayPlan(handler=spec.name, extent=extent)
-    plan.deleted = (await history.info()).state.deleted_count
-    types: Counter[str] = Counter()
-    keys = set()
-    reading = _Reading(app, spec, request)
-    async with aclosing(history.messages(extent, ReadingRate(rate))) as portions:
-        async for portion in portions:
-            for message in history.wanted(portion, request.subject):
-                event, key = reading.read(message.subject, message.data, message.headers)
-                if not reading.wants(key):
-                    continue
-                if isinstance(event, Exception):
-                    plan.unreadable += 1
-                elif event.contract.kind in spec.events:
-                    types[event.type] += 1
-                    keys.add(key)
-    plan.events, plan.keys = dict(sorted(types.items())), len(keys)
+    plan.outline = await outline_of(history, extent, request.subject)
+    await _survey(app, spec, history, request, plan, ReadingRate(rate))
     return plan
 
 
@@ -224,6 +92,7 @@ async def replay_handler(
     effects: bool = False,
     rate: float | None = None,
     resume: str | None = None,
+    on_plan: Callable[[HandlerReplayPlan], Any] | None = None,
     on_progress: Callable[[HandlerReplayRecord], Any] = lambda record: None,
 ) -> HandlerReplayRecord:
     """Call a handler with events of the past; the live worker goes on, and its consumer is not touched.
@@ -233,6 +102,8 @@ async def replay_handler(
             effects are held back and counted.
         rate: Events handled each second, at most; the handler's own rate, if it has one and none is given.
         resume: The id of a replay that was interrupted: it goes on with the range it was frozen at.
+        on_plan: Is told what will be read, or is left of it, before the handler is called. Counting events and keys is
+            one more pass over the range, which ``rate`` does not slow down; without this there is none.
         on_progress: Is told how far it is, now and then, and at the end.
 
     Raises:
@@ -254,6 +125,7 @@ async def replay_handler(
         keeper = await _begin(records, spec, request, effects, await history.extent(request))
     else:
         keeper = await _resume(records, spec, resume, effects, history)
+    await noting(keeper, _tell_plan(app, spec, history, keeper, on_plan))
     async with open_lifespans(app.lifespans) as dependencies:
         store = await HandlerStore.open(js, app.name, spec.name)
         replay = _HandlerReplay(js, app, spec, store, dependencies, keeper, history, on_progress)
@@ -321,6 +193,51 @@ async def _resume(
     keeper = NoteKeeper(records, record, entry.revision)
     await keeper.note(status="running")
     return keeper
+
+
+async def _tell_plan(
+    app: App,
+    spec: HandlerSpec,
+    history: StreamHistory,
+    keeper: NoteKeeper[HandlerReplayRecord],
+    on_plan: Callable[[HandlerReplayPlan], Any] | None,
+) -> None:
+    """Note what is to be read, and tell it whoever wants to know."""
+    record = keeper.record
+    extent = Extent(stream=record.stream, created=record.created, first=record.at + 1, last=record.last)
+    plan = HandlerReplayPlan(handler=spec.name, extent=extent)
+    plan.outline = await outline_of(history, extent, record.request.subject)
+    if not record.outline:  # one that is resumed says what it read in all
+        await keeper.note(outline=plan.outline.to_dict())
+    if on_plan is not None:
+        await _survey(app, spec, history, record.request, plan, ReadingRate(None))
+        on_plan(plan)
+
+
+async def _survey(
+    app: App,
+    spec: HandlerSpec,
+    history: StreamHistory,
+    request: ReplayRequest,
+    plan: HandlerReplayPlan,
+    pace: ReadingRate,
+) -> None:
+    """Count the events and keys of a range."""
+    types: Counter[str] = Counter()
+    keys = set()
+    reading = _Reading(app, spec, request)
+    async with aclosing(history.messages(plan.extent, pace, subject=request.subject)) as portions:
+        async for portion in portions:
+            for message in portion.messages:
+                event, key = reading.read(message.subject, message.data, message.headers)
+                if not reading.wants(key):
+                    continue
+                if isinstance(event, Exception):
+                    plan.unreadable += 1
+                elif event.contract.kind in spec.events:
+                    types[event.type] += 1
+                    keys.add(key)
+    plan.events, plan.keys = dict(sorted(types.items())), len(keys)
 
 
 class _Reading:
@@ -510,7 +427,3 @@ def _history(js: JetStream, app: App, spec: HandlerSpec) -> StreamHistory:
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     first = group.exceptions[0]
     return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
-
-
-def _counted(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))

@@ -14,7 +14,7 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.aio.stream import Stream
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.folding import Failure, KeyRow, KeyState, Recorded, Router
+from jetspark.app.projections.folding import Failure, KeyRows, KeyState, Recorded, Router
 from jetspark.app.replay.contents import KeyContent
 from jetspark.app.replay.places import noted_position
 from jetspark.app.replay.ranges import Extent, ReplayRequest, check_is_whole, extent_of
@@ -30,7 +30,17 @@ from jetspark.state.scan import Head, Range, RangeScan
 if TYPE_CHECKING:
     from jetspark.app.application import App
 
-__all__ = ["Events", "History", "MemoryFold", "OnEvents", "ReadingRate", "StreamHistory", "spec_of", "told_nobody"]
+__all__ = [
+    "Events",
+    "History",
+    "MemoryFold",
+    "OnEvents",
+    "Portion",
+    "ReadingRate",
+    "StreamHistory",
+    "spec_of",
+    "told_nobody",
+]
 
 # How long reading goes on while nothing comes: it covers a restart and the election of a leader.
 PATIENCE_S = 60.0
@@ -39,11 +49,21 @@ PATIENCE_S = 60.0
 class Events(NamedTuple):
     """Some of the events of a range, in order."""
 
-    rows: list[KeyRow]
+    rows: KeyRows
     failures: list[Failure]
     messages: int
     last: int
     """Of the last message; everything up to it was read."""
+
+
+class Portion(NamedTuple):
+    """Some of the messages of a range, in order: those that were asked for."""
+
+    messages: list[Recorded]
+    read: int
+    """How many were read, the others among them."""
+    last: int
+    """The sequence of the last that was read."""
 
 
 OnEvents: TypeAlias = Callable[[Events], Awaitable[None]]
@@ -150,11 +170,17 @@ class StreamHistory:
         return found
 
     async def messages(
-        self, extent: Extent, pace: ReadingRate | None = None, *, may_lack: bool = False
-    ) -> AsyncGenerator[list[Recorded], None]:
-        """The messages of a range, in portions.
+        self,
+        extent: Extent,
+        pace: ReadingRate | None = None,
+        *,
+        subject: str | None = None,
+        may_lack: bool = False,
+    ) -> AsyncGenerator[Portion, None]:
+        """The messages of a range that are on the filters, in portions.
 
         Args:
+            subject: Only those on this subject, or filter.
             may_lack: The states of entities are wanted, too, which go away when they are replaced.
 
         Raises:
@@ -168,7 +194,7 @@ class StreamHistory:
         is_early = may_lack or is_kept
         part = Range(extent.stream, extent.created, extent.first, extent.last + 1, self._server_filters, is_early)
         scan = RangeScan(part, timeout_s=PATIENCE_S, loss_remedy="it was removed while it was read")
-        size = None if pace is None else pace.portion
+        size, is_wanted = None if pace is None else pace.portion, self._is_wanted
         first_read = 0
         async with aclosing(ProcedureRunner(self._js).pieces(scan)) as pieces:
             async for piece in pieces:
@@ -176,18 +202,16 @@ class StreamHistory:
                     portion = piece[begin : begin + (size or len(piece))]
                     if pace is not None:
                         await pace.let(len(portion))
-                    found = [_recorded(message) for message in portion]
-                    if is_kept and not first_read:
-                        first_read = next((each.sequence for each in self.wanted(found, None)), 0)
-                    yield found
+                    # Before anything else is looked at: of many messages nothing but the subject is ever needed.
+                    mine = portion if is_wanted is None else [each for each in portion if is_wanted(each.subject)]
+                    if is_kept and not first_read and mine:
+                        first_read = _sequence(mine[0])
+                    if subject is not None:
+                        mine = [each for each in mine if matches(subject, each.subject)]
+                    yield Portion([_recorded(each) for each in mine], len(portion), _sequence(portion[-1]))
                     await asyncio.sleep(0)  # decoding takes a while, and others have work to do
         if first_read:
             check_is_whole(extent, await self.head(first_read))
-
-    def wanted(self, messages: list[Recorded], subject: str | None) -> list[Recorded]:
-        """Those on the filters, and on a subject, if one is given."""
-        found = messages if subject is None else [each for each in messages if matches(subject, each.subject)]
-        return found if (is_wanted := self._is_wanted) is None else [each for each in found if is_wanted(each.subject)]
 
     async def _sequence_at(self, head: Head, moment: datetime.datetime) -> int:
         """Of the first message stored at or after a moment; the next sequence where there is none."""
@@ -224,16 +248,16 @@ class History(StreamHistory):
             DataLoss: Some of it went away while it was read.
             StreamRecreated: The stream is another one by now.
         """
-        async with aclosing(self.messages(extent, pace)) as portions:
+        async with aclosing(self.messages(extent, pace, subject=subject)) as portions:
             async for portion in portions:
-                yield self._route(portion, subject)
+                yield self._route(portion)
 
-    def _route(self, messages: list[Recorded], subject: str | None) -> Events:
+    def _route(self, portion: Portion) -> Events:
         [name] = self.router.specs
-        rows: list[KeyRow] = []
-        failed = self.router.sort(self.wanted(messages, subject), {name: rows})
+        rows = KeyRows()
+        failed = self.router.sort(portion.messages, {name: rows})
         failures = [failure for _, found in failed for failure in found]
-        return Events(rows, failures, len(messages), messages[-1].sequence if messages else 0)
+        return Events(rows, failures, portion.read, portion.last)
 
 
 class MemoryFold:
@@ -329,6 +353,10 @@ def spec_of(app: App, projection: str) -> ProjectionSpec:
         known = ", ".join(sorted(app.projections)) or "none"
         raise ConfigError(f"projection {projection!r}: app {app.name!r} has none of this name; it has {known}")
     return found
+
+
+def _sequence(message: Any) -> int:
+    return message.sequence if isinstance(message, StoredMessage) else delivery(message).sequence
 
 
 def _recorded(message: Any) -> Recorded:

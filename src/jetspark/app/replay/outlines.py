@@ -31,7 +31,7 @@ class RangeOutline:
     """When the first message of the range was stored that is there; None if there is none."""
     last_time: datetime.datetime | None = None
     deleted: int = 0
-    """Messages of the whole stream that were deleted from its middle: no fold sees them."""
+    """Messages of the whole stream that were deleted from its middle: nobody sees them."""
     gaps: tuple[tuple[int, int], ...] = ()
     """Sequences of the range that were deleted, first and last of each gap; the first gaps."""
     gap_count: int | None = 0
@@ -48,15 +48,15 @@ class RangeOutline:
             "gap_count": self.gap_count,
         }
 
-    def lines(self) -> list[str]:
-        """For people."""
+    def lines(self, *, reader: str = "fold") -> list[str]:
+        """For people; ``reader`` is what does not see messages that are deleted."""
         subjects = f"on {_listed(self.subjects, self.subject_count)}"
         if self.first_time is None or self.last_time is None:
             lines = [subjects]
         else:
             lines = [f"stored from {_text(self.first_time)} to {_text(self.last_time)}, {subjects}"]
         if self.deleted:
-            told = f"{self.deleted} messages were deleted from the middle of the stream: no fold sees them"
+            told = f"{self.deleted} messages were deleted from the middle of the stream: no {reader} sees them"
             if self.gaps:
                 texts = [str(first) if first == last else f"{first} to {last}" for first, last in self.gaps]
                 told += f"; in this range {_listed(texts, self.gap_count or 0)}"

@@ -340,7 +340,7 @@ class _Rebuilding:
     async def _store(self, events: Events) -> None:
         record, states = self._keeper.record, self._states
         if events.rows and not self._first_event and not self._began_at:
-            self._first_event = events.rows[0][1]
+            self._first_event = events.rows.sequences[0]
         if missing := states.missing(events.rows):
             states.add(missing, await self._runner.run(self._target.load_all(missing)))
         states.apply(events.rows)

@@ -229,7 +229,7 @@ async def what_if(
     whole = await history.whole(extent.last)
     async with aclosing(history.messages(whole)) as portions:
         async for portion in portions:
-            for message in history.wanted(portion, None):
+            for message in portion.messages:
                 comparison.take(message)
     found = WhatIf(workflow=workflow, extent=extent)
     for run in comparison.results(request.until or await _end_of(js, extent)):

@@ -41,6 +41,7 @@ Safety: TypeAlias = Literal["safe", "destructive", "impossible"]
 
 # Lower is a loss: messages beyond the new limit are deleted, or ids forgotten. -1, 0 and None are no limit.
 _STREAM_LIMITS = {"max_messages", "max_messages_per_subject", "max_bytes", "max_age_s", "max_message_bytes"}
+_STREAM_AMOUNTS = {"duplicate_window_s": "ids are forgotten earlier", "replicas": "fewer copies are kept"}
 _STREAM_LOSSES = {
     "retention": "another retention deletes what the new one does not keep",
     "discard": "what is new may be refused, or what is old deleted",
@@ -119,7 +120,6 @@ class Found:
     """Declared subject -> streams of other names that store it."""
     former: Mapping[str, str] = field(default_factory=dict)
     """What is declared and missing -> what a handler read until now in its place, in words."""
-    api_level: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,12 +331,10 @@ def _is_same(name: str, actual: Any, declared: Any) -> bool:
     if actual == declared:
         return True
     if isinstance(declared, list | tuple) and isinstance(actual, list | tuple | None):
-        ordered = name in ("backoff_s",)
-        return list(actual or ()) == list(declared) if ordered else _as_set(actual or ()) == _as_set(declared)
-    if actual is None and (declared is False or declared == 0):
-        return True  # what is off is not mentioned by the server
-    if isinstance(declared, int | float) and isinstance(actual, int | float):
-        return _limit(actual) == _limit(declared) and not isinstance(declared, bool)
+        is_ordered = name == "backoff_s"
+        return list(actual or ()) == list(declared) if is_ordered else _as_set(actual or ()) == _as_set(declared)
+    if isinstance(declared, int | float) and isinstance(actual, int | float | None):
+        return _limit(actual) == _limit(declared)  # what is off, or has no limit, the server may leave out
     return _is_consumer_default(name, actual, declared)
 
 
@@ -350,8 +348,8 @@ def _as_set(values: Sequence[Any]) -> set[str]:
     return set(map(repr, values))
 
 
-def _limit(value: float) -> float:
-    return float("inf") if value <= 0 else value
+def _limit(value: float | None) -> float:
+    return float("inf") if value is None or value <= 0 else value
 
 
 def _stream_safety(name: str, found: Any, declared: Any) -> tuple[Safety, str]:
@@ -362,17 +360,15 @@ def _stream_safety(name: str, found: Any, declared: Any) -> tuple[Safety, str]:
             "with other partitions or events the server copies, and the handler handles, every event of the stream "
             "again; give the handler another durable"
         )
-    if name in _STREAM_LIMITS and _limit(declared) < _limit(found if found is not None else 0):
+    if name in _STREAM_LIMITS and _limit(declared) < _limit(found):
         return "destructive", "what is beyond the new limit is deleted"
-    if name == "duplicate_window_s" and declared < (found or 0):
-        return "destructive", "ids are forgotten earlier"
-    if name == "replicas" and declared < (found or 0):
-        return "destructive", "fewer copies are kept"
+    if name in _STREAM_AMOUNTS and found is not None and declared < found:
+        return "destructive", _STREAM_AMOUNTS[name]
     if name == "subjects":
         lost = sorted(set(found or ()) - set(declared))
         return ("destructive", f"{', '.join(lost)} is no longer stored") if lost else ("safe", "")
     if name in _SWITCHES or name == "allow_message_schedules":
-        return ("destructive", "somebody may be using it") if found and not declared else ("safe", "")
+        return ("destructive", "somebody may be using it") if found else ("safe", "")
     if name in _STREAM_LOSSES and (found or declared) and not (name.startswith("deny") and declared):
         return "destructive", _STREAM_LOSSES[name]
     return "safe", ""
@@ -389,7 +385,7 @@ def _consumer_safety(name: str, found: Any, declared: Any) -> tuple[Safety, str]
         after = set(declared) if isinstance(declared, list | tuple) else {declared}
         lost = sorted(each for each in before if not any(is_subset(each, other) for other in after))
         return ("destructive", f"{', '.join(lost)} is no longer delivered") if lost else ("safe", "")
-    if name == "max_deliver" and _limit(declared) < _limit(found if found is not None else 0):
+    if name == "max_deliver" and _limit(declared) < _limit(found):
         return "destructive", "messages that were delivered that often are given up"
     return "safe", ""
 

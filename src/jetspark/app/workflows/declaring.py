@@ -25,6 +25,7 @@ import msgspec
 from jetspark.app.commands.declaring import UNCHANGED, Command, Decision
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import read_data
+from jetspark.app.contracts.faults import error_text
 from jetspark.app.contracts.tokens import text_of
 from jetspark.app.topology.names import check_app_name
 from jetspark.app.workflows.commands import CommandAnswered, CommandKinds, CommandSent
@@ -196,8 +197,8 @@ class WorkflowSpec:
         """
         if record.version > self.version:
             raise ConfigError(
-                f"workflow {self.name!r}: a run is of version {record.version}, and this program knows {self.version}: "
-                "run the newer one"
+                f"workflow {self.name!r}: run {record.key!r} is of version {record.version}, and this program knows "
+                f"{self.version}: run the newer one"
             )
         try:
             if record.version == self.version or self._upcast is None:
@@ -210,10 +211,10 @@ class WorkflowSpec:
                         # Taken for the state of a run that has none, the next step would overwrite what there is.
                         raise ValueError(f"upcast of version {version} returned None, and not the state")
             return self._convert(value)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except Exception as error:  # upcast is the user's code, and so may be the state's class
             raise ConfigError(
-                f"workflow {self.name!r}: a state of version {record.version} cannot be read: {error}. Give new fields "
-                "a default, or write `def upcast(self, state, version)`"
+                f"workflow {self.name!r}: the state of run {record.key!r}, version {record.version}, cannot be read: "
+                f"{error_text(error)}. Give new fields a default, or write `def upcast(self, state, version)`"
             ) from error
 
     def react(self, state: Any, event: Any) -> Decision | None:

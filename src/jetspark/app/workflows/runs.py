@@ -7,12 +7,12 @@ import contextlib
 import datetime
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jetspark.app.causes import current_cause
 from jetspark.app.contracts.envelope import Decoded, decode
 from jetspark.app.dead_letters.redriving import LetterFilter, RedriveResults, read_letters, run_redrive
-from jetspark.app.entities.entities import EntityChange, EntityWriter
+from jetspark.app.entities.entities import EntityChange, EntityWriter, StoredEntity, UnreadableEntity
 from jetspark.app.workflows.declaring import RunRecord, RunStatus, StepNote, WorkflowSpec
 from jetspark.app.workflows.running import carry_out
 from jetspark.app.workflows.timeline import read_timeline
@@ -41,21 +41,22 @@ class WorkflowRun:
     """One run, as it is stored."""
 
     key: str
-    status: RunStatus
+    status: RunStatus | Literal["unreadable"]
+    """``unreadable`` only in a listing: this program cannot read its state."""
     reason: str | None
-    """Of a run that has failed."""
-    state: Any
+    """Of a run that has failed, or why one is unreadable; of that the key is known, and the rest may be missing."""
+    state: Any = None
     """As ``react`` gets it."""
-    timers: tuple[str, ...]
+    timers: tuple[str, ...] = ()
     """Names of those that are set."""
-    commands: tuple[str, ...]
+    commands: tuple[str, ...] = ()
     """Names of those whose answers it waits for."""
-    events: tuple[int, ...]
+    events: tuple[int, ...] = ()
     """Sequences of the last events that it has taken."""
-    retries: int
+    retries: int = 0
     """How often it was begun anew."""
-    started: datetime.datetime | None
-    updated: datetime.datetime | None
+    started: datetime.datetime | None = None
+    updated: datetime.datetime | None = None
 
 
 class WorkflowRuns:
@@ -84,11 +85,15 @@ class WorkflowRuns:
         raise ConnectionClosed("the connection was closed before the run was over")
 
     async def list(self, status: RunStatus | None = None) -> AsyncIterator[WorkflowRun]:
-        """All runs, or those of a status, each as it was when it was read."""
-        async for found in self._entities.list():
-            record: RunRecord = found.state
-            if status in (None, record.status):
-                yield self._run(record.key, record)
+        """All runs, or those of a status, each as it was when it was read.
+
+        One whose state this program cannot read hides no other: it is listed, whatever the status asked for, with the
+        status ``unreadable`` and the reason.
+        """
+        async for found in self._entities.list_all():
+            run = self._listed(found)
+            if status in (None, run.status) or run.status == "unreadable":
+                yield run
 
     async def timeline(self, key: str) -> AsyncIterator[dict[str, Any]]:
         """The steps of a run, oldest first: the event that was taken, and what was decided, as it was stored.
@@ -185,6 +190,15 @@ class WorkflowRuns:
     @property
     def _app(self) -> Declarations:
         return self._writer.app
+
+    def _listed(self, found: StoredEntity | UnreadableEntity) -> WorkflowRun:
+        if isinstance(found, UnreadableEntity):
+            return WorkflowRun(key=found.key, status="unreadable", reason=found.reason)
+        record: RunRecord = found.state
+        try:
+            return self._run(record.key, record)
+        except ConfigError as error:
+            return WorkflowRun(key=found.key, status="unreadable", reason=str(error), updated=record.updated)
 
     def _run(self, key: str, record: RunRecord) -> WorkflowRun:
         return WorkflowRun(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from jetspark.app.clock import utc_now
-from jetspark.app.dead_letters.letters import DeadEvent, Origin, letter_subject
+from jetspark.app.dead_letters.letters import DeadEvent, Origin, is_too_large, letter_subject
 from jetspark.app.projections.unreadable import HANDLER
 from jetspark.core import headers as header_block
 from jetspark.core.headers import Headers
-from jetspark.errors import JetSparkError, PayloadTooLarge, ProtocolError, WrongLastSequence
+from jetspark.errors import JetSparkError, PayloadTooLarge, WrongLastSequence
 from jetspark.publish.steps import Connect, Procedure, PublishEach
 from jetspark.spark.engine.rows import Unreadable
 from jetspark.state.patience import Persistence
@@ -71,7 +70,7 @@ def _send(app: str, letters: list[DeadEvent]) -> Procedure[tuple[int, list[DeadE
         largest = max(letters, key=lambda letter: len(letter.data))
         if largest.is_body_omitted:
             raise
-        short = dataclasses.replace(largest, data=b"", is_body_omitted=True)
+        short = largest.shortened()
         return 0, [short if letter is largest else letter for letter in letters], None
     except JetSparkError as error:
         if not error.may_pass:
@@ -85,6 +84,8 @@ def _send(app: str, letters: list[DeadEvent]) -> Procedure[tuple[int, list[DeadE
             stored += 1
         elif isinstance(found, WrongLastSequence):
             continue  # stored before, by this or another engine
+        elif is_too_large(found) and not letter.is_body_omitted:
+            left.append(letter.shortened())
         elif isinstance(found, JetSparkError) and found.may_pass:
             left.append(letter)
             reason = found
@@ -103,11 +104,5 @@ def _headers(message: Unreadable) -> Headers:
     if not message.headers:
         return Headers()
     if not isinstance(message.headers, bytes):
-        found = Headers()
-        for name, value in message.headers:
-            found.add(name, value)
-        return found
-    try:
-        return header_block.decode(message.headers)
-    except ProtocolError:
-        return Headers()  # a block that nobody can read
+        return header_block.restored(message.headers)
+    return header_block.readable(message.headers)
