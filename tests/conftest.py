@@ -18,7 +18,7 @@ from support import bytecode, class_archive, packing, scratch, seeds, spark_pyth
 # Its asserts are explained, whoever imports it first.
 pytest.register_assert_rewrite("support.sparks")
 
-pytest_plugins = ["pytest_jetspark"]
+pytest_plugins = ["pytest_jetspark", "support.fixtures"]
 
 # The suite starts hundreds of Python processes. Where bytecode is not to be written, each of them would compile the
 # package again, and each of pytest's the tests: half a second a time.

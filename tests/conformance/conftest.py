@@ -1,15 +1,10 @@
-"""What every conformance test starts from: a driver, and a real server."""
+"""What every conformance test starts from: a driver. Its server is one of `support.fixtures`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from support.certificates import Certificates, make_certificates
 from support.drivers import Driver
 from support.loops import drivers_of
-
-from jetspark.server import NatsServer
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -25,45 +20,3 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def driver(request: pytest.FixtureRequest) -> Driver:
     return Driver(request.param)
-
-
-@pytest.fixture(scope="module")
-def shared_server() -> Iterator[NatsServer]:
-    """For tests that need to know the server, use subjects of their own, and leave it as it was."""
-    with NatsServer(jetstream=False) as server:
-        yield server
-
-
-@pytest.fixture
-def url(nats_url: str) -> str:
-    """Of a server that no test disturbs, for an account of the test's own, with JetStream."""
-    return nats_url
-
-
-@pytest.fixture
-def server() -> Iterator[NatsServer]:
-    """For tests that kill it."""
-    with NatsServer(jetstream=False) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
-
-
-# ---- with JetStream ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[NatsServer]:
-    """Streams of their own names keep the tests apart."""
-    with NatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-def own() -> Iterator[NatsServer]:
-    """One to kill."""
-    with NatsServer() as server:
-        yield server

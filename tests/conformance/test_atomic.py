@@ -64,9 +64,9 @@ async def _count(stream: Any) -> int:
 
 @on_both_drivers
 async def test_a_batch_is_stored_as_a_whole_in_order_and_directly_after_one_another(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
-    async with _stream(driver, shared) as (js, stream, name):
+    async with _stream(driver, server) as (js, stream, name):
         await js.publish(f"{name}.before", b"")
         async with js.atomic_batch() as batch:
             for number in range(5):
@@ -82,9 +82,9 @@ async def test_a_batch_is_stored_as_a_whole_in_order_and_directly_after_one_anot
 
 @on_both_drivers
 async def test_the_first_message_is_a_request_that_is_answered_with_zero_bytes_or_an_error(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
-    async with _stream(driver, shared, allow_atomic=False) as (js, stream, name):
+    async with _stream(driver, server, allow_atomic=False) as (js, stream, name):
         batch = await entered(js.atomic_batch())
         with pytest.raises(jetspark.AtomicPublishDisabled, match="allow_atomic=True"):
             await batch.add(f"{name}.a", b"")
@@ -100,8 +100,8 @@ async def test_the_first_message_is_a_request_that_is_answered_with_zero_bytes_o
 
 
 @on_both_drivers
-async def test_a_missing_stream_is_not_taken_for_an_answer_of_zero_bytes(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_missing_stream_is_not_taken_for_an_answer_of_zero_bytes(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         batch = await entered(nc.jetstream(timeout=2).atomic_batch())
         with pytest.raises(jetspark.JetStreamUnavailable):
             await batch.add("no.stream.here", b"")
@@ -109,8 +109,8 @@ async def test_a_missing_stream_is_not_taken_for_an_answer_of_zero_bytes(driver:
 
 
 @on_both_drivers
-async def test_an_id_has_at_most_64_characters_and_is_made_up_by_default(driver: Driver, shared: NatsServer) -> None:
-    async with _stream(driver, shared) as (js, _, name):
+async def test_an_id_has_at_most_64_characters_and_is_made_up_by_default(driver: Driver, server: NatsServer) -> None:
+    async with _stream(driver, server) as (js, _, name):
         longest = "aZ09_-" * 10 + "xyz_"
         async with js.atomic_batch(longest) as batch:
             await batch.add(f"{name}.a", b"")
@@ -124,8 +124,8 @@ async def test_an_id_has_at_most_64_characters_and_is_made_up_by_default(driver:
 
 
 @on_both_drivers
-async def test_following_messages_are_acknowledged_when_asked_for(driver: Driver, shared: NatsServer) -> None:
-    async with _stream(driver, shared, max_message_bytes=300) as (js, stream, name):
+async def test_following_messages_are_acknowledged_when_asked_for(driver: Driver, server: NatsServer) -> None:
+    async with _stream(driver, server, max_message_bytes=300) as (js, stream, name):
         batch = await entered(js.atomic_batch(ack_first=False, ack_every=3))
         await batch.add(f"{name}.a", b"1")
         await batch.add(f"{name}.a", b"x" * 400)  # refused, and nobody asked
@@ -138,8 +138,8 @@ async def test_following_messages_are_acknowledged_when_asked_for(driver: Driver
 
 
 @on_both_drivers
-async def test_a_final_message_with_the_commit_is_stored_too(driver: Driver, shared: NatsServer) -> None:
-    async with _stream(driver, shared) as (js, stream, name):
+async def test_a_final_message_with_the_commit_is_stored_too(driver: Driver, server: NatsServer) -> None:
+    async with _stream(driver, server) as (js, stream, name):
         async with js.atomic_batch() as batch:
             await batch.add(f"{name}.a", b"1")
             ack = await batch.commit(f"{name}.b", b"2", headers={"X": "y"})
@@ -152,8 +152,8 @@ async def test_a_final_message_with_the_commit_is_stored_too(driver: Driver, sha
 
 
 @on_both_drivers
-async def test_an_end_of_batch_is_not_stored_and_marks_the_last_message(driver: Driver, shared: NatsServer) -> None:
-    async with _stream(driver, shared) as (js, stream, name):
+async def test_an_end_of_batch_is_not_stored_and_marks_the_last_message(driver: Driver, server: NatsServer) -> None:
+    async with _stream(driver, server) as (js, stream, name):
         batch = await entered(js.atomic_batch())
         await batch.add(f"{name}.a", b"1")
         await batch.add(f"{name}.b", b"2")
@@ -165,8 +165,8 @@ async def test_an_end_of_batch_is_not_stored_and_marks_the_last_message(driver: 
 
 
 @on_both_drivers
-async def test_a_block_in_which_nothing_was_added_stores_nothing(driver: Driver, shared: NatsServer) -> None:
-    async with _stream(driver, shared) as (js, stream, _):
+async def test_a_block_in_which_nothing_was_added_stores_nothing(driver: Driver, server: NatsServer) -> None:
+    async with _stream(driver, server) as (js, stream, _):
         async with js.atomic_batch() as batch:
             pass
         assert (batch.outcome, await _count(stream)) == ("not stored", 0)
@@ -177,8 +177,8 @@ async def test_a_block_in_which_nothing_was_added_stores_nothing(driver: Driver,
 
 
 @on_both_drivers
-async def test_options_are_those_of_publishing(driver: Driver, shared: NatsServer) -> None:
-    async with _stream(driver, shared, allow_message_ttl=True) as (js, stream, name):
+async def test_options_are_those_of_publishing(driver: Driver, server: NatsServer) -> None:
+    async with _stream(driver, server, allow_message_ttl=True) as (js, stream, name):
         async with js.atomic_batch() as batch:
             await batch.add(f"{name}.a", b"1", msg_id="one", headers={"X": ["1", "2"]})
             await batch.add(f"{name}.b", b"2", ttl=60, expect=Expect(stream=name, last_subject_sequence=0))
@@ -192,8 +192,8 @@ async def test_options_are_those_of_publishing(driver: Driver, shared: NatsServe
 
 
 @on_both_drivers
-async def test_a_gap_refuses_the_whole_batch(driver: Driver, shared: NatsServer) -> None:
-    async with _stream(driver, shared) as (js, stream, name):
+async def test_a_gap_refuses_the_whole_batch(driver: Driver, server: NatsServer) -> None:
+    async with _stream(driver, server) as (js, stream, name):
         batch = await entered(js.atomic_batch())
         await batch.add(f"{name}.a", b"1")
         batch._machine.sequence += 1  # as if a message had been lost on the way
@@ -205,8 +205,8 @@ async def test_a_gap_refuses_the_whole_batch(driver: Driver, shared: NatsServer)
 
 
 @on_both_drivers
-async def test_every_message_is_checked_for_the_level_it_requires(driver: Driver, shared: NatsServer) -> None:
-    async with _stream(driver, shared) as (js, stream, name):
+async def test_every_message_is_checked_for_the_level_it_requires(driver: Driver, server: NatsServer) -> None:
+    async with _stream(driver, server) as (js, stream, name):
         reading = asyncio.ensure_future(anext(js.batch_advisories(name)))
         batch = await entered(js.atomic_batch(ack_every=2))
         await batch.add(f"{name}.a", b"1", headers={"Nats-Required-Api-Level": "2"})
@@ -220,8 +220,8 @@ async def test_every_message_is_checked_for_the_level_it_requires(driver: Driver
 
 
 @on_both_drivers
-async def test_a_batch_the_server_does_not_know_is_refused(driver: Driver, shared: NatsServer) -> None:
-    async with _stream(driver, shared) as (js, stream, name):
+async def test_a_batch_the_server_does_not_know_is_refused(driver: Driver, server: NatsServer) -> None:
+    async with _stream(driver, server) as (js, stream, name):
         batch = await entered(js.atomic_batch(ack_first=False))
         batch._machine.sequence = 1  # as if the first had been sent
         with pytest.raises(jetspark.BatchIncomplete):
@@ -231,9 +231,9 @@ async def test_a_batch_the_server_does_not_know_is_refused(driver: Driver, share
 
 @on_both_drivers
 async def test_expectations_are_checked_at_the_commit_against_the_stream_before_the_batch(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
-    async with _stream(driver, shared) as (js, stream, name):
+    async with _stream(driver, server) as (js, stream, name):
         seen = (await js.publish(f"{name}.a", b"0")).sequence
         async with js.atomic_batch() as batch:
             await batch.add(f"{name}.a", b"1", expect=Expect(last_sequence=seen))
@@ -255,9 +255,9 @@ async def test_expectations_are_checked_at_the_commit_against_the_stream_before_
 
 @on_both_drivers
 async def test_what_cannot_be_checked_is_refused_before_it_is_sent_and_the_batch_goes_on(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
-    async with _stream(driver, shared) as (js, _, name):
+    async with _stream(driver, server) as (js, _, name):
         async with js.atomic_batch() as batch:
             await batch.add(f"{name}.a", b"1", msg_id="m")
             for bad, complaint in (
@@ -292,8 +292,8 @@ async def test_a_message_too_large_for_the_stream_ends_the_batch_and_frees_its_p
 
 
 @on_both_drivers
-async def test_a_batch_with_a_message_that_is_stored_already_is_refused(driver: Driver, shared: NatsServer) -> None:
-    async with _stream(driver, shared) as (js, stream, name):
+async def test_a_batch_with_a_message_that_is_stored_already_is_refused(driver: Driver, server: NatsServer) -> None:
+    async with _stream(driver, server) as (js, stream, name):
         await js.publish(f"{name}.a", b"1", msg_id="known")
         batch = await entered(js.atomic_batch())
         await batch.add(f"{name}.a", b"2", msg_id="new")
@@ -366,8 +366,8 @@ async def test_only_so_many_batches_are_open_at_a_time_and_a_new_one_waits_for_i
 
 
 @on_both_drivers
-async def test_an_asynchronously_persisted_stream_takes_no_batches(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_an_asynchronously_persisted_stream_takes_no_batches(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         name = next(_names)
         config: dict[str, Any] = {"name": name, "subjects": [f"{name}.>"], "storage": "file", "persist_mode": "async"}
@@ -380,9 +380,9 @@ async def test_an_asynchronously_persisted_stream_takes_no_batches(driver: Drive
 
 @on_both_drivers
 async def test_batches_beside_one_another_and_beside_single_messages_stay_in_one_piece(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
-    async with _stream(driver, shared) as (js, stream, name):
+    async with _stream(driver, server) as (js, stream, name):
 
         async def batches(writer: int) -> None:
             for _ in range(8):
@@ -437,8 +437,8 @@ async def test_leaving_by_an_exception_stores_nothing_and_frees_the_place_at_onc
 
 @pytest.mark.parametrize("driver", ["asyncio", "uvloop"], indirect=True)
 @on_both_drivers
-async def test_a_cancelled_block_stores_nothing(driver: Driver, shared: NatsServer) -> None:
-    async with _stream(driver, shared) as (js, stream, name):
+async def test_a_cancelled_block_stores_nothing(driver: Driver, server: NatsServer) -> None:
+    async with _stream(driver, server) as (js, stream, name):
         is_added = asyncio.Event()
         batch = js.atomic_batch()
 
@@ -458,8 +458,8 @@ async def test_a_cancelled_block_stores_nothing(driver: Driver, shared: NatsServ
 
 @pytest.mark.parametrize("driver", ["asyncio", "uvloop"], indirect=True)
 @on_both_drivers
-async def test_a_cancelled_commit_is_in_doubt_until_it_is_resolved(driver: Driver, shared: NatsServer) -> None:
-    async with _stream(driver, shared) as (js, stream, name):
+async def test_a_cancelled_commit_is_in_doubt_until_it_is_resolved(driver: Driver, server: NatsServer) -> None:
+    async with _stream(driver, server) as (js, stream, name):
         for _ in range(20):
             batch = await entered(js.atomic_batch())
             await batch.add(f"{name}.a", b"")
@@ -481,8 +481,8 @@ async def test_a_cancelled_commit_is_in_doubt_until_it_is_resolved(driver: Drive
 
 
 @on_both_drivers
-async def test_a_stream_deleted_in_the_middle_takes_the_batch_with_it(driver: Driver, shared: NatsServer) -> None:
-    async with _stream(driver, shared) as (js, stream, name):
+async def test_a_stream_deleted_in_the_middle_takes_the_batch_with_it(driver: Driver, server: NatsServer) -> None:
+    async with _stream(driver, server) as (js, stream, name):
         batch = await entered(js.atomic_batch())
         await batch.add(f"{name}.a", b"")
         await stream.delete()
@@ -492,8 +492,8 @@ async def test_a_stream_deleted_in_the_middle_takes_the_batch_with_it(driver: Dr
 
 
 @on_both_drivers
-async def test_switching_batches_off_in_the_middle_drops_the_batch(driver: Driver, shared: NatsServer) -> None:
-    async with _stream(driver, shared) as (js, stream, name):
+async def test_switching_batches_off_in_the_middle_drops_the_batch(driver: Driver, server: NatsServer) -> None:
+    async with _stream(driver, server) as (js, stream, name):
         first, second = await entered(js.atomic_batch()), await entered(js.atomic_batch())
         for batch in (first, second):
             await batch.add(f"{name}.a", b"")
@@ -520,10 +520,10 @@ async def test_a_killed_server_forgets_the_batch(driver: Driver, own: NatsServer
 
 
 @on_both_drivers
-async def test_a_batch_does_not_mind_a_connection_cut_between_its_messages(driver: Driver, shared: NatsServer) -> None:
+async def test_a_batch_does_not_mind_a_connection_cut_between_its_messages(driver: Driver, server: NatsServer) -> None:
     async with (
-        _stream(driver, shared) as (_, stream, name),
-        LossyProxy(shared.port) as proxy,
+        _stream(driver, server) as (_, stream, name),
+        LossyProxy(server.port) as proxy,
         driver.connect(proxy.url, reconnect_wait_s=0.01, on_event=(events := Recorder())) as nc,
     ):
         js = nc.jetstream(timeout=5)
@@ -536,10 +536,10 @@ async def test_a_batch_does_not_mind_a_connection_cut_between_its_messages(drive
 
 
 @on_both_drivers
-async def test_a_message_lost_with_the_connection_refuses_the_batch(driver: Driver, shared: NatsServer) -> None:
+async def test_a_message_lost_with_the_connection_refuses_the_batch(driver: Driver, server: NatsServer) -> None:
     async with (
-        _stream(driver, shared) as (_, stream, name),
-        LossyProxy(shared.port) as proxy,
+        _stream(driver, server) as (_, stream, name),
+        LossyProxy(server.port) as proxy,
         driver.connect(proxy.url, reconnect_wait_s=0.01, on_event=(events := Recorder())) as nc,
     ):
         batch = await entered(nc.jetstream(timeout=5).atomic_batch())
@@ -589,8 +589,8 @@ async def _doubtful(driver: Driver, server: NatsServer, **config: Any) -> AsyncI
 
 
 @on_both_drivers
-async def test_a_commit_whose_answer_is_lost_is_found(driver: Driver, shared: NatsServer) -> None:
-    async with _doubtful(driver, shared) as (js, stream, name, doubt):
+async def test_a_commit_whose_answer_is_lost_is_found(driver: Driver, server: NatsServer) -> None:
+    async with _doubtful(driver, server) as (js, stream, name, doubt):
         batch = await doubt("to_client", "a", "b", "a")
         assert await batch.resolve() == batch.outcome == "stored"
         assert (batch.ack.stream, batch.ack.sequence, batch.ack.batch_size) == (name, 3, 3)
@@ -605,8 +605,8 @@ async def test_a_commit_whose_answer_is_lost_is_found(driver: Driver, shared: Na
 
 
 @on_both_drivers
-async def test_a_lost_commit_is_known_to_be_lost_for_good(driver: Driver, shared: NatsServer) -> None:
-    async with _doubtful(driver, shared) as (js, stream, name, doubt):
+async def test_a_lost_commit_is_known_to_be_lost_for_good(driver: Driver, server: NatsServer) -> None:
+    async with _doubtful(driver, server) as (js, stream, name, doubt):
         batch = await doubt("to_server", "a", "b")
         assert await batch.resolve() == batch.outcome == "not stored"
         with pytest.raises(jetspark.UsageError, match="had no effect"):
@@ -625,8 +625,8 @@ async def test_a_lost_commit_is_known_to_be_lost_for_good(driver: Driver, shared
 
 
 @on_both_drivers
-async def test_what_is_overwritten_cannot_be_known_any_more(driver: Driver, shared: NatsServer) -> None:
-    async with _doubtful(driver, shared, max_messages_per_subject=1) as (js, _, name, doubt):
+async def test_what_is_overwritten_cannot_be_known_any_more(driver: Driver, server: NatsServer) -> None:
+    async with _doubtful(driver, server, max_messages_per_subject=1) as (js, _, name, doubt):
         batch = await doubt("to_client", "a", "b")
         await js.publish(f"{name}.b", b"theirs")
         assert await batch.resolve() == "stored"  # a is left
@@ -641,9 +641,9 @@ async def test_what_is_overwritten_cannot_be_known_any_more(driver: Driver, shar
 
 @on_both_drivers
 async def test_a_batch_whose_first_message_was_not_acknowledged_may_stay_in_doubt(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
-    async with _doubtful(driver, shared) as (_, _, _, doubt):
+    async with _doubtful(driver, server) as (_, _, _, doubt):
         batch = await doubt("to_server", "a", single=True)
         with pytest.raises(jetspark.BatchInDoubt, match="still be on its way"):
             await batch.resolve()
@@ -652,10 +652,10 @@ async def test_a_batch_whose_first_message_was_not_acknowledged_may_stay_in_doub
 
 
 @on_both_drivers
-async def test_a_renamed_subject_hides_no_batch(driver: Driver, shared: NatsServer) -> None:
+async def test_a_renamed_subject_hides_no_batch(driver: Driver, server: NatsServer) -> None:
     name = next(_names)
     transform = jetspark.SubjectTransform(source=f"{name}.>", destination="stored.>")
-    async with driver.connect(shared.url) as nc:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream(timeout=2)
         stream = await js.create_stream(
             StreamConfig(name=name, subjects=[f"{name}.>"], allow_atomic=True, subject_transform=transform)
@@ -672,8 +672,8 @@ async def test_a_renamed_subject_hides_no_batch(driver: Driver, shared: NatsServ
 
 
 @on_both_drivers
-async def test_the_end_of_the_connection_leaves_a_commit_in_doubt(driver: Driver, shared: NatsServer) -> None:
-    async with _stream(driver, shared) as (_, stream, name), LossyProxy(shared.port) as proxy:
+async def test_the_end_of_the_connection_leaves_a_commit_in_doubt(driver: Driver, server: NatsServer) -> None:
+    async with _stream(driver, server) as (_, stream, name), LossyProxy(server.port) as proxy:
         nc = await driver.connect(proxy.url)
         batch = await entered(nc.jetstream(timeout=10).atomic_batch())
         await batch.add(f"{name}.a", b"1")
@@ -696,8 +696,8 @@ async def test_the_end_of_the_connection_leaves_a_commit_in_doubt(driver: Driver
 
 
 @on_both_drivers
-async def test_advisories_end_with_the_connection(driver: Driver, shared: NatsServer) -> None:
-    nc = await driver.connect(shared.url)
+async def test_advisories_end_with_the_connection(driver: Driver, server: NatsServer) -> None:
+    nc = await driver.connect(server.url)
     js = nc.jetstream()
     with pytest.raises(jetspark.ConfigError):
         js.batch_advisories("a.b")
@@ -711,8 +711,8 @@ async def test_advisories_end_with_the_connection(driver: Driver, shared: NatsSe
 
 @on_both_drivers
 @pytest.mark.parametrize("way", ["closed", "dropped"])
-async def test_advisories_nobody_read_end_their_subscription(way: str, driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_advisories_nobody_read_end_their_subscription(way: str, driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         machine = nc._machine
         before = len(machine.subscriptions.all)
@@ -729,14 +729,14 @@ async def test_advisories_nobody_read_end_their_subscription(way: str, driver: D
 
 
 @on_both_drivers
-async def test_another_client_reads_what_a_batch_stored(driver: Driver, shared: NatsServer) -> None:
+async def test_another_client_reads_what_a_batch_stored(driver: Driver, server: NatsServer) -> None:
     import nats
 
-    async with _stream(driver, shared) as (js, _, name):
+    async with _stream(driver, server) as (js, _, name):
         async with js.atomic_batch() as batch:
             await batch.add(f"{name}.a", b"1", headers={"X": "y"})
             await batch.add(f"{name}.b", b"2")
-        theirs = await nats.connect(shared.url)
+        theirs = await nats.connect(server.url)
         try:
             subscription = await theirs.jetstream().pull_subscribe(f"{name}.>", stream=name)
             messages = await subscription.fetch(2, timeout=30)

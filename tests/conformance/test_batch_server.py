@@ -1459,18 +1459,12 @@ class ReplicatedReal:
             return []
 
 
-@pytest.fixture(scope="module")
-def real_cluster() -> Iterator[NatsCluster]:
-    with NatsCluster(3) as cluster:
-        yield cluster
-
-
 @pytest.fixture(params=["model", pytest.param("real", marks=pytest.mark.slow)])
 def replicated(request: pytest.FixtureRequest) -> Iterator[Replicated]:
     if request.param == "model":
         yield ReplicatedModel()
     else:
-        real = ReplicatedReal(request.getfixturevalue("real_cluster"))
+        real = ReplicatedReal(request.getfixturevalue("cluster"))
         yield real
         real.close()
 

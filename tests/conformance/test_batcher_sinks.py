@@ -36,12 +36,6 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[NatsCluster]:
-    with NatsCluster() as cluster:
-        yield cluster
-
-
 class Place:
     """A stream, and sinks that write to it in the driver's way."""
 
@@ -104,8 +98,8 @@ async def crash(server: NatsServer) -> None:
 
 
 @on_both_drivers
-async def test_a_write_returns_when_all_of_it_is_stored(driver: Driver, shared: NatsServer) -> None:
-    async with place(driver, shared) as here, here.fast() as sink:
+async def test_a_write_returns_when_all_of_it_is_stored(driver: Driver, server: NatsServer) -> None:
+    async with place(driver, server) as here, here.fast() as sink:
         for size in (1, 7, 499, 500, 501, 2_000):
             before = await here.count()
             await sink.write(numbers(0, size))
@@ -115,8 +109,8 @@ async def test_a_write_returns_when_all_of_it_is_stored(driver: Driver, shared: 
 
 
 @on_both_drivers
-async def test_a_message_is_made_of_an_item(driver: Driver, shared: NatsServer) -> None:
-    async with place(driver, shared) as here:
+async def test_a_message_is_made_of_an_item(driver: Driver, server: NatsServer) -> None:
+    async with place(driver, server) as here:
         name = here.name
 
         def to_message(item: dict[str, str]) -> Any:
@@ -133,9 +127,9 @@ async def test_a_message_is_made_of_an_item(driver: Driver, shared: NatsServer) 
 
 @on_both_drivers
 async def test_writes_under_way_together_keep_one_batch_open_and_their_order(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
-    async with place(driver, shared) as here, here.fast() as sink:
+    async with place(driver, server) as here, here.fast() as sink:
         free = asyncio.Semaphore(4)
 
         async def write(number: int) -> None:
@@ -154,9 +148,9 @@ async def test_writes_under_way_together_keep_one_batch_open_and_their_order(
 
 
 @on_both_drivers
-async def test_writes_that_wait_for_each_other_in_vain_end_the_batch(driver: Driver, shared: NatsServer) -> None:
+async def test_writes_that_wait_for_each_other_in_vain_end_the_batch(driver: Driver, server: NatsServer) -> None:
     # Together they are too few for an acknowledgement.
-    async with place(driver, shared) as here, here.fast() as sink:
+    async with place(driver, server) as here, here.fast() as sink:
         for _ in range(5):
             async with asyncio.timeout(30):
                 await asyncio.gather(*(sink.write([b"x"]) for _ in range(5)))
@@ -210,8 +204,8 @@ async def test_writes_that_fail_in_a_crash_are_written_again_and_stored_once(dri
 
 
 @on_both_drivers
-async def test_a_retry_with_the_same_ids_stores_nothing_twice(driver: Driver, shared: NatsServer) -> None:
-    async with place(driver, shared) as here, here.fast(id_of=own_id) as sink, here.fast(id_of=own_id) as another:
+async def test_a_retry_with_the_same_ids_stores_nothing_twice(driver: Driver, server: NatsServer) -> None:
+    async with place(driver, server) as here, here.fast(id_of=own_id) as sink, here.fast(id_of=own_id) as another:
         await sink.write(numbers(0, 1_000))
         await sink.write(numbers(500, 1_500))
         await another.write(numbers(0, 2_000))
@@ -219,8 +213,8 @@ async def test_a_retry_with_the_same_ids_stores_nothing_twice(driver: Driver, sh
 
 
 @on_both_drivers
-async def test_the_publishers_own_ids_do_not_recognise_a_retry(driver: Driver, shared: NatsServer) -> None:
-    async with place(driver, shared) as here, here.fast(message_ids=True) as sink:
+async def test_the_publishers_own_ids_do_not_recognise_a_retry(driver: Driver, server: NatsServer) -> None:
+    async with place(driver, server) as here, here.fast(message_ids=True) as sink:
         await sink.write(numbers(0, 10))
         await sink.write(numbers(0, 10))
         assert await here.count() == 20
@@ -228,9 +222,9 @@ async def test_the_publishers_own_ids_do_not_recognise_a_retry(driver: Driver, s
 
 @on_both_drivers
 async def test_a_deleted_stream_fails_the_write_and_a_new_one_takes_the_next(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
-    async with place(driver, shared) as here:
+    async with place(driver, server) as here:
         sink = here.fast(patience_s=0.5)
         await sink.write(numbers(0, 10))
         first = sink.publisher
@@ -248,9 +242,9 @@ async def test_a_deleted_stream_fails_the_write_and_a_new_one_takes_the_next(
 
 @on_both_drivers
 async def test_a_stream_that_comes_back_in_time_has_everything_that_was_not_stored(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
-    async with place(driver, shared) as here, here.fast() as sink:
+    async with place(driver, server) as here, here.fast() as sink:
         await sink.write(numbers(0, 10))
         await here.js.delete_stream(here.name)
         writing = asyncio.ensure_future(sink.write(numbers(10, 20)))
@@ -265,9 +259,9 @@ async def test_a_stream_that_comes_back_in_time_has_everything_that_was_not_stor
 
 @on_both_drivers
 async def test_a_stream_that_does_not_allow_it_says_so_and_is_not_asked_again(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
-    async with place(driver, shared, allow_batched=False, allow_atomic=False) as here:
+    async with place(driver, server, allow_batched=False, allow_atomic=False) as here:
         for sink, error in (
             (here.fast(), jetspark.BatchPublishDisabled),
             (here.atomic(), jetspark.AtomicPublishDisabled),
@@ -284,9 +278,9 @@ async def test_a_stream_that_does_not_allow_it_says_so_and_is_not_asked_again(
 
 @on_both_drivers
 async def test_an_item_that_can_never_be_sent_fails_its_batch_before_anything_is(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
-    async with place(driver, shared) as here, here.fast() as sink:
+    async with place(driver, server) as here, here.fast() as sink:
         good = numbers(0, 700)
         for another in (sink, here.atomic(), here.fast(id_of=lambda item: str(len(item)))):
             with pytest.raises(ConfigError):
@@ -302,19 +296,19 @@ async def test_an_item_that_can_never_be_sent_fails_its_batch_before_anything_is
 
 @on_both_drivers
 async def test_a_refused_message_fails_its_own_write_for_good_and_others_for_now(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
-    async with place(driver, shared, max_message_bytes=500) as here:
+    async with place(driver, server, max_message_bytes=500) as here:
         sink = here.fast()
         # The server is slow to answer, so both are on their way when it refuses.
-        shared.pause()
+        server.pause()
         try:
             first = asyncio.ensure_future(sink.write([b"1", b"x" * 1_000, b"2"]))
             await until(lambda: sink.publisher is not None and sink.publisher.accepted >= 3)
             second = asyncio.ensure_future(sink.write([b"3", b"4"]))
             await until(lambda: sink.publisher.accepted >= 5)
         finally:
-            shared.resume()
+            server.resume()
         with pytest.raises(ServerError) as refused:
             await first
         assert refused.value.err_code == 10054
@@ -329,8 +323,8 @@ async def test_a_refused_message_fails_its_own_write_for_good_and_others_for_now
 
 
 @on_both_drivers
-async def test_a_closed_sink_has_stored_everything_and_takes_no_more(driver: Driver, shared: NatsServer) -> None:
-    async with place(driver, shared) as here:
+async def test_a_closed_sink_has_stored_everything_and_takes_no_more(driver: Driver, server: NatsServer) -> None:
+    async with place(driver, server) as here:
         async with here.fast() as sink:
             await sink.write(numbers(0, 10))
         with pytest.raises(UsageError, match="closed"):
@@ -344,8 +338,8 @@ async def test_a_closed_sink_has_stored_everything_and_takes_no_more(driver: Dri
 
 
 @on_both_drivers
-async def test_the_publisher_is_told_what_the_sink_is(driver: Driver, shared: NatsServer) -> None:
-    async with place(driver, shared) as here:
+async def test_the_publisher_is_told_what_the_sink_is(driver: Driver, server: NatsServer) -> None:
+    async with place(driver, server) as here:
         for options, message in (
             ({"id_prefix": "x"}, "id_of"),
             ({"speed": 1}, "unknown fast publisher option"),
@@ -364,9 +358,9 @@ async def test_the_publisher_is_told_what_the_sink_is(driver: Driver, shared: Na
 @pytest.mark.parametrize("kind", ["fast", "atomic"])
 @on_both_drivers
 async def test_a_cancelled_write_may_be_stored_and_is_stored_once_with_ids(
-    driver: Driver, shared: NatsServer, kind: str
+    driver: Driver, server: NatsServer, kind: str
 ) -> None:
-    async with place(driver, shared) as here:
+    async with place(driver, server) as here:
         sink = getattr(here, kind)(id_of=own_id)
         # After any number of steps of the loop, from the first to beyond the last.
         for steps in range(60):
@@ -397,8 +391,8 @@ async def batches_of(here: Place) -> list[int]:
 
 
 @on_both_drivers
-async def test_a_flush_is_one_atomic_batch(driver: Driver, shared: NatsServer) -> None:
-    async with place(driver, shared) as here:
+async def test_a_flush_is_one_atomic_batch(driver: Driver, server: NatsServer) -> None:
+    async with place(driver, server) as here:
         sink = here.atomic()
         for size in (1, 2, 1_000):
             await sink.write(numbers(0, size))
@@ -407,8 +401,8 @@ async def test_a_flush_is_one_atomic_batch(driver: Driver, shared: NatsServer) -
 
 
 @on_both_drivers
-async def test_a_flush_larger_than_the_servers_limit_is_several(driver: Driver, shared: NatsServer) -> None:
-    async with place(driver, shared) as here:
+async def test_a_flush_larger_than_the_servers_limit_is_several(driver: Driver, server: NatsServer) -> None:
+    async with place(driver, server) as here:
         sink = here.atomic()
         await sink.write(numbers(0, 2_500))
         assert await batches_of(here) == [1_000, 1_000, 500]
@@ -428,8 +422,8 @@ async def test_the_limit_the_server_was_given_is_learnt(driver: Driver, limited:
 
 
 @on_both_drivers
-async def test_a_flush_is_stored_all_or_none(driver: Driver, shared: NatsServer) -> None:
-    async with place(driver, shared) as here:
+async def test_a_flush_is_stored_all_or_none(driver: Driver, server: NatsServer) -> None:
+    async with place(driver, server) as here:
         name = here.name
         sink = here.atomic(to_message=lambda item: (f"{name}.{item[0]}", b"", item[1]))
         await sink.write([("x", None)])
@@ -441,9 +435,9 @@ async def test_a_flush_is_stored_all_or_none(driver: Driver, shared: NatsServer)
 
 @on_both_drivers
 async def test_a_failure_between_the_batches_of_a_flush_says_how_many_items_are_stored(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
-    async with place(driver, shared) as here:
+    async with place(driver, server) as here:
         name = here.name
         guard = {"Nats-Expected-Last-Subject-Sequence": "77"}
 
@@ -464,9 +458,9 @@ async def test_a_failure_between_the_batches_of_a_flush_says_how_many_items_are_
 
 @on_both_drivers
 async def test_what_the_stream_knows_by_its_id_stays_and_the_rest_is_stored_together(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
-    async with place(driver, shared) as here:
+    async with place(driver, server) as here:
         sink = here.atomic(id_of=own_id)
         await sink.write(numbers(0, 30))
         await sink.write(numbers(0, 30))  # all there
@@ -512,8 +506,8 @@ async def test_asking_for_ids_needs_no_more_open_batches_than_a_busy_server_has(
 
 
 @on_both_drivers
-async def test_ids_that_stay_in_the_way_are_told(driver: Driver, shared: NatsServer) -> None:
-    async with place(driver, shared) as here:
+async def test_ids_that_stay_in_the_way_are_told(driver: Driver, server: NatsServer) -> None:
+    async with place(driver, server) as here:
         name = here.name
         # Without an id nobody could say whether the second message is stored.
         sink = here.atomic(
@@ -527,13 +521,13 @@ async def test_ids_that_stay_in_the_way_are_told(driver: Driver, shared: NatsSer
 
 @on_both_drivers
 async def test_the_search_for_known_ids_has_an_end(
-    driver: Driver, shared: NatsServer, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if the server compared expectations first: then every id seems unknown.
     import jetspark.batcher.jetstream_sinks as stores
 
     monkeypatch.setattr(stores, "_id_of", lambda item: f"other-{item[1].decode()}")
-    async with place(driver, shared) as here:
+    async with place(driver, server) as here:
         sink = here.atomic(id_of=own_id)
         await sink.write(numbers(0, 5))
         async with asyncio.timeout(60):
@@ -546,11 +540,11 @@ async def test_the_search_for_known_ids_has_an_end(
 @pytest.mark.parametrize("lost", ["to_client", "to_server"])
 @on_both_drivers
 async def test_a_commit_in_doubt_is_resolved_without_ids(
-    driver: Driver, shared: NatsServer, lost: Any, size: int
+    driver: Driver, server: NatsServer, lost: Any, size: int
 ) -> None:
     async with (
-        place(driver, shared) as here,
-        LossyProxy(shared.port) as proxy,
+        place(driver, server) as here,
+        LossyProxy(server.port) as proxy,
         driver.connect(proxy.url, reconnect_wait_s=0.01, on_event=(events := Recorder())) as nc,
     ):
         sink = here.atomic(js=nc.jetstream(timeout=1))

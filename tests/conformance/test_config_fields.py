@@ -123,8 +123,8 @@ async def test_a_bucket_of_another_domain_is_written_read_and_watched(driver: Dr
 
 
 @on_both_drivers
-async def test_a_message_still_goes_to_exactly_one_subject(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_message_still_goes_to_exactly_one_subject(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         name = _name(driver, "ONE")
         stream = await js.create_stream(StreamConfig(name=name, subjects=[f"{name}.>"], storage="memory"))

@@ -240,11 +240,11 @@ async def test_closing_while_the_server_is_away_returns(driver: Driver, own: Nat
 @pytest.mark.parametrize("how", ["close", "drain", "leave"])
 @on_both_drivers
 async def test_what_was_never_sent_is_told_once_by_closing_a_connection_that_ended_by_itself(
-    driver: Driver, server: NatsServer, how: str
+    driver: Driver, own: NatsServer, how: str
 ) -> None:
     recorder = Recorder()
-    nc = await driver.connect(server.url, on_event=recorder, max_reconnect_attempts=2, reconnect_wait_s=0.2)
-    server.kill()
+    nc = await driver.connect(own.url, on_event=recorder, max_reconnect_attempts=2, reconnect_wait_s=0.2)
+    own.kill()
     await recorder.wait_for(Disconnected)
     for _ in range(3):
         await nc.publish("a", b"never sent")
@@ -264,11 +264,11 @@ async def test_what_was_never_sent_is_told_once_by_closing_a_connection_that_end
 
 @on_both_drivers
 async def test_a_connection_that_ends_while_it_is_closed_tells_what_was_never_sent(
-    driver: Driver, server: NatsServer
+    driver: Driver, own: NatsServer
 ) -> None:
     recorder = Recorder()
-    nc = await driver.connect(server.url, on_event=recorder, max_reconnect_attempts=3, reconnect_wait_s=0.5)
-    server.kill()
+    nc = await driver.connect(own.url, on_event=recorder, max_reconnect_attempts=3, reconnect_wait_s=0.5)
+    own.kill()
     await recorder.wait_for(Disconnected)
     for _ in range(3):
         await nc.publish("a", b"never sent")
@@ -280,13 +280,13 @@ async def test_a_connection_that_ends_while_it_is_closed_tells_what_was_never_se
 
 @on_both_drivers
 async def test_closing_a_connection_that_ended_by_itself_with_nothing_unsent_returns(
-    driver: Driver, server: NatsServer
+    driver: Driver, own: NatsServer
 ) -> None:
     recorder = Recorder()
-    nc = await driver.connect(server.url, on_event=recorder, reconnect=False)
+    nc = await driver.connect(own.url, on_event=recorder, reconnect=False)
     await nc.publish("a", b"")
     await nc.flush()
-    server.kill()
+    own.kill()
     await recorder.wait_for(Closed)
     await nc.close()
     await nc.drain()
@@ -296,14 +296,14 @@ async def test_closing_a_connection_that_ended_by_itself_with_nothing_unsent_ret
 @on_both_drivers
 async def test_an_interrupted_block_does_not_wait_for_a_server_that_does_not_answer(
     driver: Driver,
-    server: NatsServer,
+    own: NatsServer,
     kind: type[BaseException],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(ending, "INTERRUPTED_S", TIMEOUT_S)
-    nc = await driver.connect(server.url, drain_timeout_s=4 * PATIENCE_S)
-    server.pause()
+    nc = await driver.connect(own.url, drain_timeout_s=4 * PATIENCE_S)
+    own.pause()
     try:
         await nc.publish("a", b"never confirmed")
         began = time.monotonic()
@@ -313,7 +313,7 @@ async def test_an_interrupted_block_does_not_wait_for_a_server_that_does_not_ans
         assert nc.is_closed
         assert "1 published messages are unconfirmed" in caplog.text
     finally:
-        server.resume()
+        own.resume()
 
 
 @pytest.mark.parametrize("how", ["close", "drain"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -20,12 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 # Sent at full speed, which takes some seconds: the first faults come meanwhile.
 MESSAGES = 30_000
 FAULTS = {"step-down": 6, "kill": 2}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[NatsCluster]:
-    with NatsCluster(3) as cluster:
-        yield cluster
 
 
 async def _stored(stream: Any, expected: int) -> list[int]:
@@ -109,12 +103,6 @@ async def test_a_fast_publisher_stores_everything_once_and_in_order_whatever_lea
             stored = list(dict.fromkeys(stored))
         assert stored == list(range(sent))
         await stream.delete()
-
-
-@pytest.fixture
-def divisible() -> Iterator[NatsCluster]:
-    with NatsCluster(3, partitionable=True) as cluster:
-        yield cluster
 
 
 @pytest.mark.parametrize(

@@ -96,21 +96,21 @@ def test_the_table_has_every_public_class_that_waits() -> None:
 
 
 @pytest.fixture(scope="module")
-def witness(shared: NatsServer) -> Iterator[jetspark.blocking.Client]:
-    with jetspark.blocking.connect(shared.url) as nc:
+def witness(server: NatsServer) -> Iterator[jetspark.blocking.Client]:
+    with jetspark.blocking.connect(server.url) as nc:
         yield nc
 
 
 @pytest.mark.parametrize("operation", ROWS)
-def test_interrupted(operation: str, driver: Driver, shared: NatsServer, witness: jetspark.blocking.Client) -> None:
+def test_interrupted(operation: str, driver: Driver, server: NatsServer, witness: jetspark.blocking.Client) -> None:
     row = ROWS[operation]
     name = f"{operation.replace('.', '_')}_{driver.name}"
     if driver.name == "blocking":
-        with jetspark.blocking.connect(shared.url) as nc:
+        with jetspark.blocking.connect(server.url) as nc:
             js = nc.jetstream()
-            run_in_place(fuzz(row, World("blocking", shared.url, name, InPlace(nc), InPlace(js), witness)))
+            run_in_place(fuzz(row, World("blocking", server.url, name, InPlace(nc), InPlace(js), witness)))
     else:
-        driver.run(_on_loop(row, driver.name, name, shared.url, witness))
+        driver.run(_on_loop(row, driver.name, name, server.url, witness))
 
 
 async def _on_loop(row: Row, driver: str, name: str, url: str, witness: jetspark.blocking.Client) -> None:
@@ -236,9 +236,9 @@ async def _complete_in_vain(nc: jetspark.Client, silent: Any, times: int) -> Non
 
 
 @pytest.mark.parametrize("wait", [_next_in_vain, _request_in_vain, _complete_in_vain])
-def test_waiting_in_vain_again_and_again_takes_no_memory(wait: Any, driver: Driver, shared: NatsServer) -> None:
+def test_waiting_in_vain_again_and_again_takes_no_memory(wait: Any, driver: Driver, server: NatsServer) -> None:
     async def work() -> None:
-        async with driver.connect(shared.url, drain_timeout_s=0.5) as nc, await nc.subscribe("silent") as silent:
+        async with driver.connect(server.url, drain_timeout_s=0.5) as nc, await nc.subscribe("silent") as silent:
             await wait(nc, silent, 2)
             before = _waiting()
             await wait(nc, silent, 30)

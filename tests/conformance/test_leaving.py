@@ -135,9 +135,9 @@ async def cancel_after(work: Any, steps: int) -> None:
 
 
 @pytest.mark.parametrize("point", range(0, 2000, 67))
-def test_a_publisher_left_by_an_interruption_says_what_is_not_stored(shared: NatsServer, point: int) -> None:
+def test_a_publisher_left_by_an_interruption_says_what_is_not_stored(server: NatsServer, point: int) -> None:
     rng = random.Random(point)
-    with jetspark.blocking.connect(shared.url) as nc:
+    with jetspark.blocking.connect(server.url) as nc:
         stream = nc.jetstream().create_stream(config())
         subject = f"{stream.name}.a"
         publisher = nc.jetstream().fast_publisher(message_ids=rng.random() < 0.5)
@@ -274,8 +274,8 @@ USES: dict[str, Any] = {
 
 @pytest.mark.parametrize("use", USES)
 @on_both_drivers
-async def test_outside_of_its_block_nothing_is_accepted(driver: Driver, shared: NatsServer, use: str) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_outside_of_its_block_nothing_is_accepted(driver: Driver, server: NatsServer, use: str) -> None:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         stream = await js.create_stream(config(allow_atomic=True))
         kv = await js.create_kv(jetspark.KVConfig(bucket=stream.name, storage="memory"))

@@ -21,9 +21,9 @@ from jetspark.server import NatsCluster, NatsServer, ServerTLS, User
 
 
 @pytest.fixture
-def url(shared_server: NatsServer) -> str:
+def url(core_server: NatsServer) -> str:
     """Without a user: who connects, and how, is what these tests are about."""
-    return shared_server.url
+    return core_server.url
 
 
 async def _works(driver: Driver, url: str, **options: Any) -> None:
@@ -127,13 +127,13 @@ async def test_a_peer_that_is_not_nats_is_recognised(driver: Driver, greeting: b
 
 @on_both_drivers
 async def test_the_monitoring_port_is_thought_of_when_a_peer_stays_silent(
-    driver: Driver, shared_server: NatsServer
+    driver: Driver, core_server: NatsServer
 ) -> None:
-    url = shared_server.monitoring_url.replace("http://", "nats://")
+    url = core_server.monitoring_url.replace("http://", "nats://")
     with pytest.raises(jetspark.NoServersAvailable, match=r"a NATS server greets first.*monitoring port.*4222"):
         await driver.connect(url, connect_timeout_s=0.3)
     with pytest.raises(jetspark.ConfigError, match=r"'http'.*nats://.*4222"):
-        await driver.connect(shared_server.monitoring_url)
+        await driver.connect(core_server.monitoring_url)
 
 
 @pytest.mark.parametrize("driver", ["asyncio", "uvloop"], indirect=True)  # a thread that dials cannot be cancelled

@@ -474,10 +474,10 @@ async def test_another_client_reads_what_we_write_and_the_other_way_round(driver
         await theirs.close()
 
 
-def test_the_server_knows_who_we_are(driver: Driver, shared_server: NatsServer) -> None:
+def test_the_server_knows_who_we_are(driver: Driver, core_server: NatsServer) -> None:
     async def test() -> None:
-        async with driver.connect(shared_server.url, name="billing") as nc:
-            _, page = await asyncio.to_thread(shared_server.monitor, "/connz")
+        async with driver.connect(core_server.url, name="billing") as nc:
+            _, page = await asyncio.to_thread(core_server.monitor, "/connz")
             connections = {entry["cid"]: entry for entry in json.loads(page)["connections"]}
             us = connections[nc.server_info.client_id]
             assert (us["name"], us["lang"], us["version"]) == ("billing", "python-jetspark", jetspark.__version__)

@@ -11,7 +11,6 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +19,6 @@ from support import seeds
 
 import jetspark.blocking
 from jetspark.errors import NoResponders, RequestTimeout
-from jetspark.server import NatsServer
 from jetspark.testing import Delivery, ModelServer
 
 ACK_WAIT_S = 0.8
@@ -331,12 +329,6 @@ def _state(info: dict[str, Any]) -> dict[str, Any]:
     for key in ("delivered", "ack_floor"):
         state[key] = (info[key]["consumer_seq"], info[key]["stream_seq"])
     return state
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with NatsServer(jetstream=True) as server:
-        yield server.url
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -20,7 +20,6 @@ import jetspark
 from jetspark import KVConfig, KVEntry
 from jetspark.aio.kv import KeyValue
 from jetspark.errors import JetSparkError
-from jetspark.server import NatsServer
 from jetspark.testing import run_in_virtual_time
 
 STEPS = 40
@@ -229,12 +228,6 @@ def _on_model(seed: int, attempt: int) -> Course:
     course = Course(seed, attempt)
     run_in_virtual_time(course.run("nats://model"))
     return course
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with NatsServer(jetstream=True) as server:
-        yield server.url
 
 
 @pytest.mark.slow

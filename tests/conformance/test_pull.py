@@ -65,8 +65,8 @@ def numbers(messages: list[Any]) -> list[int]:
 
 
 @on_both_drivers
-async def test_fetch_returns_as_soon_as_it_has_enough(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_fetch_returns_as_soon_as_it_has_enough(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 25))
         started = time.monotonic()
         assert numbers(await consumer.fetch(10, timeout=20)) == list(range(10))
@@ -76,8 +76,8 @@ async def test_fetch_returns_as_soon_as_it_has_enough(driver: Driver, shared: Na
 
 
 @on_both_drivers
-async def test_fetch_returns_what_there_is_when_its_time_is_over(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_fetch_returns_what_there_is_when_its_time_is_over(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 3))
         started = time.monotonic()
         assert numbers(await consumer.fetch(10, timeout=1)) == [0, 1, 2]
@@ -88,8 +88,8 @@ async def test_fetch_returns_what_there_is_when_its_time_is_over(driver: Driver,
 
 
 @on_both_drivers
-async def test_no_wait_takes_only_what_is_there(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_no_wait_takes_only_what_is_there(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 3))
         started = time.monotonic()
         assert numbers(await consumer.fetch(10, timeout=20, no_wait=True)) == [0, 1, 2]
@@ -98,8 +98,8 @@ async def test_no_wait_takes_only_what_is_there(driver: Driver, shared: NatsServ
 
 
 @on_both_drivers
-async def test_no_wait_ends_though_the_server_says_nothing(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_no_wait_ends_though_the_server_says_nothing(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 5), max_ack_pending=2)
         [first, second] = await consumer.fetch(2)
         assert await consumer.fetch(1, timeout=0.3, no_wait=True) == []
@@ -109,8 +109,8 @@ async def test_no_wait_ends_though_the_server_says_nothing(driver: Driver, share
 
 
 @on_both_drivers
-async def test_max_bytes_bounds_a_fetch(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_max_bytes_bounds_a_fetch(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 20, b"x" * 1000))
         started = time.monotonic()
         assert len(await consumer.fetch(20, timeout=20, max_bytes=5000)) == 4
@@ -122,8 +122,8 @@ async def test_max_bytes_bounds_a_fetch(driver: Driver, shared: NatsServer) -> N
 
 
 @on_both_drivers
-async def test_fetches_at_the_same_time_share_the_messages(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_fetches_at_the_same_time_share_the_messages(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 100))
         batches = await asyncio.gather(*(consumer.fetch(10, timeout=10) for _ in range(10)))
         assert [len(batch) for batch in batches] == [10] * 10
@@ -131,8 +131,8 @@ async def test_fetches_at_the_same_time_share_the_messages(driver: Driver, share
 
 
 @on_both_drivers
-async def test_what_comes_too_late_for_a_fetch_is_there_for_the_next(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_what_comes_too_late_for_a_fetch_is_there_for_the_next(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         stream = await stream_of(nc)
         consumer = await consumer_of(stream)
         for number in range(30):
@@ -256,9 +256,9 @@ async def poll_with_short_timeouts(
 @pytest.mark.parametrize("distance_s", [0, FAR_S])
 @on_both_drivers
 async def test_a_message_is_never_kept_waiting_by_an_earlier_fetch(
-    driver: Driver, shared: NatsServer, distance_s: float
+    driver: Driver, server: NatsServer, distance_s: float
 ) -> None:
-    await poll_with_short_timeouts(driver, shared, 100, distance_s)
+    await poll_with_short_timeouts(driver, server, 100, distance_s)
 
 
 @pytest.mark.slow
@@ -267,16 +267,16 @@ async def test_a_message_is_never_kept_waiting_by_an_earlier_fetch(
 @pytest.mark.parametrize("distance_s", [0, FAR_S])
 @on_both_drivers
 async def test_not_one_of_hundreds_of_messages_is_kept_waiting_by_an_earlier_fetch(
-    driver: Driver, shared: NatsServer, distance_s: float
+    driver: Driver, server: NatsServer, distance_s: float
 ) -> None:
     # Eight at once, each with a connection and a stream of its own: almost all of the time is spent waiting.
-    polls = (poll_with_short_timeouts(driver, shared, 50, distance_s, seed) for seed in range(8))
+    polls = (poll_with_short_timeouts(driver, server, 50, distance_s, seed) for seed in range(8))
     await asyncio.gather(*polls)
 
 
 @on_both_drivers
-async def test_close_gives_back_what_came_too_late_for_any_fetch(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_close_gives_back_what_came_too_late_for_any_fetch(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         stream = await stream_of(nc, 5)
         consumer = await consumer_of(stream)
         late = await consumer.fetch(5)
@@ -298,8 +298,8 @@ async def test_close_gives_back_what_came_too_late_for_any_fetch(driver: Driver,
 
 
 @on_both_drivers
-async def test_a_consumer_deleted_during_a_fetch_is_not_found(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_consumer_deleted_during_a_fetch_is_not_found(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc))
         fetching = asyncio.ensure_future(consumer.fetch(1, timeout=20))
         await asyncio.sleep(0.1)
@@ -314,8 +314,8 @@ async def test_a_consumer_deleted_during_a_fetch_is_not_found(driver: Driver, sh
 
 
 @on_both_drivers
-async def test_limits_of_the_consumer_are_named(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_limits_of_the_consumer_are_named(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 5), max_batch=2, max_expires_s=20.0, max_batch_bytes=1000)
         started = time.monotonic()
         with pytest.raises(jetspark.ConfigError, match="MaxRequestBatch of 2"):
@@ -329,8 +329,8 @@ async def test_limits_of_the_consumer_are_named(driver: Driver, shared: NatsServ
 
 
 @on_both_drivers
-async def test_values_that_make_no_sense_are_refused_at_once(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_values_that_make_no_sense_are_refused_at_once(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc))
         wrong: dict[str, Any]
         for wrong in ({"n": 0}, {"timeout": 0}, {"max_bytes": 0}, {"priority": 3}, {"group": "g", "priority": 10}):
@@ -342,8 +342,8 @@ async def test_values_that_make_no_sense_are_refused_at_once(driver: Driver, sha
 
 
 @on_both_drivers
-async def test_a_closed_connection_ends_a_fetch_with_an_error(driver: Driver, shared: NatsServer) -> None:
-    nc = await driver.connect(shared.url)
+async def test_a_closed_connection_ends_a_fetch_with_an_error(driver: Driver, server: NatsServer) -> None:
+    nc = await driver.connect(server.url)
     consumer = await consumer_of(await stream_of(nc))
     fetching = asyncio.ensure_future(consumer.fetch(1, timeout=20))
     await asyncio.sleep(0.1)
@@ -358,8 +358,8 @@ async def test_a_closed_connection_ends_a_fetch_with_an_error(driver: Driver, sh
 
 
 @on_both_drivers
-async def test_metadata(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_metadata(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         stream = await stream_of(nc, 3)
         consumer = await consumer_of(stream, start_sequence=2, deliver_policy="by_start_sequence")
         message = await consumer.next()
@@ -372,8 +372,8 @@ async def test_metadata(driver: Driver, shared: NatsServer) -> None:
 
 
 @on_both_drivers
-async def test_headers_arrive(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_headers_arrive(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         stream = await stream_of(nc)
         await nc.publish(f"{stream.name}.x", b"body", headers={"A": "1"})
         message = await (await consumer_of(stream)).next()
@@ -381,8 +381,8 @@ async def test_headers_arrive(driver: Driver, shared: NatsServer) -> None:
 
 
 @on_both_drivers
-async def test_acked_messages_do_not_come_again(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_acked_messages_do_not_come_again(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 10), ack_wait_s=0.3)
         for message in await consumer.fetch(10):
             await message.ack()
@@ -391,8 +391,8 @@ async def test_acked_messages_do_not_come_again(driver: Driver, shared: NatsServ
 
 
 @on_both_drivers
-async def test_ack_sync_returns_when_the_server_knows(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_ack_sync_returns_when_the_server_knows(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 5))
         for message in await consumer.fetch(5):
             await message.ack_sync(timeout=30)
@@ -401,8 +401,8 @@ async def test_ack_sync_returns_when_the_server_knows(driver: Driver, shared: Na
 
 
 @on_both_drivers
-async def test_a_nak_delivers_again_now_or_later(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_nak_delivers_again_now_or_later(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 2))
         first, second = await consumer.fetch(2)
         before = time.monotonic()
@@ -416,8 +416,8 @@ async def test_a_nak_delivers_again_now_or_later(driver: Driver, shared: NatsSer
 
 
 @on_both_drivers
-async def test_a_terminated_message_never_comes_again(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_terminated_message_never_comes_again(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         stream = await stream_of(nc, 2)
         advisories = await nc.subscribe(f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{stream.name}.c")
         consumer = await consumer_of(stream, ack_wait_s=0.3)
@@ -430,8 +430,8 @@ async def test_a_terminated_message_never_comes_again(driver: Driver, shared: Na
 
 
 @on_both_drivers
-async def test_in_progress_extends_the_time_to_ack(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_in_progress_extends_the_time_to_ack(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 1), ack_wait_s=0.5)
         [message] = await consumer.fetch(1)
         for _ in range(5):
@@ -444,8 +444,8 @@ async def test_in_progress_extends_the_time_to_ack(driver: Driver, shared: NatsS
 
 
 @on_both_drivers
-async def test_a_message_is_answered_once(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_message_is_answered_once(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 4))
         messages = await consumer.fetch(4)
         for message, name in zip(messages, ("ack", "ack_sync", "nak", "term"), strict=True):
@@ -460,9 +460,9 @@ async def test_a_message_is_answered_once(driver: Driver, shared: NatsServer) ->
 
 
 @on_both_drivers
-async def test_messages_gives_everything_once_and_in_order(driver: Driver, shared: NatsServer) -> None:
+async def test_messages_gives_everything_once_and_in_order(driver: Driver, server: NatsServer) -> None:
     count = 3_000 if driver.name == "blocking" else 10_000  # there, each step of the test is a thread's
-    async with driver.connect(shared.url) as nc:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, count))
         expected = 0
         async for message in consumer.messages():
@@ -477,8 +477,8 @@ async def test_messages_gives_everything_once_and_in_order(driver: Driver, share
 
 
 @on_both_drivers
-async def test_messages_waits_for_what_comes_later(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_messages_waits_for_what_comes_later(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         stream = await stream_of(nc)
         consumer = await consumer_of(stream)
         async with consumer.messages(expires=0.2) as messages:
@@ -492,8 +492,8 @@ async def test_messages_waits_for_what_comes_later(driver: Driver, shared: NatsS
 
 
 @on_both_drivers
-async def test_leaving_the_loop_gives_back_what_was_not_handed_out(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_leaving_the_loop_gives_back_what_was_not_handed_out(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         stream = await stream_of(nc, 300)
         consumer = await consumer_of(stream)
         async with consumer.messages(max_messages=100) as messages:
@@ -512,8 +512,8 @@ async def test_leaving_the_loop_gives_back_what_was_not_handed_out(driver: Drive
 
 
 @on_both_drivers
-async def test_a_loop_left_without_a_with_gives_back_too(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_loop_left_without_a_with_gives_back_too(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         stream = await stream_of(nc, 50)
         consumer = await consumer_of(stream)
         async for message in consumer.messages():
@@ -528,8 +528,8 @@ async def test_a_loop_left_without_a_with_gives_back_too(driver: Driver, shared:
 
 
 @on_both_drivers
-async def test_a_managed_loop_may_be_taken_up_again(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_managed_loop_may_be_taken_up_again(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 20))
         found = []
         async with consumer.messages() as messages:
@@ -543,8 +543,8 @@ async def test_a_managed_loop_may_be_taken_up_again(driver: Driver, shared: Nats
 
 
 @on_both_drivers
-async def test_bytes_bound_what_is_received_ahead(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_bytes_bound_what_is_received_ahead(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 60, b"x" * 1000))
         found = 0
         async with consumer.messages(max_bytes=5000) as messages:
@@ -562,8 +562,8 @@ async def test_bytes_bound_what_is_received_ahead(driver: Driver, shared: NatsSe
 
 
 @on_both_drivers
-async def test_a_consumer_deleted_while_iterating_is_an_error(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_consumer_deleted_while_iterating_is_an_error(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 3))
         found: list[int] = []
         reading = asyncio.ensure_future(read(consumer.messages(), found))
@@ -575,8 +575,8 @@ async def test_a_consumer_deleted_while_iterating_is_an_error(driver: Driver, sh
 
 
 @on_both_drivers
-async def test_a_stream_deleted_while_iterating_is_an_error(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_stream_deleted_while_iterating_is_an_error(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         stream = await stream_of(nc, 1)
         found: list[int] = []
         reading = asyncio.ensure_future(read((await consumer_of(stream)).messages(), found))
@@ -587,8 +587,8 @@ async def test_a_stream_deleted_while_iterating_is_an_error(driver: Driver, shar
 
 
 @on_both_drivers
-async def test_a_paused_consumer_goes_on_when_resumed(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_paused_consumer_goes_on_when_resumed(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 3))
         await consumer.pause(datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=60))
         assert await consumer.fetch(1, timeout=0.3) == []
@@ -657,8 +657,8 @@ async def test_a_fetch_goes_on_after_a_restart(driver: Driver, own: NatsServer) 
 
 
 @on_both_drivers
-async def test_overflow_delivers_only_above_the_minimum(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_overflow_delivers_only_above_the_minimum(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         stream = await stream_of(nc, 5)
         consumer = await consumer_of(stream, priority_policy="overflow", priority_groups=["g"])
         assert await consumer.fetch(1, timeout=0.3, group="g", min_pending=10) == []
@@ -668,8 +668,8 @@ async def test_overflow_delivers_only_above_the_minimum(driver: Driver, shared: 
 
 
 @on_both_drivers
-async def test_a_pinned_client_keeps_its_pin_until_it_is_taken_away(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_pinned_client_keeps_its_pin_until_it_is_taken_away(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         stream = await stream_of(nc, 30)
         consumer = await consumer_of(
             stream, priority_policy="pinned_client", priority_groups=["g"], priority_timeout_s=30.0
@@ -763,8 +763,8 @@ async def _count_when_there_is_a_leader(stream: Any) -> int:
 
 
 @on_both_drivers
-async def test_sources_of_dropped_consumers_do_not_pile_up(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_sources_of_dropped_consumers_do_not_pile_up(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         stream = await stream_of(nc, 20)
         await consumer_of(stream)
         for number in range(20):

@@ -16,19 +16,19 @@ from jetspark.server import NatsCluster, NatsServer
 
 
 @on_both_drivers
-async def test_subscriptions_live_again_after_a_restart_on_the_same_port(driver: Driver, server: NatsServer) -> None:
+async def test_subscriptions_live_again_after_a_restart_on_the_same_port(driver: Driver, own: NatsServer) -> None:
     events = Recorder()
-    async with driver.connect(server.url, on_event=events) as nc:
+    async with driver.connect(own.url, on_event=events) as nc:
         plain = await nc.subscribe("plain")
         wild = await nc.subscribe("wild.*", queue="q")
         gone = await nc.subscribe("gone")
         await gone.unsubscribe()
         await nc.flush()
-        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(own.kill)
         await events.wait_for(jetspark.Disconnected)
         assert not nc.is_connected
         while_down = await nc.subscribe("while.down")
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(own.start)
         await events.wait_for(jetspark.Reconnected)
         for subject in ("plain", "wild.card", "gone", "while.down"):
             await nc.publish(subject, subject.encode())
@@ -43,18 +43,18 @@ async def test_subscriptions_live_again_after_a_restart_on_the_same_port(driver:
 
 
 @on_both_drivers
-async def test_the_rest_of_a_message_limit_survives_two_restarts(driver: Driver, server: NatsServer) -> None:
+async def test_the_rest_of_a_message_limit_survives_two_restarts(driver: Driver, own: NatsServer) -> None:
     events = Recorder()
-    async with driver.connect(server.url, on_event=events) as nc:
+    async with driver.connect(own.url, on_event=events) as nc:
         limited = await nc.subscribe("limited", max_messages=5)
         for restarts in (1, 2):
             await nc.publish("limited")
             await nc.publish("limited")
             await nc.flush()
             await until(lambda restarts=restarts: limited.received == 2 * restarts)  # type: ignore[misc]
-            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(own.kill)
             await events.wait_for(jetspark.Disconnected, restarts)
-            await asyncio.to_thread(server.start)
+            await asyncio.to_thread(own.start)
             await events.wait_for(jetspark.Reconnected, restarts)
         for _ in range(5):
             await nc.publish("limited")
@@ -64,32 +64,32 @@ async def test_the_rest_of_a_message_limit_survives_two_restarts(driver: Driver,
 
 
 @on_both_drivers
-async def test_what_is_published_while_disconnected_arrives_in_order(driver: Driver, server: NatsServer) -> None:
+async def test_what_is_published_while_disconnected_arrives_in_order(driver: Driver, own: NatsServer) -> None:
     events = Recorder()
-    async with driver.connect(server.url, on_event=events) as nc:
+    async with driver.connect(own.url, on_event=events) as nc:
         subscription = await nc.subscribe("buffered")
         await nc.publish("buffered", b"before")
         await nc.flush()
-        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(own.kill)
         lost = await events.wait_for(jetspark.Disconnected)
         assert (lost.unconfirmed_messages, lost.buffered_messages) == (0, 0)
         for number in range(1000):
             await nc.publish("buffered", b"%d" % number)
         assert nc.buffered_bytes > 0
         flushed = asyncio.ensure_future(nc.flush(timeout=30))
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(own.start)
         await flushed
         received = [(await subscription.next(30)).data for _ in range(1001)]
         assert received == [b"before", *(b"%d" % number for number in range(1000))]
 
 
 @on_both_drivers
-async def test_a_full_buffer_makes_the_publisher_wait(driver: Driver, server: NatsServer) -> None:
+async def test_a_full_buffer_makes_the_publisher_wait(driver: Driver, own: NatsServer) -> None:
     events = Recorder()
-    async with driver.connect(server.url, on_event=events, send_buffer_bytes=10_000) as nc:
+    async with driver.connect(own.url, on_event=events, send_buffer_bytes=10_000) as nc:
         subscription = await nc.subscribe("waiting")
         await nc.flush()
-        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(own.kill)
         await events.wait_for(jetspark.Disconnected)
         accepted = 0
 
@@ -103,21 +103,19 @@ async def test_a_full_buffer_makes_the_publisher_wait(driver: Driver, server: Na
         await until(lambda: accepted == 9)
         assert 9_000 < nc.buffered_bytes <= 10_000
         assert not publishing.done()
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(own.start)
         await publishing
         received = [int((await subscription.next(30)).data.rstrip(b"\0")) for _ in range(100)]
         assert received == list(range(100))
 
 
 @on_both_drivers
-async def test_a_full_buffer_can_raise_instead_and_the_message_is_not_accepted(
-    driver: Driver, server: NatsServer
-) -> None:
+async def test_a_full_buffer_can_raise_instead_and_the_message_is_not_accepted(driver: Driver, own: NatsServer) -> None:
     events = Recorder()
-    async with driver.connect(server.url, on_event=events, send_buffer_bytes=10_000, when_full="raise") as nc:
+    async with driver.connect(own.url, on_event=events, send_buffer_bytes=10_000, when_full="raise") as nc:
         subscription = await nc.subscribe("raising")
         await nc.flush()
-        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(own.kill)
         await events.wait_for(jetspark.Disconnected)
         for _ in range(9):
             await nc.publish("raising", bytes(1000))
@@ -125,7 +123,7 @@ async def test_a_full_buffer_can_raise_instead_and_the_message_is_not_accepted(
             await nc.publish("raising", bytes(1000))
         with pytest.raises(jetspark.BufferFull):
             await nc.request("raising", bytes(1000))
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(own.start)
         await nc.flush(timeout=30)
         await until(lambda: subscription.received == 9)
 
@@ -172,17 +170,17 @@ async def test_a_peer_that_does_not_read_makes_the_publisher_wait(driver: Driver
 
 @on_both_drivers
 async def test_a_buffered_message_the_next_server_does_not_accept_takes_no_other_with_it(
-    driver: Driver, server: NatsServer
+    driver: Driver, own: NatsServer
 ) -> None:
     events = Recorder()
-    async with driver.connect(server.url, on_event=events) as nc:
+    async with driver.connect(own.url, on_event=events) as nc:
         subscription = await nc.subscribe("sizes.*")
-        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(own.kill)
         await events.wait_for(jetspark.Disconnected)
         for number in range(10):
             await nc.publish(f"sizes.{number}", bytes(5000 if number == 5 else 50))
         flushing = asyncio.ensure_future(nc.flush(timeout=30))
-        with NatsServer(jetstream=False, port=server.port, max_payload_bytes=1000):
+        with NatsServer(jetstream=False, port=own.port, max_payload_bytes=1000):
             await events.wait_for(jetspark.Reconnected)
             with pytest.raises(jetspark.PayloadTooLarge, match=r"message to 'sizes\.5' of 5000 bytes"):
                 await flushing
@@ -195,10 +193,10 @@ async def test_a_buffered_message_the_next_server_does_not_accept_takes_no_other
 
 
 @on_both_drivers
-async def test_closing_releases_a_publisher_that_waits_for_room(driver: Driver, server: NatsServer) -> None:
+async def test_closing_releases_a_publisher_that_waits_for_room(driver: Driver, own: NatsServer) -> None:
     events = Recorder()
-    nc = await driver.connect(server.url, on_event=events, send_buffer_bytes=1000)
-    await asyncio.to_thread(server.kill)
+    nc = await driver.connect(own.url, on_event=events, send_buffer_bytes=1000)
+    await asyncio.to_thread(own.kill)
     await events.wait_for(jetspark.Disconnected)
     await nc.publish("full", bytes(900))
     waiting = asyncio.ensure_future(nc.publish("full", bytes(900)))
@@ -242,12 +240,12 @@ class Load:
 
 
 @on_both_drivers
-async def test_under_load_a_lost_message_is_always_one_that_was_reported(driver: Driver, server: NatsServer) -> None:
+async def test_under_load_a_lost_message_is_always_one_that_was_reported(driver: Driver, own: NatsServer) -> None:
     """Every message arrives once and in order, or is among those told to be in doubt. No other fate exists."""
     events = Recorder()
     async with (
-        Proxy(server.port) as proxy,
-        driver.connect(server.url) as witness,
+        Proxy(own.port) as proxy,
+        driver.connect(own.url) as witness,
         driver.connect(proxy.url, on_event=events, reconnect_wait_s=0.01) as nc,
     ):
         subscription = await witness.subscribe("load")
@@ -279,18 +277,18 @@ async def test_under_load_a_lost_message_is_always_one_that_was_reported(driver:
 
 
 @on_both_drivers
-async def test_a_server_killed_under_load_comes_back_and_so_does_the_load(driver: Driver, server: NatsServer) -> None:
+async def test_a_server_killed_under_load_comes_back_and_so_does_the_load(driver: Driver, own: NatsServer) -> None:
     events = Recorder()
-    async with driver.connect(server.url, on_event=events) as nc:
+    async with driver.connect(own.url, on_event=events) as nc:
         subscription = await nc.subscribe("load")
         await nc.flush()
         load = Load(nc)
         loading = asyncio.ensure_future(load.run())
         await load.more(2000)
-        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(own.kill)
         lost = await events.wait_for(jetspark.Disconnected)
         await load.more(500)
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(own.start)
         await events.wait_for(jetspark.Reconnected)
         load.is_stopped = True
         await loading
@@ -348,9 +346,9 @@ async def test_a_session_that_ends_while_readers_finish_ends_the_drain_with_an_e
 
 @on_both_drivers
 async def test_a_connection_cut_in_the_middle_of_a_frame_loses_only_that_session(
-    driver: Driver, server: NatsServer
+    driver: Driver, own: NatsServer
 ) -> None:
-    async with Proxy(server.port) as proxy, driver.connect(server.url) as publisher:
+    async with Proxy(own.port) as proxy, driver.connect(own.url) as publisher:
         events = Recorder()
         async with driver.connect(proxy.url, on_event=events, ignore_discovered_servers=True) as nc:
             subscription = await nc.subscribe("cut")
@@ -371,8 +369,8 @@ async def test_a_connection_cut_in_the_middle_of_a_frame_loses_only_that_session
 
 
 @on_both_drivers
-async def test_a_request_outlives_a_reconnect(driver: Driver, server: NatsServer) -> None:
-    async with Proxy(server.port) as proxy, driver.connect(server.url) as service:
+async def test_a_request_outlives_a_reconnect(driver: Driver, own: NatsServer) -> None:
+    async with Proxy(own.port) as proxy, driver.connect(own.url) as service:
         asked = await service.subscribe("patient")
         await service.flush()
         events = Recorder()
@@ -428,11 +426,11 @@ async def test_a_server_that_drops_us_at_the_door_is_one_failed_attempt(driver: 
 
 
 @on_both_drivers
-async def test_without_reconnect_the_first_loss_is_the_last(driver: Driver, server: NatsServer) -> None:
+async def test_without_reconnect_the_first_loss_is_the_last(driver: Driver, own: NatsServer) -> None:
     events = Recorder()
-    nc = await driver.connect(server.url, reconnect=False, on_event=events)
+    nc = await driver.connect(own.url, reconnect=False, on_event=events)
     subscription = await nc.subscribe("ends")
-    await asyncio.to_thread(server.kill)
+    await asyncio.to_thread(own.kill)
     closed = await events.wait_for(jetspark.Closed)
     assert isinstance(closed.error, jetspark.ConnectionLost)
     assert nc.is_closed
@@ -441,16 +439,16 @@ async def test_without_reconnect_the_first_loss_is_the_last(driver: Driver, serv
 
 
 @on_both_drivers
-async def test_attempts_are_bounded_when_asked_for(driver: Driver, server: NatsServer) -> None:
+async def test_attempts_are_bounded_when_asked_for(driver: Driver, own: NatsServer) -> None:
     events = Recorder()
-    nc = await driver.connect(server.url, max_reconnect_attempts=3, reconnect_wait_s=0.01, on_event=events)
+    nc = await driver.connect(own.url, max_reconnect_attempts=3, reconnect_wait_s=0.01, on_event=events)
     flushing: asyncio.Future[None] | None = None
-    await asyncio.to_thread(server.kill)
+    await asyncio.to_thread(own.kill)
     await events.wait_for(jetspark.Disconnected)
     flushing = asyncio.ensure_future(nc.flush(timeout=30))
     closed = await events.wait_for(jetspark.Closed)
     assert isinstance(closed.error, jetspark.NoServersAvailable)
-    assert "connection refused" in closed.error.failures[server.url]
+    assert "connection refused" in closed.error.failures[own.url]
     with pytest.raises(jetspark.JetSparkError):
         await flushing
 
@@ -597,10 +595,10 @@ async def test_the_servers_reason_for_hanging_up_is_told(driver: Driver) -> None
 
 
 @on_both_drivers
-async def test_closing_while_disconnected_does_not_wait_for_a_server(driver: Driver, server: NatsServer) -> None:
+async def test_closing_while_disconnected_does_not_wait_for_a_server(driver: Driver, own: NatsServer) -> None:
     events = Recorder()
-    nc = await driver.connect(server.url, on_event=events)
-    await asyncio.to_thread(server.kill)
+    nc = await driver.connect(own.url, on_event=events)
+    await asyncio.to_thread(own.kill)
     await events.wait_for(jetspark.Disconnected)
     async with asyncio.timeout(30):
         await nc.close()

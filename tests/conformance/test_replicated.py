@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from support.cluster import bring_back, kill_leader, leader, leading_node
@@ -14,12 +13,6 @@ from jetspark import ConsumerConfig, StreamConfig
 from jetspark.server import NatsCluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[NatsCluster]:
-    with NatsCluster(3) as cluster:
-        yield cluster
 
 
 async def _until_stored(js: jetspark.JetStream, subject: str, data: bytes, msg_id: str) -> jetspark.PubAck:

@@ -84,9 +84,9 @@ async def values_of(kv: jetspark.KeyValue, steps: Steps) -> dict[str, Any]:
 @pytest.mark.parametrize("batched", [True, False], ids=["fast ingest", "one by one"])
 @on_both_drivers
 async def test_what_is_stored_is_loaded_and_a_wrong_revision_is_a_conflict(
-    driver: Driver, shared: NatsServer, batched: bool
+    driver: Driver, server: NatsServer, batched: bool
 ) -> None:
-    async with driver.connect(shared.url) as nc:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         kv, steps = await new_bucket(js, batched=batched), Steps(js)
         keys = [f"order.{number}" for number in range(1500)]  # two requests
@@ -104,8 +104,8 @@ async def test_what_is_stored_is_loaded_and_a_wrong_revision_is_a_conflict(
 
 
 @on_both_drivers
-async def test_a_change_that_could_not_be_recognised_is_refused(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_change_that_could_not_be_recognised_is_refused(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         kv, steps = await new_bucket(js), Steps(js)
         with pytest.raises(ConfigError, match="key='a': a revision without a sequence; name the writer"):
@@ -118,14 +118,14 @@ async def test_a_change_that_could_not_be_recognised_is_refused(driver: Driver, 
 
 
 @on_both_drivers
-async def test_many_who_store_the_newest_at_once_leave_the_newest(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_many_who_store_the_newest_at_once_leave_the_newest(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         kv = await new_bucket(js)
 
         async def work(worker: int) -> Outcome:
             total = Outcome()
-            async with driver.connect(shared.url) as own:
+            async with driver.connect(server.url) as own:
                 steps = Steps(own.jetstream())
                 for round_ in range(5):
                     changes = [Change(f"k.{key}", b"%d" % worker, sequence=round_ * 3 + worker) for key in range(40)]
@@ -141,8 +141,8 @@ async def test_many_who_store_the_newest_at_once_leave_the_newest(driver: Driver
 
 
 @on_both_drivers
-async def test_a_cut_connection_in_the_middle_loses_and_repeats_nothing(driver: Driver, shared: NatsServer) -> None:
-    async with Proxy(shared.port) as proxy, driver.connect(shared.url) as other:
+async def test_a_cut_connection_in_the_middle_loses_and_repeats_nothing(driver: Driver, server: NatsServer) -> None:
+    async with Proxy(server.port) as proxy, driver.connect(server.url) as other:
         watched = await new_bucket(other.jetstream(), history=5)
         async with driver.connect(proxy.url) as nc:
             steps = Steps(nc.jetstream())
@@ -165,19 +165,19 @@ async def test_a_cut_connection_in_the_middle_loses_and_repeats_nothing(driver: 
 @pytest.mark.parametrize("batched", [True, False], ids=["fast ingest", "one by one"])
 @on_both_drivers
 async def test_workers_that_fold_the_same_events_at_once_apply_each_of_them_once(
-    driver: Driver, shared: NatsServer, batched: bool
+    driver: Driver, server: NatsServer, batched: bool
 ) -> None:
     """Three workers fold overlapping shares of the events into the same keys, each share in several writes."""
     keys, count = 20, 1200
     events = [(f"k.{number % keys}", number + 1, number) for number in range(count)]
-    async with driver.connect(shared.url) as nc:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         kv = await new_bucket(js, batched=batched, history=64)
         await kv.put("k.0", b"[0,0]")  # by somebody who knows nothing of sequences
 
         async def work(size: int) -> Outcome:
             total = Outcome()
-            async with driver.connect(shared.url) as own:
+            async with driver.connect(server.url) as own:
                 steps = Steps(own.jetstream())
                 for start in range(0, count, size):
                     given: dict[str, list[Applied]] = {}
@@ -207,9 +207,9 @@ async def test_workers_that_fold_the_same_events_at_once_apply_each_of_them_once
 
 @on_both_drivers
 async def test_a_key_that_others_write_between_load_and_store_is_folded_again(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
-    async with driver.connect(shared.url) as nc:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         kv, steps = await new_bucket(js), Steps(js)
         rows = Piece(["a", "b", "a", "c"], [3, 4, 5, 6], [3, 4, 5, 6])
@@ -245,9 +245,9 @@ async def test_a_key_that_others_write_between_load_and_store_is_folded_again(
 
 
 @on_both_drivers
-async def test_others_who_win_every_race_end_in_a_conflict(driver: Driver, shared: NatsServer) -> None:
+async def test_others_who_win_every_race_end_in_a_conflict(driver: Driver, server: NatsServer) -> None:
     """The other writer is in the way of each of the rounds; after the last of them the fold gives up."""
-    async with driver.connect(shared.url) as nc, driver.connect(shared.url) as other:
+    async with driver.connect(server.url) as nc, driver.connect(server.url) as other:
         js, theirs = nc.jetstream(), await new_bucket(other.jetstream())
         rounds = 0
 
@@ -255,7 +255,7 @@ async def test_others_who_win_every_race_end_in_a_conflict(driver: Driver, share
             def apply(self, state: Any, event: Any, sequence: int) -> Any:
                 nonlocal rounds
                 rounds += 1
-                with jetspark.blocking.connect(shared.url) as third:
+                with jetspark.blocking.connect(server.url) as third:
                     third.jetstream().kv(theirs.bucket).put("a", b"[0,0]")
                 return super().apply(state, event, sequence)
 
@@ -280,8 +280,8 @@ def range_of(stream: Any, start: int, end: int, **more: Any) -> Range:
 
 
 @on_both_drivers
-async def test_a_range_is_read_whole_and_nothing_beyond_it(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_range_is_read_whole_and_nothing_beyond_it(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         stream, steps = await filled(js, 25_000), Steps(js)
         found = await steps.messages(RangeScan(range_of(stream, 10, 24_001)))
@@ -294,8 +294,8 @@ async def test_a_range_is_read_whole_and_nothing_beyond_it(driver: Driver, share
 
 
 @on_both_drivers
-async def test_what_is_consumed_by_reading_is_read_without_a_consumer(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_what_is_consumed_by_reading_is_read_without_a_consumer(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         stream = await filled(js, 2_500, retention="workqueue", allow_direct=True)
         steps = Steps(js)
@@ -308,9 +308,9 @@ async def test_what_is_consumed_by_reading_is_read_without_a_consumer(driver: Dr
 
 @on_both_drivers
 async def test_what_is_gone_is_an_error_unless_it_is_allowed_or_was_not_promised(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
-    async with driver.connect(shared.url) as nc:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         stream, steps = await filled(js, 100), Steps(js)
         await stream.purge(up_to_sequence=30)
@@ -330,11 +330,11 @@ async def test_what_is_gone_is_an_error_unless_it_is_allowed_or_was_not_promised
 
 @on_both_drivers
 async def test_a_scan_goes_on_behind_what_it_has_when_the_connection_is_cut(
-    driver: Driver, shared: NatsServer, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jetspark.state.scan.REQUEST_MESSAGES", 500)
     monkeypatch.setattr("jetspark.state.scan.PIECE_MESSAGES", 500)
-    async with Proxy(shared.port) as proxy, driver.connect(proxy.url) as nc:
+    async with Proxy(server.port) as proxy, driver.connect(proxy.url) as nc:
         js = nc.jetstream()
         stream, steps = await filled(js, 6_000), Steps(js)
         scan = RangeScan(range_of(stream, 1, 6_001))
@@ -348,10 +348,10 @@ async def test_a_scan_goes_on_behind_what_it_has_when_the_connection_is_cut(
 
 @on_both_drivers
 async def test_a_scan_that_is_left_early_leaves_no_consumer_behind(
-    driver: Driver, shared: NatsServer, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jetspark.state.scan.PIECE_MESSAGES", 50)
-    async with driver.connect(shared.url) as nc:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         stream, steps = await filled(js, 500), Steps(js)
         async with contextlib.aclosing(steps._runner.pieces(RangeScan(range_of(stream, 1, 501)))) as pieces:
@@ -361,24 +361,24 @@ async def test_a_scan_that_is_left_early_leaves_no_consumer_behind(
 
 @on_both_drivers
 async def test_a_runner_that_can_connect_again_outlives_a_connection_that_is_closed_for_good(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
     opened: list[Any] = []
 
     def renew() -> Any:
         if not opened or opened[-1].is_closed:
-            opened.append(jetspark.blocking.connect(shared.url))
+            opened.append(jetspark.blocking.connect(server.url))
         return opened[-1].jetstream()
 
     async def renew_aio() -> Any:
         if not opened or opened[-1].is_closed:
-            opened.append(await jetspark.connect(shared.url))
+            opened.append(await jetspark.connect(server.url))
         return opened[-1].jetstream()
 
     runner: Any = jetspark.aio.steps.ProcedureRunner(renew=renew_aio)
     if driver.name == "blocking":
         runner = Awaited(jetspark.blocking.steps.ProcedureRunner(renew=renew))
-    async with driver.connect(shared.url) as nc:
+    async with driver.connect(server.url) as nc:
         watched = await new_bucket(nc.jetstream(), history=5)
         changes = [Change(f"k.{number}", b"x" * 200, sequence=1, revision=0) for number in range(15_000)]
         storing = asyncio.ensure_future(runner.run(store(watched.bucket, changes)))
@@ -401,8 +401,8 @@ async def _closed(client: jetspark.Client | jetspark.blocking.Client) -> None:
 
 
 @on_both_drivers
-async def test_a_closed_connection_ends_a_procedure(driver: Driver, shared: NatsServer) -> None:
-    nc = await driver.connect(shared.url)
+async def test_a_closed_connection_ends_a_procedure(driver: Driver, server: NatsServer) -> None:
+    nc = await driver.connect(server.url)
     js = nc.jetstream()
     kv, steps = await new_bucket(js), Steps(js)
     await nc.close()
@@ -412,8 +412,8 @@ async def test_a_closed_connection_ends_a_procedure(driver: Driver, shared: Nats
 
 
 @on_both_drivers
-async def test_a_table_is_one_moment_of_a_bucket_that_keeps_changing(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc, driver.connect(shared.url) as other:
+async def test_a_table_is_one_moment_of_a_bucket_that_keeps_changing(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc, driver.connect(server.url) as other:
         js, kv = nc.jetstream(), await new_bucket(other.jetstream(), history=5)
         steps = Steps(js)
         await steps.run(store(kv.bucket, [Change(f"k.{number}", b"0") for number in range(2000)]))

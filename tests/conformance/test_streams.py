@@ -464,10 +464,10 @@ async def test_reading_a_stream_that_does_not_allow_direct_gets_says_so(driver: 
 
 
 @on_both_drivers
-async def test_a_bulk_read_asks_again_as_soon_as_the_connection_is_back(driver: Driver, shared: NatsServer) -> None:
+async def test_a_bulk_read_asks_again_as_soon_as_the_connection_is_back(driver: Driver, server: NatsServer) -> None:
     """The time-out here is longer than the test may take."""
     name = f"CUT_{driver.name}"
-    async with Proxy(shared.port) as proxy, driver.connect(shared.url) as other:
+    async with Proxy(server.port) as proxy, driver.connect(server.url) as other:
         js = other.jetstream()
         await js.create_stream(StreamConfig(name=name, subjects=[f"{name}.>"], allow_direct=True))
         for number in range(3000):

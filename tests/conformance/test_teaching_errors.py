@@ -115,8 +115,8 @@ async def test_publishers_whose_messages_no_stream_stores_say_so_within_seconds(
 
 
 @on_both_drivers
-async def test_what_is_not_found_is_named(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_what_is_not_found_is_named(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         stream = await js.create_stream(StreamConfig(name=f"THERE_{driver.name}", subjects=[f"there.{driver.name}"]))
         bucket = await js.create_kv(KVConfig(bucket=f"there_{driver.name}"))
@@ -150,8 +150,8 @@ async def test_what_is_not_found_is_named(driver: Driver, shared: NatsServer) ->
 
 
 @on_both_drivers
-async def test_a_consumer_that_was_deleted_under_its_reader_is_named(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_consumer_that_was_deleted_under_its_reader_is_named(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         name = f"DELETED_{driver.name}"
         stream = await nc.jetstream().create_stream(StreamConfig(name=name))
         consumer = await stream.create_consumer(ConsumerConfig(durable_name="brief"))
@@ -166,8 +166,8 @@ async def test_a_consumer_that_was_deleted_under_its_reader_is_named(driver: Dri
 
 
 @on_both_drivers
-async def test_a_refused_publish_names_the_stream(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_refused_publish_names_the_stream(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         name = f"FULL_{driver.name}"
         await js.create_stream(StreamConfig(name=name, max_messages=1, discard="new"))
@@ -181,8 +181,8 @@ async def test_a_refused_publish_names_the_stream(driver: Driver, shared: NatsSe
 
 
 @on_both_drivers
-async def test_jetstream_that_is_off_is_told_without_guessing(driver: Driver, shared_server: NatsServer) -> None:
-    async with driver.connect(shared_server.url) as nc:
+async def test_jetstream_that_is_off_is_told_without_guessing(driver: Driver, core_server: NatsServer) -> None:
+    async with driver.connect(core_server.url) as nc:
         js = nc.jetstream()
         config = StreamConfig(name="S")
         for call in (js.account_info(), js.stream("S"), js.create_stream(config), js.publish("s", b""), js.kv("b")):
@@ -196,8 +196,8 @@ async def test_jetstream_that_is_off_is_told_without_guessing(driver: Driver, sh
 
 
 @on_both_drivers
-async def test_a_subject_no_stream_stores_is_told_without_guessing(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_subject_no_stream_stores_is_told_without_guessing(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         with pytest.raises(JetStreamUnavailable, match="no stream of this account stores it") as raised:
             await nc.jetstream().publish("nowhere.a", b"")
         assert "is off" not in str(raised.value)
@@ -206,8 +206,8 @@ async def test_a_subject_no_stream_stores_is_told_without_guessing(driver: Drive
 
 
 @on_both_drivers
-async def test_a_domain_that_is_not_there_is_named(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_domain_that_is_not_there_is_named(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         with pytest.raises(JetStreamUnavailable, match=r"'\$JS\.hub\.API'.*domain"):
             await nc.jetstream(domain="hub").account_info()
         with pytest.raises(JetStreamUnavailable, match=r"'imported\.API'.*prefix"):
@@ -216,9 +216,9 @@ async def test_a_domain_that_is_not_there_is_named(driver: Driver, shared: NatsS
 
 @on_both_drivers
 async def test_reading_directly_from_a_stream_that_does_not_allow_it_says_so(
-    driver: Driver, shared: NatsServer
+    driver: Driver, server: NatsServer
 ) -> None:
-    async with driver.connect(shared.url) as nc:
+    async with driver.connect(server.url) as nc:
         stream = await nc.jetstream().create_stream(StreamConfig(name=f"INDIRECT_{driver.name}"))
         with pytest.raises(JetStreamUnavailable, match=rf"stream '{stream.name}' is gone.*allow_direct"):
             await stream.get_message(1, direct=True)
@@ -295,8 +295,8 @@ def test_a_connect_that_nobody_awaited_shows_the_line_that_works() -> None:
 
 
 @on_both_drivers
-async def test_a_name_is_enough_to_create_something(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_name_is_enough_to_create_something(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         name = f"NAMED_{driver.name}"
         for create in (js.create_stream, js.create_or_update_stream):
@@ -310,8 +310,8 @@ async def test_a_name_is_enough_to_create_something(driver: Driver, shared: Nats
 
 
 @on_both_drivers
-async def test_a_configuration_of_another_kind_is_refused_by_name(driver: Driver, shared: NatsServer) -> None:
-    async with driver.connect(shared.url) as nc:
+async def test_a_configuration_of_another_kind_is_refused_by_name(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         stream = await js.create_stream(f"KINDS_{driver.name}")
         stream_config, kv_config = StreamConfig(name="S"), KVConfig(bucket="b")
@@ -354,10 +354,10 @@ async def _prepared(js: jetspark.JetStream, name: str) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("is_kept", [False, True], ids=["break", "closed after the client"])
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["messages", "ordered", "watch"])
 def test_leaving_a_loop_and_then_the_client_is_nothing_to_warn_of(
-    shared: NatsServer, caplog: pytest.LogCaptureFixture, place: int, is_kept: bool
+    server: NatsServer, caplog: pytest.LogCaptureFixture, place: int, is_kept: bool
 ) -> None:
     async def read() -> None:
-        async with jetspark.connect(shared.url) as nc:
+        async with jetspark.connect(server.url) as nc:
             js = nc.jetstream()
             read = _readers(*await _prepared(js, f"LEFT_{place}_{is_kept}"))[place]
             if is_kept:
@@ -377,18 +377,18 @@ def test_leaving_a_loop_and_then_the_client_is_nothing_to_warn_of(
 
 
 def test_a_client_that_is_closed_while_a_loop_is_being_left_is_nothing_to_warn_of(
-    shared: NatsServer, caplog: pytest.LogCaptureFixture
+    server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """To leave a loop takes some round trips, and so does to close; which is first is different each time."""
 
     async def read() -> None:
-        async with jetspark.connect(shared.url) as nc:
+        async with jetspark.connect(server.url) as nc:
             await nc.jetstream().create_stream("LEAVING")
             for _ in range(1000):  # more than is received ahead, so that nothing is under way any more
                 await nc.publish("LEAVING")
             await nc.flush()
         for number in range(20):
-            async with jetspark.connect(shared.url) as nc:
+            async with jetspark.connect(server.url) as nc:
                 stream = await nc.jetstream().stream("LEAVING")
                 consumer = await stream.create_consumer(ConsumerConfig(durable_name=f"c{number}"))
                 async for message in consumer.messages():
@@ -405,10 +405,10 @@ def test_a_client_that_is_closed_while_a_loop_is_being_left_is_nothing_to_warn_o
 @pytest.mark.parametrize("is_kept", [False, True], ids=["break", "closed after the client"])
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["messages", "ordered", "watch"])
 def test_leaving_a_blocking_loop_and_then_the_client_is_nothing_to_warn_of(
-    shared: NatsServer, caplog: pytest.LogCaptureFixture, place: int, is_kept: bool
+    server: NatsServer, caplog: pytest.LogCaptureFixture, place: int, is_kept: bool
 ) -> None:
     with caplog.at_level(logging.WARNING, "jetspark"):
-        with jetspark.blocking.connect(shared.url) as nc:
+        with jetspark.blocking.connect(server.url) as nc:
             js = nc.jetstream()
             name = f"LEFT_BLOCKING_{place}_{is_kept}"
             stream = js.create_stream(StreamConfig(name=name))

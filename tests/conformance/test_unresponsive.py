@@ -433,19 +433,14 @@ def test_nothing_that_is_said_before_tls_is_believed(
     driver.run(work())
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[NatsCluster]:
-    with NatsCluster(3, partitionable=True) as cluster:
-        yield cluster
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # on a busy machine
-def test_everything_ends_in_time_when_the_leader_is_cut_off(driver: Driver, cluster: NatsCluster) -> None:
+def test_everything_ends_in_time_when_the_leader_is_cut_off(driver: Driver, divisible: NatsCluster) -> None:
     async def work() -> None:
-        await asyncio.to_thread(cluster.wait_until_ready, 150)
-        assert cluster.leader is not None
-        cut_off = CutOff(cluster, cluster.nodes[cluster.leader])  # it also decides what streams and consumers there are
+        await asyncio.to_thread(divisible.wait_until_ready, 150)
+        assert divisible.leader is not None
+        # It also decides what streams and consumers there are.
+        cut_off = CutOff(divisible, divisible.nodes[divisible.leader])
         await make_streams(cut_off)
         await run_rows(driver, list(ROWS), cut_off)
 

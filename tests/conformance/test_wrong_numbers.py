@@ -174,10 +174,10 @@ def _wrong_values(annotation: str, default: object) -> list[Any]:
 @pytest.mark.parametrize("kind", sorted(ARGUMENTS))
 @on_both_drivers
 async def test_a_wrong_number_is_refused_by_name_with_its_value_and_what_is_expected(
-    driver: Driver, shared: NatsServer, kind: str
+    driver: Driver, server: NatsServer, kind: str
 ) -> None:
     complaints: list[str | None] = []
-    async with driver.connect(shared.url) as nc, OneOfEach(nc, driver) as world:
+    async with driver.connect(server.url) as nc, OneOfEach(nc, driver) as world:
         target = world.objects[kind]
         for method, arguments in ARGUMENTS[kind].items():
             for name, parameter in _numbers(_kind(jetspark, kind), method).items():
@@ -191,9 +191,9 @@ async def test_a_wrong_number_is_refused_by_name_with_its_value_and_what_is_expe
 
 
 @on_both_drivers
-async def test_a_wrong_number_among_the_options_of_a_publisher_is_refused(driver: Driver, shared: NatsServer) -> None:
+async def test_a_wrong_number_among_the_options_of_a_publisher_is_refused(driver: Driver, server: NatsServer) -> None:
     complaints: list[str | None] = []
-    async with driver.connect(shared.url) as nc:
+    async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         for method, names in OPTIONS.items():
             for name in names:

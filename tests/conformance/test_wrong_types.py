@@ -112,9 +112,9 @@ WITHOUT_ARGUMENTS = {"OrderedConsumer"}
 
 
 @on_both_drivers
-async def test_a_method_refuses_an_argument_of_a_wrong_type_by_its_name(driver: Driver, shared: NatsServer) -> None:
+async def test_a_method_refuses_an_argument_of_a_wrong_type_by_its_name(driver: Driver, server: NatsServer) -> None:
     complaints: list[str] = []
-    async with driver.connect(shared.url) as nc, OneOfEach(nc, driver) as world:
+    async with driver.connect(server.url) as nc, OneOfEach(nc, driver) as world:
         for kind, target in world.objects.items():
             if kind not in WITHOUT_ARGUMENTS:
                 complaints += await _complaints(kind, target)

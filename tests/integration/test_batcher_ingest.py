@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,12 +20,6 @@ STREAM = StreamConfig(name="ITEMS", subjects=[SUBJECT], allow_batched=True)
 # Kills come when so much of the work is done.
 KILL_AT = (0.3, 0.6)
 OUTAGE_S = 0.5
-
-
-@pytest.fixture
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
 
 
 def item_of(producer: int, number: int) -> bytes:
@@ -65,12 +58,12 @@ def kill_on_the_way(server: NatsServer, enqueued: list[int], total: int) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_items_of_eight_producers_are_stored_once_while_the_server_is_killed_twice(
-    server: NatsServer,
+    own: NatsServer,
 ) -> None:
     # A hundred batches and more. With 125_000, for a million in all, it takes half a minute.
     per_producer = 30_000
     progress = [0]
-    async with jetspark.connect(server.url) as nc:
+    async with jetspark.connect(own.url) as nc:
         js = nc.jetstream()
         await js.create_stream(STREAM)
         async with (
@@ -92,20 +85,20 @@ async def test_items_of_eight_producers_are_stored_once_while_the_server_is_kill
                     await batcher.add(item_of(producer, number))
                     progress[0] += 1
 
-            killer = asyncio.create_task(asyncio.to_thread(kill_on_the_way, server, progress, PRODUCERS * per_producer))
+            killer = asyncio.create_task(asyncio.to_thread(kill_on_the_way, own, progress, PRODUCERS * per_producer))
             await asyncio.gather(*(produce(producer) for producer in range(PRODUCERS)))
             await killer
         stats = batcher.stats()
         assert (stats.enqueued, stats.flushed_ok) == (PRODUCERS * per_producer,) * 2
-    await asyncio.to_thread(check, server.url, per_producer, in_order=True)
+    await asyncio.to_thread(check, own.url, per_producer, in_order=True)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_same_on_threads(server: NatsServer) -> None:
+def test_the_same_on_threads(own: NatsServer) -> None:
     per_producer = 25_000
     progress = [0]
-    with jetspark.blocking.connect(server.url) as nc:
+    with jetspark.blocking.connect(own.url) as nc:
         js = nc.jetstream()
         js.create_stream(STREAM)
         with (
@@ -130,9 +123,9 @@ def test_the_same_on_threads(server: NatsServer) -> None:
             threads = [threading.Thread(target=produce, args=(producer,)) for producer in range(PRODUCERS)]
             for thread in threads:
                 thread.start()
-            kill_on_the_way(server, progress, PRODUCERS * per_producer)
+            kill_on_the_way(own, progress, PRODUCERS * per_producer)
             for thread in threads:
                 thread.join()
         stats = batcher.stats()
         assert (stats.enqueued, stats.flushed_ok) == (PRODUCERS * per_producer, PRODUCERS * per_producer)
-    check(server.url, per_producer, in_order=False)  # threads that write side by side may overtake one another
+    check(own.url, per_producer, in_order=False)  # threads that write side by side may overtake one another

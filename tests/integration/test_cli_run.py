@@ -45,12 +45,6 @@ async def bill(event: Paid) -> None: ...
 """
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
-
-
 def started(folder: Path) -> list[list[str]]:
     path = folder / "pids"
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []

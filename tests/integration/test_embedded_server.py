@@ -124,27 +124,21 @@ def process_exists(pid: int) -> bool:
     return process_state(pid) not in (None, "Z")
 
 
-@pytest.fixture
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as running:
-        yield running
-
-
 # Starting
 
 
-def test_a_started_server_greets_stores_and_says_where_it_is(server: NatsServer) -> None:
-    assert server.url == f"nats://127.0.0.1:{server.port}"
-    assert server.is_running
-    assert server.is_healthy()
-    assert f"pid {server.pid}" in repr(server)
-    with connected(server) as client:
-        assert client.info["port"] == server.port
+def test_a_started_server_greets_stores_and_says_where_it_is(own: NatsServer) -> None:
+    assert own.url == f"nats://127.0.0.1:{own.port}"
+    assert own.is_running
+    assert own.is_healthy()
+    assert f"pid {own.pid}" in repr(own)
+    with connected(own) as client:
+        assert client.info["port"] == own.port
         assert client.info["jetstream"] is True
-    store_messages(server, 3)
-    assert stored_messages(server) == 3
-    assert "Server is ready" in server.log()
-    assert json.loads(server.monitor("/varz")[1])["port"] == server.port
+    store_messages(own, 3)
+    assert stored_messages(own) == 3
+    assert "Server is ready" in own.log()
+    assert json.loads(own.monitor("/varz")[1])["port"] == own.port
 
 
 async def test_the_event_loop_runs_on_while_a_server_starts_and_stops() -> None:
@@ -184,10 +178,10 @@ def test_two_servers_run_side_by_side() -> None:
         assert (stored_messages(one), stored_messages(two)) == (1, 2)
 
 
-def test_starting_twice_is_starting_once(server: NatsServer) -> None:
-    pid = server.pid
-    assert server.start() is server
-    assert server.pid == pid
+def test_starting_twice_is_starting_once(own: NatsServer) -> None:
+    pid = own.pid
+    assert own.start() is own
+    assert own.pid == pid
 
 
 def test_a_port_can_be_chosen() -> None:
@@ -197,10 +191,10 @@ def test_a_port_can_be_chosen() -> None:
         assert again.port == port
 
 
-def test_a_taken_port_is_refused_at_once_by_name(server: NatsServer) -> None:
+def test_a_taken_port_is_refused_at_once_by_name(own: NatsServer) -> None:
     began = time.monotonic()
-    with pytest.raises(EmbeddedServerError, match=f"port {server.port} is already in use") as failure:
-        NatsServer(port=server.port, start_timeout_s=120).start()
+    with pytest.raises(EmbeddedServerError, match=f"port {own.port} is already in use") as failure:
+        NatsServer(port=own.port, start_timeout_s=120).start()
     assert "address already in use" in failure.value.log
     assert time.monotonic() - began < 60.0
 
@@ -243,36 +237,36 @@ def test_facts_unknown_before_the_start_are_errors_that_say_so() -> None:
 # Stopping, killing, coming back
 
 
-def test_acknowledged_messages_survive_kill_and_start_on_the_same_port(server: NatsServer) -> None:
-    store_messages(server, 50)
-    port, pid = server.port, server.pid
-    server.kill()
-    assert not server.is_running
+def test_acknowledged_messages_survive_kill_and_start_on_the_same_port(own: NatsServer) -> None:
+    store_messages(own, 50)
+    port, pid = own.port, own.pid
+    own.kill()
+    assert not own.is_running
     assert not process_exists(pid)
-    server.start()
-    assert server.port == port
-    assert server.pid != pid
-    assert stored_messages(server) == 50
+    own.start()
+    assert own.port == port
+    assert own.pid != pid
+    assert stored_messages(own) == 50
 
 
-def test_restart_keeps_port_and_store(server: NatsServer) -> None:
-    store_messages(server, 5)
-    port = server.port
+def test_restart_keeps_port_and_store(own: NatsServer) -> None:
+    store_messages(own, 5)
+    port = own.port
     for _ in range(3):
-        server.restart()
-        assert server.port == port
-    assert stored_messages(server) == 5
-    assert server.log().count("Server is ready") == 4
+        own.restart()
+        assert own.port == port
+    assert stored_messages(own) == 5
+    assert own.log().count("Server is ready") == 4
 
 
-def test_a_restart_waits_for_its_port_to_be_given_back(server: NatsServer) -> None:
-    server.stop()
-    squatter = socket.create_server(("127.0.0.1", server.port))
+def test_a_restart_waits_for_its_port_to_be_given_back(own: NatsServer) -> None:
+    own.stop()
+    squatter = socket.create_server(("127.0.0.1", own.port))
     giving_back = threading.Timer(0.5, squatter.close)
     giving_back.start()
-    server.start()
+    own.start()
     giving_back.join()
-    with connected(server) as client:
+    with connected(own) as client:
         assert client.ping() == []
 
 
@@ -307,34 +301,34 @@ def test_two_servers_never_share_a_store(tmp_path: Path) -> None:
             assert heir.is_running
 
 
-def test_a_server_that_died_by_itself_can_be_started_again(server: NatsServer) -> None:
-    store_messages(server, 2)
-    os.kill(server.pid, signal.SIGKILL)
-    assert eventually(lambda: not server.is_running)
-    server.start()
-    assert stored_messages(server) == 2
+def test_a_server_that_died_by_itself_can_be_started_again(own: NatsServer) -> None:
+    store_messages(own, 2)
+    os.kill(own.pid, signal.SIGKILL)
+    assert eventually(lambda: not own.is_running)
+    own.start()
+    assert stored_messages(own) == 2
 
 
-def test_a_paused_server_is_silent_until_resumed(server: NatsServer) -> None:
-    with connected(server) as client:
+def test_a_paused_server_is_silent_until_resumed(own: NatsServer) -> None:
+    with connected(own) as client:
         for _ in range(2):  # the second one changes nothing
-            server.pause()
-            assert thread_states(server.pid) == {"T"}
+            own.pause()
+            assert thread_states(own.pid) == {"T"}
         client._socket.settimeout(0.2)
         client.send("PING\r\n")
         with pytest.raises(TimeoutError):
             client._socket.recv(1)
-        server.resume()
+        own.resume()
         client._socket.settimeout(10.0)
         assert client._socket.recv(6) == b"PONG\r\n"
 
 
-def test_a_paused_server_still_stops(server: NatsServer) -> None:
-    server.pause()
+def test_a_paused_server_still_stops(own: NatsServer) -> None:
+    own.pause()
     began = time.monotonic()
-    server.stop()
+    own.stop()
     assert time.monotonic() - began < STOP_TIMEOUT_S
-    assert not process_exists(server.pid)
+    assert not process_exists(own.pid)
 
 
 def test_lame_duck_mode_is_announced_and_ends_when_the_clients_are_gone() -> None:
@@ -350,23 +344,23 @@ def test_lame_duck_mode_is_announced_and_ends_when_the_clients_are_gone() -> Non
         assert server.is_healthy()
 
 
-def test_reload_changes_a_running_server_and_closes_no_connection(server: NatsServer) -> None:
-    with connected(server) as client:
-        server.reload(max_payload_bytes=4321)
-        assert server.config.max_payload_bytes == 4321
-        with connected(server) as later:
+def test_reload_changes_a_running_server_and_closes_no_connection(own: NatsServer) -> None:
+    with connected(own) as client:
+        own.reload(max_payload_bytes=4321)
+        assert own.config.max_payload_bytes == 4321
+        with connected(own) as later:
             assert later.info["max_payload"] == 4321
         assert client.ping() == []
 
 
-def test_a_refused_reload_changes_nothing(server: NatsServer) -> None:
-    before = server.config
+def test_a_refused_reload_changes_nothing(own: NatsServer) -> None:
+    before = own.config
     with pytest.raises(EmbeddedServerError, match="did not reload") as failure:
-        server.reload(extra_config="foo: bar {")
+        own.reload(extra_config="foo: bar {")
     assert "Failed to reload" in failure.value.log
-    assert server.config == before
-    server.reload(max_connections=100)
-    with connected(server) as client:
+    assert own.config == before
+    own.reload(max_connections=100)
+    with connected(own) as client:
         assert client.ping() == []
 
 
@@ -430,12 +424,12 @@ def test_the_server_ends_when_the_program_forgets_it(rest: str) -> None:
         assert eventually(lambda: not folder.exists())
 
 
-def test_the_server_ends_when_its_watchdog_is_killed(server: NatsServer) -> None:
-    assert server._run is not None
-    server._run.child.watchdog.kill()
-    assert eventually(lambda: not process_exists(server.pid))
-    server.start()
-    assert server.is_healthy()
+def test_the_server_ends_when_its_watchdog_is_killed(own: NatsServer) -> None:
+    assert own._run is not None
+    own._run.child.watchdog.kill()
+    assert eventually(lambda: not process_exists(own.pid))
+    own.start()
+    assert own.is_healthy()
 
 
 def test_a_server_started_in_a_thread_outlives_the_thread() -> None:
@@ -457,18 +451,18 @@ def _close_in_copy(server: NatsServer) -> None:
         os._exit(42)
 
 
-def test_a_forked_copy_of_the_program_cannot_end_the_server(server: NatsServer) -> None:
-    copy = multiprocessing.get_context("fork").Process(target=_close_in_copy, args=(server,))
+def test_a_forked_copy_of_the_program_cannot_end_the_server(own: NatsServer) -> None:
+    copy = multiprocessing.get_context("fork").Process(target=_close_in_copy, args=(own,))
     copy.start()
     copy.join(30.0)
     assert copy.exitcode == 42
-    assert server.store_dir.exists()
-    with connected(server) as client:
+    assert own.store_dir.exists()
+    with connected(own) as client:
         assert client.ping() == []
 
 
-def test_ctrl_c_in_the_terminal_does_not_reach_the_server(server: NatsServer) -> None:
-    assert os.getpgid(server.pid) != os.getpgid(0)
+def test_ctrl_c_in_the_terminal_does_not_reach_the_server(own: NatsServer) -> None:
+    assert os.getpgid(own.pid) != os.getpgid(0)
 
 
 # Options, as the server understands them
@@ -533,8 +527,8 @@ def test_durable_and_limits_reach_the_server() -> None:
     assert (said["ping_interval"], said["write_deadline"]) == (1_500_000_000, 2_500_000_000)
 
 
-def test_the_default_flushes_every_two_minutes_and_can_be_set(server: NatsServer) -> None:
-    config = json.loads(server.monitor("/varz")[1])["jetstream"]["config"]
+def test_the_default_flushes_every_two_minutes_and_can_be_set(own: NatsServer) -> None:
+    config = json.loads(own.monitor("/varz")[1])["jetstream"]["config"]
     assert config["sync_interval"] == 120_000_000_000
     assert "sync_always" not in config
     with NatsServer(sync_interval_s=0.5) as other:

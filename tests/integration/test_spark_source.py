@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
-from support.certificates import Certificates, make_certificates
+from support.certificates import Certificates
 from support.names import new_name
 
 from jetspark import NKey, StreamConfig, TLSConfig, UserPassword
@@ -465,11 +465,6 @@ def test_replicated_streams_are_read_and_written_while_their_leaders_change(spar
 
 
 # ---- secrets -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 SEED = create_seed("user", b"s" * 32)

@@ -1,7 +1,7 @@
 """A Spark driver in a process of its own, to be killed: ``python -m support.spark_driver <plan as JSON> <folder>``.
 
-It leaves notes in the folder, as files: ``ready`` when Spark has started, ``hangs`` when it has come to where it was to
-hang. It begins when there is a file ``go``. :class:`support.sparks.Driver` is the other side.
+It leaves notes in the folder, as files: ``ready`` when Spark has started, ``hangs`` and the moment when it has come to
+where it was to hang. It begins when there is a file ``go``. :class:`support.sparks.Driver` is the other side.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ PLAN, FOLDER = json.loads(sys.argv[1]), Path(sys.argv[2])
 HAS_FAILURES = PLAN.get("failures", False)
 
 
-def hang() -> None:
-    (FOLDER / "hangs").touch()
+def hang(moment: str) -> None:
+    (FOLDER / f"hangs {moment}").touch()
     time.sleep(300)
 
 
@@ -67,10 +67,10 @@ def troubled_format(hangs: str) -> type[DataSource]:
 
         def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
             if hangs == "before the commit":
-                hang()
+                hang(hangs)
             super().commit(messages, batchId)
             if hangs == "after the commit":
-                hang()
+                hang(hangs)
 
     class TroubledFormat(DataSource):
         @classmethod
@@ -115,7 +115,7 @@ def checking(hangs: str) -> Callable[[str], Column]:
             if HAS_FAILURES and attempt() == 0:
                 raise RuntimeError("this attempt fails")
             if hangs == "while writing":
-                hang()  # what came before is sent meanwhile
+                hang(hangs)  # what came before is sent meanwhile
         return value
 
     return F.udf(checked, StringType())
@@ -206,7 +206,7 @@ def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery | Ba
 def write_each(batch: DataFrame, options: dict[str, str], hangs: str) -> None:
     batch.write.format("jetstream").options(**options).mode("append").save()
     if hangs == "after the write":
-        hang()
+        hang(hangs)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import importlib
 import io
 import marshal
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -32,8 +33,10 @@ VARIABLE = "JETSPARK_TESTS_WORKERS"
 
 # What any of them imports, before its first fork: Spark's own parts by the names that it runs them with.
 MODULES = (
-    "pyarrow",
+    "encodings.idna",
     "pandas",
+    "pyarrow",
+    "pyarrow.csv",
     "pyspark.daemon",
     "pyspark.worker",
     "pyspark.sql.worker.commit_data_source_write",
@@ -45,8 +48,10 @@ MODULES = (
     "pyspark.sql.worker.write_into_data_source",
     "pyspark.sql.streaming.python_streaming_source_runner",
     "jetspark.app",
-    "jetspark.spark",
+    "jetspark.blocking",
 )
+# With every module in it: they are imported when a format is used.
+PACKAGES = ("jetspark.spark", "jetspark.state")
 
 
 @contextlib.contextmanager
@@ -112,7 +117,7 @@ class Server:
         while len(text) < size:
             text += asking.recv(size - len(text))
         if not self._has_imported:
-            for name in MODULES:
+            for name in [*MODULES, *PACKAGES, *modules_in(*PACKAGES)]:
                 importlib.import_module(name)
             # A fork copies every page that a garbage collector, or the end of Python, looks at: a quarter of a second.
             gc.collect()
@@ -161,6 +166,12 @@ class Server:
         self._poll.unregister(number)
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+
+
+def modules_in(*packages: str) -> Iterator[str]:
+    for package in packages:
+        path = importlib.import_module(package).__path__
+        yield from (found.name for found in pkgutil.walk_packages(path, f"{package}."))
 
 
 def work(task: dict[str, Any], path: list[str]) -> None:

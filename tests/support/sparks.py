@@ -1,5 +1,5 @@
 """A small, quiet Spark for tests that need one: ``pytest_plugins = ["support.sparks"]``, then the fixtures ``spark``,
-``server`` and ``js`` for what it reads and writes.
+and ``server`` and ``js`` for what it reads and writes.
 
 Tests that kill Spark have the fixture ``drivers`` instead: each is a process of its own.
 """
@@ -58,13 +58,6 @@ def spark() -> Iterator[SparkSession]:
     session_ = session("jetspark-tests", cores=CORES, conf=CONF)
     yield session_
     session_.stop()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    """Tests have streams of their own names on it."""
-    with NatsServer() as running:
-        yield running
 
 
 @pytest.fixture

@@ -1,20 +1,14 @@
-"""A server for the applications of a file, and a client that leaves nothing on it."""
+"""A client that leaves nothing on the server of a file."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
 import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.server import NatsServer
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[NatsServer]:
-    with NatsServer() as server:
-        yield server
 
 
 @pytest.fixture

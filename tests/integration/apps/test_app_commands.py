@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -34,19 +33,6 @@ from jetspark.app import App, Command, CommandOptions, CommandReply, Decision, P
 from jetspark.app.commands import wire
 from jetspark.app.commands.store import CommandStore
 from jetspark.server import NatsServer
-from jetspark.testing import SharedNatsServer
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[SharedNatsServer]:
-    with SharedNatsServer() as server:
-        yield server
-
-
-@pytest.fixture
-def url(shared: SharedNatsServer) -> str:
-    """An account of its own."""
-    return shared.new_account_url()
 
 
 async def test_a_command_is_decided_stored_and_answered_again(url: str) -> None:

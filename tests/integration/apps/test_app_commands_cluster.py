@@ -13,7 +13,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -45,12 +45,6 @@ MANY = int(os.environ.get("JETSPARK_MANY_COMMANDS", "0"))
 COMMANDS, CALLERS, WORKERS, ACCOUNTS = (MANY, 64, 6, 1000) if MANY else (120, 16, 2, 20)
 KILL_EVERY_S = 2.0
 LEADER_EVERY_S = 5.0 if MANY else 1.2
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[NatsCluster]:
-    with NatsCluster(3) as cluster:
-        yield cluster
 
 
 class Trouble:
