@@ -192,10 +192,7 @@ class PublishWindow:
             self._open_inbox()
         self._last_token += 1
         token = b"%d" % self._last_token
-        if headers:
-            machine.publish(subject, data, self._reply_prefix + token.decode(), headers)
-        else:
-            machine.publish_with_reply(subject, self._raw_reply_prefix + token, data)
+        machine.publish_with_reply(subject, self._raw_reply_prefix + token, data, headers)
         handle.window, handle.subject, handle.number, handle.accepted_at = self, subject, machine.published, now
         waiting[token] = handle
         return True
