@@ -900,6 +900,28 @@ def test_what_cannot_be_published_is_refused_with_a_reply_subject_too(
     assert connection.published == connection.out_bytes == 0
 
 
+def test_headers_go_before_the_data_also_with_a_reply_subject_of_our_own() -> None:
+    connection = connected()
+    block = b"NATS/1.0\r\nA: 1\r\n\r\n"
+    connection.publish_with_reply("a", b"_INBOX.me.1", b"hi", {"A": "1"})
+    ours = connection.data_to_send()
+    connection.publish("a", b"hi", "_INBOX.me.1", {"A": "1"})
+    assert (
+        ours
+        == connection.data_to_send()
+        == b"HPUB a _INBOX.me.1 %d %d\r\n%bhi\r\n" % (len(block), len(block) + 2, block)
+    )
+    connection.publish_with_reply("a", b"_INBOX.me.1", b"hi", {})
+    assert connection.data_to_send() == b"PUB a _INBOX.me.1 2\r\nhi\r\n"
+    with pytest.raises(InvalidHeader):
+        connection.publish_with_reply("a", b"_INBOX.me.1", b"hi", {"A": "1\n2"})
+    room = connection.info.max_payload_bytes - len(block)
+    connection.publish_with_reply("a", b"_INBOX.me.1", b"x" * room, {"A": "1"})
+    with pytest.raises(PayloadTooLarge) as failure:
+        connection.publish_with_reply("a", b"_INBOX.me.1", b"x" * (room + 1), {"A": "1"})
+    assert failure.value.size_bytes == connection.info.max_payload_bytes + 1
+
+
 def test_a_message_with_a_reply_subject_has_to_find_room() -> None:
     connection = connected(send_buffer_bytes=64)
     connection.publish_with_reply("a", b"_INBOX.me.1", b"x" * 30)

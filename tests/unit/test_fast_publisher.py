@@ -12,6 +12,7 @@ from support.readers import SilentReader
 
 from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, Disconnected, Reconnected
+from jetspark.core.link import WRITE_AT_BYTES
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
 from jetspark.errors import (
@@ -28,8 +29,9 @@ from jetspark.errors import (
     UsageError,
     WrongLastSequence,
 )
+from jetspark.publish.fast_base import FastPublisherBase
 from jetspark.publish.fast_places import KEPT_OVERHEAD_BYTES
-from jetspark.publish.fast_publisher import FastPublisherMachine, _question
+from jetspark.publish.fast_publisher import PIECE_MESSAGES, FastPublisherMachine, _question
 from jetspark.publish.fast_publisher_options import FastPublisherKeywords, FastPublisherOptions, Refused
 from jetspark.publish.outgoing import Item
 
@@ -137,6 +139,67 @@ def test_messages_are_sent_in_order_and_forgotten_when_they_are_stored() -> None
     endless = peer.endless
     assert (endless.places.accepted, endless.places.published, endless.places.pending) == (3, 2, 1)
     assert endless.places.unpublished() == [item(3)]
+
+
+def test_what_the_server_wants_is_made_ready_in_pieces() -> None:
+    peer = Peer()
+    peer.accept(*range(1, 3 * PIECE_MESSAGES + 1))
+    peer.pump()
+    peer.say(ack(0, 3 * PIECE_MESSAGES))
+    for first in (2, PIECE_MESSAGES + 2):
+        assert peer.endless.pump(NOW) is True
+        assert [sequence for sequence, _, _ in peer.sent()] == list(range(first, first + PIECE_MESSAGES))
+    assert peer.endless.pump(NOW) is True
+    assert len(peer.sent()) == PIECE_MESSAGES - 1
+    assert peer.endless.pump(NOW) is False
+
+
+class Driver(FastPublisherBase):
+    """A driver's publisher, as far as nothing is waited for; its link writes when it is told to."""
+
+    flush_is_scheduled = False
+    due_at = 0.0
+
+    def __init__(self, peer: Peer) -> None:
+        self._publisher, self._connection, self._now = peer.endless, peer.connection, lambda: NOW
+        self._link: Any = self
+        self._runner: Any = self
+        self.writes: list[bytes] = []
+
+    def flush(self) -> None:
+        self.writes.append(self._connection.data_to_send())
+
+    def flush_soon(self) -> None:
+        self.flush_is_scheduled = True
+
+    def pump(self) -> None:
+        self._pump()
+
+
+def test_the_first_piece_is_written_before_the_next_is_made() -> None:
+    peer = Peer()
+    driver = Driver(peer)
+    data = b"x" * 200
+    peer.endless.accept([("s.a", data)] * (3 * PIECE_MESSAGES), NOW)
+    driver.pump()
+    assert (driver.writes, driver.flush_is_scheduled) == ([], True)  # one message is not written by itself
+    driver.flush()
+    peer.say(ack(0, 3 * PIECE_MESSAGES))
+    driver.pump()
+    assert [write.count(data) for write in driver.writes] == [1, PIECE_MESSAGES, PIECE_MESSAGES, PIECE_MESSAGES - 1]
+
+
+def test_small_pieces_share_a_write() -> None:
+    peer = Peer()
+    driver = Driver(peer)
+    peer.accept(*range(1, 2 * PIECE_MESSAGES + 1))
+    driver.pump()
+    driver.flush()
+    driver.flush_is_scheduled = False
+    peer.say(ack(0, 2 * PIECE_MESSAGES))
+    driver.pump()
+    assert 0 < peer.connection.out_bytes < WRITE_AT_BYTES // 2
+    assert (len(driver.writes), driver.flush_is_scheduled) == (1, True)
 
 
 def test_a_flush_ends_the_batch_because_only_that_tells() -> None:

@@ -31,19 +31,14 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.jetstream.info import PubAck
-from jetspark.publish.window import DEFAULT_WINDOW, GATHER_S, PublishWindow, WindowBase, WindowOptions
+from jetspark.publish.window import DEFAULT_WINDOW, GATHER_S, HandleFacts, PublishWindow, WindowBase, WindowOptions
 
 A = Server("a", 4222)
 NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: orders\r\n\r\n"
 
 
-class Ack:
+class Ack(HandleFacts):
     """A handle that remembers; being resolved twice is the one thing that must not happen."""
-
-    window: PublishWindow
-    subject: str
-    number: int
-    accepted_at: float
 
     def __init__(self) -> None:
         self.outcome: PubAck | Exception | None = None

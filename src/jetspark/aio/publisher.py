@@ -70,10 +70,7 @@ class WindowedPublisher(WindowBase):
             ConnectionClosed: After ``close`` or ``drain``.
         """
         link, runner = self._link, self._runner
-        deadline = None
-        if timeout is not None:
-            check_timeout(timeout)
-            deadline = link.deadline(timeout)
+        deadline = None if timeout is None else link.deadline(check_timeout(timeout))
         future = self._futures.new()
         # In threads: with link.lock:
         if runner.due_at is None:  # not for each message: the alarm stands at the oldest one's deadline, or before it

@@ -19,7 +19,7 @@ from jetspark.blocking.waiter import LONGEST_SLEEP_S, Waiter
 from jetspark.core.numbers import check_timeout
 from jetspark.errors import ConnectionLost, RequestTimeout
 from jetspark.jetstream.info import PubAck
-from jetspark.publish.window import PublishWindow
+from jetspark.publish.window import HandleFacts, PublishWindow
 
 __all__ = ["AckFuture", "AckFutures"]
 
@@ -28,19 +28,14 @@ _logger = logging.getLogger("jetspark.blocking")
 Callback: TypeAlias = "Callable[[AckFuture], object]"
 
 
-class AckFuture:
+class AckFuture(HandleFacts):
     """An acknowledgement on its way: :meth:`result` is the :class:`~jetspark.PubAck`.
 
     A failure that nobody has looked at when the future goes away is logged, at ERROR to ``jetspark.blocking``.
     """
 
     # A concurrent.futures.Future has a condition of its own, which costs twenty times as much to make.
-    __slots__ = ("_ack", "_error", "_followers", "_home", "_is_seen", "accepted_at", "number", "subject", "window")
-
-    window: PublishWindow
-    subject: str
-    number: int
-    accepted_at: float
+    __slots__ = ("_ack", "_error", "_followers", "_home", "_is_seen", *HandleFacts.SLOTS)
 
     def __init__(self, home: AckFutures) -> None:
         self._home = home

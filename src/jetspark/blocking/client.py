@@ -104,10 +104,7 @@ class Client(ClientBase):
             ConnectionClosed: After ``close`` or ``drain``, also while it waits.
         """
         link, machine = self._link, self._machine
-        deadline = None
-        if timeout is not None:
-            check_timeout(timeout)
-            deadline = link.deadline(timeout)
+        deadline = None if timeout is None else link.deadline(check_timeout(timeout))
         try:
             with link.lock:
                 if machine.out_bytes >= WRITE_AT_BYTES:

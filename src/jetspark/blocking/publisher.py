@@ -71,10 +71,7 @@ class WindowedPublisher(WindowBase):
             ConnectionClosed: After ``close`` or ``drain``.
         """
         link, runner = self._link, self._runner
-        deadline = None
-        if timeout is not None:
-            check_timeout(timeout)
-            deadline = link.deadline(timeout)
+        deadline = None if timeout is None else link.deadline(check_timeout(timeout))
         future = self._futures.new()
         with link.lock:
             if (

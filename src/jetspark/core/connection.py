@@ -458,10 +458,7 @@ class Connection(Outbox):
         if requests.replies is None:
             requests.replies = self._subscribe_to_replies()
         token = str(self.names.next_token())
-        if headers:
-            self.publish(subject, data, requests.prefix + token, headers)
-        else:
-            self.publish_with_reply(subject, (requests.prefix + token).encode(), data)
+        self.publish_with_reply(subject, (requests.prefix + token).encode(), data, headers)
         requests.add(token, handle, subject)  # after it: what publish refuses has nobody who waits
         return token
 

@@ -96,14 +96,13 @@ def rate(what: str, value: Any, *, instead: str = "") -> float:
     raise _unfit(what, value, "a number above 0" + (f", and at most {INT64}" if number > INT64 else ""), instead)
 
 
-def check_timeout(timeout: Any) -> None:
-    """For a ``timeout`` where None means to wait as long as it takes.
+def check_timeout(timeout: Any) -> Any:
+    """For a ``timeout`` where None means to wait as long as it takes; returns it.
 
     Raises:
         ConfigError: It is no time.
     """
-    if timeout is not None:
-        seconds("timeout", timeout, instead="or None")
+    return None if timeout is None else seconds("timeout", timeout, instead="or None")
 
 
 def timeout_of(timeout: Any, default: float) -> float:

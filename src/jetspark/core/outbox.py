@@ -130,7 +130,7 @@ class Outbox:
             data = self.payload(data)
             self.publish_frame(frames.PUB % (address, len(data), data))
 
-    def publish_with_reply(self, subject: str, reply: bytes, data: bytes) -> None:
+    def publish_with_reply(self, subject: str, reply: bytes, data: bytes, headers: HeadersLike | None = None) -> None:
         """Like :meth:`publish`, with a reply subject of our own making, as it stands in a frame."""
         try:
             head = self._heads[subject]
@@ -138,10 +138,14 @@ class Outbox:
             head = _head(subject)
         if type(data) is not bytes:
             data = octets("data", data)
-        size = len(data)
+        block = encode(headers) if headers else b""
+        size = len(block) + len(data)
         if size > self._max_payload_bytes:
             raise PayloadTooLarge(size, self._max_payload_bytes)
-        frame = b"".join((head, reply, b" ", LINE_ENDS[size], data, b"\r\n"))
+        if block:
+            frame = b"".join((b"H", head, reply, b" %d " % len(block), LINE_ENDS[size], block, data, b"\r\n"))
+        else:
+            frame = b"".join((head, reply, b" ", LINE_ENDS[size], data, b"\r\n"))
         out_bytes = self.out_bytes + len(frame)
         if out_bytes > self._room_bytes:
             self._check_room()

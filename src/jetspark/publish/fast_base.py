@@ -178,7 +178,9 @@ class FastPublisherBase(Block):
         """Have the machine send what the server wants next, as far as there is room."""
         try:
             while self._publisher.pump(self._now()):
-                pass
+                # Not all at once: the server mostly acknowledges all that it has, and then waits for what comes first.
+                if self._connection.out_bytes >= WRITE_AT_BYTES // 2:
+                    self._link.flush()
         except BufferFull:
             if not self._waits_for_room:
                 self._waits_for_room = True

@@ -70,11 +70,14 @@ from jetspark.publish.fast_keeping import FastKeeping
 from jetspark.publish.fast_places import FastPlaces, has_id
 from jetspark.publish.fast_publisher_options import FastPublisherOptions, Refused
 from jetspark.publish.fast_wishes import FastWishes
-from jetspark.publish.outgoing import CHUNK_MESSAGES, Item
+from jetspark.publish.outgoing import Item
 
 __all__ = ["FastPublisherMachine"]
 
 RETRY = Backoff(first_s=0.05, max_s=2.0)
+# How many messages are made ready at a time. A driver may write after each piece, and the server begins with the first
+# while the next is made.
+PIECE_MESSAGES = 250
 _IMPOSSIBLE = "\r\n".join(f"{name}: {value}" for name, value in IMPOSSIBLE.items()).encode()
 # The stream will not change its mind about these, so trying again would only hide them.
 _HOPELESS = frozenset({Code.STREAM_SEALED, Code.FAST_DISABLED})
@@ -229,7 +232,7 @@ class FastPublisherMachine:
         if batch.state is FastState.OPEN:
             # Nothing before it is wanted: it waits here just as well, and what gives up sends nothing more.
             if self.places.backlog and (due := batch.sender.due):
-                self._send(batch, min(due, CHUNK_MESSAGES), now)
+                self._send(batch, min(due, PIECE_MESSAGES), now)
                 return True  # to more of it, or to the end that a flush is waiting for
             if self._wants_end(batch):
                 batch.end(now)

@@ -56,8 +56,8 @@ from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import read_plain_acks, read_pub_ack
 
-__all__ = ["ACK_TIMEOUT_S", "DEFAULT_WINDOW", "MAX_OUTSTANDING", "Handle", "PublishWindow", "WhenFull", "WindowBase"]
-__all__ += ["WindowOptions"]
+__all__ = ["ACK_TIMEOUT_S", "DEFAULT_WINDOW", "MAX_OUTSTANDING", "Handle", "HandleFacts", "PublishWindow"]
+__all__ += ["WhenFull", "WindowBase", "WindowOptions"]
 
 # On one machine the rate is flat from 1000 on, and at 250 it is a sixth lower; 4000 leave room for longer ways (10 ms
 # there and back: 400 thousand a second). More is no gain: what overruns the server's queue is refused with 429.
@@ -94,17 +94,29 @@ class WindowOptions:
 DEFAULT_WINDOW = WindowOptions()
 
 
-class Handle(Protocol):
-    """Who waits for an acknowledgement, and what the window has to know of the message.
+class HandleFacts:
+    """What a window has to know of an outstanding message, in slots of its handle, which are named in ``SLOTS``.
 
-    These facts are here and not in a record of their own, which would be one more object for each message, and one more
-    for the garbage collector to look at.
+    In a record of its own it would be one more object for each message, and one more for the garbage collector to look
+    at. Classes with a layout in C, as asyncio's futures have, inherit no slots: so a subclass makes them.
     """
+
+    __slots__ = ()
+    SLOTS = ("accepted_at", "number", "subject", "window")
 
     window: PublishWindow
     subject: str
     number: int
     """The connection's number of the message."""
+    accepted_at: float
+
+
+class Handle(Protocol):
+    """Who waits for an acknowledgement; it has the facts of :class:`HandleFacts`."""
+
+    window: PublishWindow
+    subject: str
+    number: int
     accepted_at: float
 
     def cancelled(self) -> bool: ...
@@ -180,10 +192,7 @@ class PublishWindow:
             self._open_inbox()
         self._last_token += 1
         token = b"%d" % self._last_token
-        if headers:
-            machine.publish(subject, data, self._reply_prefix + token.decode(), headers)
-        else:
-            machine.publish_with_reply(subject, self._raw_reply_prefix + token, data)
+        machine.publish_with_reply(subject, self._raw_reply_prefix + token, data, headers)
         handle.window, handle.subject, handle.number, handle.accepted_at = self, subject, machine.published, now
         waiting[token] = handle
         return True
