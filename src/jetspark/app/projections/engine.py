@@ -34,8 +34,9 @@ __all__ = ["LiveEngine", "end_tasks", "open_places", "recorded_of"]
 
 _logger = logging.getLogger("jetspark.app")
 
-# The loop gets other things done between two pieces of this many messages.
-PIECE = 500
+# The loop gets other things done between two pieces of this many messages, some 5 ms. As a rule they are more than it
+# receives at a time: so what waits to be folded stays little, and in the processor's cache.
+PIECE = 1000
 # What the server refuses or does not answer is tried again after these waits, as long as the worker lives.
 PAUSE = Backoff(first_s=0.1, max_s=5.0)
 
@@ -144,8 +145,11 @@ class LiveEngine:
             if FoldPosition.beginning(self._app.stream, info.created) != beginning:
                 raise BeginAnew(f"stream {self._app.stream} was made anew")
             while messages := await reading.some():
-                for at in range(0, len(messages), PIECE):
-                    await self._fold(messages[at : at + PIECE])
+                while messages:
+                    await self._fold(messages[:PIECE])
+                    # Let go before others are received, so that those get the memory of these, which is at hand.
+                    del messages[:PIECE]
+                    await self._give_way()
         finally:
             await reading.close()
 
@@ -177,6 +181,9 @@ class LiveEngine:
         self._backlog.fold(len(messages), sum([len(message.data) for message in messages]), last.pending)
         self.counts.events += len(messages)
         self._work.set()
+
+    async def _give_way(self) -> None:
+        """Have others do their work, until there is room for more."""
         while not self._backlog.has_room:
             self._room.clear()
             await self._room.wait()
