@@ -97,9 +97,9 @@ def test_an_option_of_a_handler_that_is_none_is_told_when_it_is_declared(wrong: 
         (lambda: Breaker(open_s="1"), "open_s='1': expected seconds above 0"),  # type: ignore[arg-type]
         (lambda: RetryIn("5"), "RetryIn seconds='5': expected seconds"),  # type: ignore[arg-type]
         (lambda: App("a", stream="S", subjects="orders.>"), "subjects='orders.>': expected a list of subjects"),
-        (lambda: App("a", stream=5), "stream=5: expected the name of a stream, or a StreamConfig"),  # type: ignore[arg-type]
+        (lambda: App("a", stream=5), "stream=5: expected a StreamConfig"),  # type: ignore[arg-type]
         (lambda: App("a", stream="S", events=Paid), "expected a list of types of events"),  # type: ignore[arg-type]
-        (lambda: App("a", stream="S", buckets="prices"), "buckets='prices': expected a list of KVConfig or of names"),
+        (lambda: App("a", stream="S", buckets="prices"), "buckets='prices': expected a list of KVConfig or names"),
         (lambda: App("a", stream="S", timers="yes"), "timers='yes': expected True or False"),  # type: ignore[arg-type]
         (lambda: App("a", stream="S", version=1), "version=1: expected a str"),  # type: ignore[arg-type]
         (lambda: App("a", stream="S", source=5), "source=5: expected a str"),  # type: ignore[arg-type]

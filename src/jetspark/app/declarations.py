@@ -34,7 +34,7 @@ from jetspark.app.topology.names import (
     retry_stream,
 )
 from jetspark.app.topology.provisioning import apply_topology, make_plan
-from jetspark.core.arguments import flag, iterate, text, texts, unfit
+from jetspark.core.arguments import flag, instance, iterate, text, texts, unfit
 from jetspark.core.subjects import is_subset, overlaps, reading_filters
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig, StreamSource
@@ -65,6 +65,20 @@ MARKER_TTL_S = 60.0
 """How long watchers of the handlers' bucket can see that a key went away by its TTL."""
 
 
+def _check_texts(**values: Any) -> None:
+    for name, value in values.items():
+        if value is not None or name == "version":
+            text(name, value)
+
+
+def _several(what: str, values: Any, kind: str) -> list[Any]:
+    """Several values. A text is none: it has characters, and nobody means those."""
+    expected = f"a list of {kind}"
+    if isinstance(values, str):
+        raise unfit(what, values, expected)
+    return list(iterate(what, values, expected))
+
+
 class Declarations:
     """The stream, the events and the buckets of an application, and what follows from them; see :class:`App`."""
 
@@ -83,22 +97,13 @@ class Declarations:
         advisories: str | None = None,
     ) -> None:
         self.name = check_app_name(name)
-        if not isinstance(stream, str | StreamConfig):
-            raise unfit("stream", stream, "the name of a stream, or a StreamConfig")
-        subjects = texts("subjects", subjects, 'a list of subjects, such as ["orders.>"]')
-        events = list(iterate("events", events, "a list of types of events"))
-        if isinstance(buckets, str):
-            raise unfit("buckets", buckets, "a list of KVConfig or of names")
-        buckets = list(iterate("buckets", buckets, "a list of KVConfig or of names"))
+        _check_texts(version=version, source=source, advisories=advisories)
         flag("timers", timers)
-        text("version", version)
-        for what, value in (("source", source), ("advisories", advisories)):
-            if value is not None:
-                text(what, value)
+        subjects = texts("subjects", subjects, 'a list of subjects, such as ["orders.>"]')
         self.advisories = advisory_stream(self.name) if advisories is None else advisories
         """The stream in which the server's advisories about its consumers are."""
         self._owns_advisories = advisories is None
-        config = StreamConfig(name=stream) if isinstance(stream, str) else stream
+        config = StreamConfig(name=stream) if isinstance(stream, str) else instance("stream", stream, StreamConfig)
         if config.subjects is not None and subjects:
             raise ConfigError(f"subjects={list(subjects)} with those of the StreamConfig: expected one of the two")
         self.stream = config.name
@@ -113,7 +118,7 @@ class Declarations:
         self.source = source if source is not None else f"/{name}"
         if not self.source:
             raise ConfigError("source='': expected a URI reference such as '/shop/orders', or nothing for the default")
-        self.buckets = tuple(KVConfig.of(bucket) for bucket in buckets)
+        self.buckets = tuple(KVConfig.of(bucket) for bucket in _several("buckets", buckets, "KVConfig or names"))
         self.compatibility = check_mode(compatibility)
         self.handlers: dict[str, HandlerSpec] = {}
         """By durable name."""
@@ -130,7 +135,7 @@ class Declarations:
             raise ConfigError(f"version={version!r}: expected three numbers, such as '1.4.0'")
         self.version = version
         self._catalogue = Catalogue()
-        self._add(*events)
+        self._add(*_several("events", events, "types of events"))
 
     def register(self, kind: _Kind) -> _Kind:
         """Make a type of event known that the application publishes: ``@app.register`` above its class, or a call.

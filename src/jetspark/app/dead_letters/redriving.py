@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -152,6 +152,11 @@ class RedriveProgress:
     results: RedriveResults | None = None
     """What became of the letters; None if nobody waited for it."""
 
+    @property
+    def looked_at(self) -> int:
+        """Letters that were chosen, and are dealt with."""
+        return self.requested + self.behind + self.nobodys
+
     def __str__(self) -> str:
         verb = "would be redriven" if self.is_dry_run else "requested"
         state = "done" if self.is_done else f"at letter {self.last}"
@@ -257,14 +262,8 @@ async def run_redrive(
         UsageError: Another redrive is under way.
         ConfigError: There is none to resume, no such handler, or a rate that is none.
     """
-    if rate is not None:
-        numbers.rate("rate", rate, instead="or None for no limit")
-    numbers.seconds("wait_s", wait_s)
-    if chosen.handler is not None and not _is_handler(app, chosen.handler):
-        known = ", ".join(sorted(app.handlers)) or "none"
-        raise ConfigError(f"handler {chosen.handler!r}: app {app.name!r} has no such handler; it has {known}")
-    records = await js.kv(handler_bucket(app.name))
-    stream = await js.stream(dead_letter_stream(app.name))
+    _check(app, chosen, rate, wait_s)
+    records, stream = await js.kv(handler_bucket(app.name)), await js.stream(dead_letter_stream(app.name))
     up_to = stream.cached_info.state.last_sequence
     progress, revision = await _start(records, chosen, up_to, is_dry_run=is_dry_run, resume=resume)
     on_progress(progress)
@@ -289,20 +288,28 @@ async def run_redrive(
             if rate is not None:
                 await asyncio.sleep(max(0.0, began + progress.requested / rate - clock.now()))
         progress.last = stored.revision
-        is_portion = (progress.requested + progress.behind + progress.nobodys) % NOTE_EVERY == 0
-        if not is_dry_run and (is_portion or clock.now() - noted_at >= NOTE_EVERY_S):
+        if not is_dry_run and (progress.looked_at % NOTE_EVERY == 0 or clock.now() - noted_at >= NOTE_EVERY_S):
             revision, noted_at = await _note(records, progress, revision), clock.now()
             on_progress(progress)
     progress.is_done = True
     if not is_dry_run:
         await records.purge(RECORD, revision=revision)
         if wait_s > 0:
-            for _, stored in letters:
-                outcomes.follow(stored, progress.up_to)
+            outcomes.follow_all((stored for _, stored in letters), progress.up_to)
             progress.results = outcomes.results
             await _wait(stream, letter_filter(app.name, progress.chosen.handler), outcomes, progress, wait_s)
     on_progress(progress)
     return progress
+
+
+def _check(app: Declarations, chosen: LetterFilter, rate: float | None, wait_s: float) -> None:
+    """Before anything is noted: a redrive that fails is one that was interrupted, and has to be resumed."""
+    if rate is not None:
+        numbers.rate("rate", rate, instead="or None for no limit")
+    numbers.seconds("wait_s", wait_s)
+    if chosen.handler is not None and not _is_handler(app, chosen.handler):
+        known = ", ".join(sorted(app.handlers))
+        raise ConfigError(f"handler {chosen.handler!r}: app {app.name!r} has no such handler; it has {known}")
 
 
 def _is_handler(app: Declarations, name: str) -> bool:
@@ -377,6 +384,10 @@ class LetterOutcomes:
         is_behind = stored.letter.status == "behind" and stored.revision <= up_to
         if is_behind and (stored.letter.handler, stored.letter.key) in self._lanes:
             self._watch(stored)
+
+    def follow_all(self, letters: Iterable[StoredLetter], up_to: int) -> None:
+        for stored in letters:
+            self.follow(stored, up_to)
 
     def note(self, stored: StoredLetter) -> None:
         """A letter was written anew."""
