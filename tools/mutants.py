@@ -74,6 +74,10 @@ MODULES = {
     "app/replay/ranges.py": ["tests/unit/test_app_replay.py"],
     "app/topology/declared.py": ["tests/unit/test_app_topology.py"],
     "app/turns.py": ["tests/unit/test_app_turns.py"],
+    "app/workflows/declaring.py": [
+        "tests/unit/test_app_workflows.py",
+        "tests/unit/test_app_workflow_commands.py",
+    ],
     "batcher/circuit.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/dead_letters.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/fences.py": ["tests/unit/test_batcher_fences.py"],

@@ -23,7 +23,15 @@ from support.fulfilment import (
 from jetspark import StreamConfig
 from jetspark.app import App, AppClient, Catalogue, Decision, Event, Retry, upcast
 from jetspark.app.testing import TestApp
-from jetspark.app.workflows.declaring import REMEMBERED, RunRecord, WorkflowSpec
+from jetspark.app.workflows.declaring import (
+    NOTED,
+    REMEMBERED,
+    RunRecord,
+    StepNote,
+    StoredCompensation,
+    WorkflowSpec,
+    timer_name,
+)
 from jetspark.errors import ConfigError
 
 NOW = datetime.datetime(2026, 3, 31, tzinfo=datetime.UTC)
@@ -106,6 +114,97 @@ def test_an_upcast_that_returns_nothing_does_not_empty_a_run() -> None:
     assert spec(Forgetful, version=2).state_of(RunRecord(1, state=msgspec.Raw(b"null"))) is None
 
 
+def test_a_state_that_a_step_leaves_alone_stays_as_it_is_or_becomes_one_of_the_new_version() -> None:
+    class Patient(Fulfilment):
+        def react(self, state: Flow | None, event: Placed | Paid | PaymentOverdue) -> Decision | None:
+            return Decision()
+
+        def upcast(self, state: dict[str, Any], version: int) -> dict[str, Any]:
+            return {"step": state["stage"]}
+
+    def left_alone(version: int, state: bytes) -> bytes:
+        record = RunRecord(1, state=msgspec.Raw(state))
+        step = spec(Patient, version=version).step(record, Paid(order_id="o"), id="e", sequence=7, **WITH)
+        assert step is not None
+        assert step.record.version == version
+        return bytes(step.record.state)
+
+    assert left_alone(1, b'{"step":"waiting","more":1}') == b'{"step":"waiting","more":1}'
+    assert left_alone(2, b'{"stage":"waiting"}') == b'{"reminders":0,"step":"waiting"}'
+
+
+def test_a_run_waits_for_its_commands_until_it_is_over() -> None:
+    record = RunRecord(1, state=msgspec.Raw(b'{"step":"waiting"}'), commands={"charge": "c1"})
+    for event, commands in ((Placed(order_id="o"), {"charge": "c1"}), (Paid(order_id="o"), {})):
+        step = spec().step(record, event, id="e", sequence=7, **WITH)
+        assert step is not None
+        assert step.record.commands == commands
+
+
+RELEASE = StoredCompensation("stock.release", 1, msgspec.Raw(b'{"order_id":"o"}'))
+
+
+def test_a_run_that_was_undone_has_nothing_more_to_undo() -> None:
+    record = RunRecord(1, key="o", state=msgspec.Raw(b'{"step":"waiting"}'), compensations=(RELEASE,))
+    step = spec().fail(record, "by hand", **WITH)
+    assert step.events == [Release(order_id="o")]
+    assert (step.record.status, step.record.reason, step.record.compensations) == ("failed", "by hand", ())
+
+
+def test_a_run_that_is_begun_anew_knows_what_it_has_taken_and_nothing_else() -> None:
+    failed = RunRecord(
+        1,
+        key="o",
+        status="failed",
+        reason="not paid",
+        state=msgspec.Raw(b'{"stage":"gone"}'),
+        first=5,
+        events=(5, 6),
+        timers={"payment": "t1"},
+        commands={"charge": "c1"},
+        compensations=(RELEASE, RELEASE),
+        retries=2,
+    )
+    step = spec(version=2).begin_anew(failed, Placed(order_id="o"), **WITH)
+    record = step.record
+    assert (record.version, record.status, record.reason, record.retries) == (2, "running", None, 3)
+    assert (record.first, record.events, record.started) == (5, (5, 6), NOW)
+    assert (record.timers, record.commands, record.compensations) == ({"payment": ""}, {}, (RELEASE,))
+    assert (step.events, list(step.timers), step.cancels) == ([Reserve(order_id="o")], ["payment"], [])
+    with pytest.raises(ConfigError, match="react begins no run with Paid"):
+        spec().begin_anew(failed, Paid(order_id="o"), **WITH)
+
+
+def test_what_is_stored_of_a_run_has_the_same_form_for_ever() -> None:
+    record = RunRecord(1, key="o", compensations=(RELEASE,), steps=(StepNote(5),))
+    stored = (
+        b'{"version":1,"key":"o","compensations":[["stock.release",1,{"order_id":"o"},false]],"steps":[{"sequence":5}]}'
+    )
+    assert msgspec.json.encode(record) == stored
+    read = msgspec.json.decode(stored.replace(b",false", b""), type=RunRecord)  # as it was before there were commands
+    assert (read, read.first, read.retries) == (record, 0, 0)
+    assert not read.compensations[0].is_command
+    assert (read.steps[0].revision, read.steps[0].events) == (0, 0)
+    assert timer_name("fulfilment", "o", "payment") == "fulfilment/o/payment"
+    for part, name in ((read, "status"), (read.compensations[0], "type"), (read.steps[0], "sequence")):
+        with pytest.raises(AttributeError):
+            setattr(part, name, None)
+
+
+def test_a_step_is_noted_with_what_it_stored_once_the_next_one_is_taken() -> None:
+    record = RunRecord(1)
+    for number, revision in ((1, 0), (2, 10), (3, 20)):
+        record = record.with_note(StepNote(number, events=2), revision)
+    assert [(note.sequence, note.revision, note.stored) for note in record.steps] == [
+        (1, 10, range(11, 13)),
+        (2, 20, range(21, 23)),
+        (3, 0, range(0)),
+    ]
+    for number in range(4, NOTED + 4):
+        record = record.with_note(StepNote(number), 30)
+    assert [note.sequence for note in record.steps] == list(range(4, NOTED + 4))
+
+
 class OldRelease(Event, type="stock.release", version=1, key="order", subject="orders.{order}.release"):
     order: str
 
@@ -157,6 +256,7 @@ class OneArgument:
         (Async, {}, "not async"),
         (Untyped, {}, r"events=\[...\]"),
         (OneArgument, {}, r"\(self, state, event\)"),
+        (Untyped, {"events": [int], "key": str}, "int is no type of event"),
         (Fulfilment, {"key": "customer"}, "no such field"),
         (Fulfilment, {"version": 0}, "1 or more"),
     ],
@@ -178,6 +278,7 @@ def test_a_workflow_needs_a_stream_that_keeps_states() -> None:
         (Decision(reply=1), "nobody waits"),
         (Decision(is_done=True, timers={"x": (Paid(order_id="o"), 1)}), "one of the two"),
         (Decision(state=object()), "cannot be stored"),
+        (Decision(state={"stage": "waiting"}), "cannot be stored"),
         (5, "expected a Decision"),
         (Decision(state=Flow("x"), is_done=True, failed="no"), r"is_done=True and failed='no'"),
     ],

@@ -41,7 +41,7 @@ NOTED = 64
 """Steps that a record has a note of."""
 
 
-class StoredCompensation(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class StoredCompensation(msgspec.Struct, frozen=True, array_like=True):
     """An event or a command that undoes a step, as it was when the step was taken."""
 
     type: str
