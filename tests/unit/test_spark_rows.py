@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -124,3 +126,9 @@ def test_the_quick_loop_makes_the_rows_of_a_history_with_upcasts_and_windows() -
         wanted += [(row.projection, row.key, row.sequence) for row in router.route(recorded).rows]
     assert [(names[row["target"]], row["key"], row["sequence"]) for row in rows if row["target"] >= 0] == wanted
     assert sum(row["target"] == LETTER for row in rows) == 3
+
+
+def test_a_process_that_plans_does_not_load_the_functions_of_arrow() -> None:
+    modules = "jetspark.spark.formats, jetspark.spark.engine.projection_source, jetspark.spark.engine.projection_sink"
+    code = f"import sys, {modules}; sys.exit('pyarrow.compute' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,8 +11,6 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import csv
 
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ProtocolError
@@ -38,6 +36,10 @@ def places(messages: Sequence[CoreMessage]) -> Places:
     Raises:
         ProtocolError: One does not say.
     """
+    # Here and not above: most of Spark's Python processes plan or commit, and these take 50 ms of each.
+    import pyarrow.compute as pc
+    from pyarrow import csv
+
     first = messages[0].raw_reply or b""
     columns = first.count(b".") + 1
     shift = token_shift(columns, first)

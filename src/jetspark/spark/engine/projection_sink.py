@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -128,6 +127,8 @@ class TaskRows:
         )
 
     def add(self, batch: pa.RecordBatch) -> None:
+        import pyarrow.compute as pc  # a process that commits does without
+
         from jetspark.spark.engine.rows import COVERED, unpack
 
         targets = batch.column("target")
@@ -142,6 +143,8 @@ class TaskRows:
 
     def add_after_bases(self, batch: pa.RecordBatch) -> None:
         """Rows among which are the states that keys have in a bucket: of a key the latest counts."""
+        import pyarrow.compute as pc
+
         from jetspark.spark.engine.rows import BASE, unpack
 
         is_base = pc.equal(batch.column("reading"), BASE)
