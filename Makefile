@@ -30,7 +30,10 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(READY)
 
+# The archive of Spark's Java classes halves what Java does until the first batch is folded. It is written once for all
+# demos; without Java the demo itself says what to install.
 demo: setup
+	@$(BIN)/python -m jetspark.spark.class_archive 2>/dev/null || true
 	@$(BIN)/jetspark demo
 
 picture: setup

@@ -1,7 +1,9 @@
 """Three engines fold the same events into the same buckets at the same time, while each of them, and the server, is
 killed: the live engine, a stream on Spark, and backfills on Spark. The bytes are those of one process alone.
 
-``JETSPARK_MANY_EVENTS=1000000`` runs it with a million events and ten thousand keys.
+``JETSPARK_MANY_EVENTS=1000000`` runs it with a million events and ten thousand keys:
+
+    JETSPARK_MANY_EVENTS=1000000 .venv/bin/python -m pytest -n 0 -s tests/integration/test_spark_engines.py
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ ACCOUNTS = max(100, EVENTS // 100)
 PORTIONS = 8
 NAMES = ["accounts", "totals", "recent"]
 UNREADABLE = 3
+# Drivers of tests hand on a hundred rows at a time, which makes more interleavings, and a million events take for ever.
+CONF = {} if EVENTS <= 20_000 else {"spark.sql.execution.arrow.maxRecordsPerBatch": "10000"}
 
 
 class LiveEngine:
@@ -121,7 +125,8 @@ def test_three_engines_at_once_and_the_death_of_each_leave_the_bytes_of_one(
             {"projects": {"servers": server.url, "until_now": False, "maxOffsetsPerTrigger": EVENTS // 10}},
             {"backfills": {"servers": server.url, "step": EVENTS // 5}},
         ]
-        waiting = [drivers(*jobs, at_once=True, has_own_workers=True) for _ in range(2)]  # starting takes longest
+        # Starting takes longest.
+        waiting = [drivers(*jobs, at_once=True, has_own_workers=True, conf=CONF) for _ in range(2)]
         driver = waiting.pop()
 
         def publish_some() -> None:

@@ -23,7 +23,7 @@ from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.projections.marks import Mark, position_key
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.blocking import JetStream, connect
-from jetspark.errors import UsageError
+from jetspark.errors import KeyNotFound, UsageError
 from jetspark.server import NatsServer
 
 pytest.importorskip("pyspark")
@@ -50,6 +50,13 @@ def bank(server: NatsServer, js: JetStream) -> JetStream:
 
 def letters(js: JetStream) -> list[DeadEvent]:
     return [DeadEvent.of(message.headers, message.data) for message in js.stream(app.dead_letter_stream).get_messages()]
+
+
+def lowest_position(js: JetStream) -> int:
+    try:
+        return min(FoldPosition.decode(js.kv(name).get(position_key()).value).sequence for name in NAMES)
+    except KeyNotFound:
+        return 0
 
 
 def check(js: JetStream) -> None:
@@ -207,7 +214,7 @@ def test_a_driver_that_is_killed_in_a_micro_batch_leaves_a_query_that_another_on
 
 
 @pytest.mark.slow
-def test_a_cluster_replays_verifies_and_loses_a_worker_in_the_middle_of_a_micro_batch_and_the_bytes_are_the_same(
+def test_a_cluster_replays_verifies_loses_a_worker_in_a_micro_batch_and_folds_by_command_and_the_bytes_are_the_same(
     server: NatsServer, bank: JetStream, tmp_path: Path, drivers: Callable[..., Driver]
 ) -> None:
     publish(bank, projected.messages(6_000, accounts=400))
@@ -222,7 +229,8 @@ def test_a_cluster_replays_verifies_and_loses_a_worker_in_the_middle_of_a_micro_
         job = {"projects": {"servers": server.url, "checkpoint": str(tmp_path / "c"), "maxOffsetsPerTrigger": 1_500}}
         place = ["--engine", "spark", "--master", spark_cluster.url, "--servers", server.url]
         commands = [[name, "support.projected:app", "recent", "--json", *place] for name in ("replay", "verify")]
-        driver = drivers({"commands": commands}, job, conf=conf)
+        run_command = ["run", "support.projected:app", *place]
+        driver = drivers({"commands": commands}, job, {"commands": [run_command]}, conf=conf)
         driver.go()
         target = bank.stream("KV_accounts")
         while target.info().state.last_sequence < 50:  # some tasks of the first micro-batch have stored their keys
@@ -230,11 +238,20 @@ def test_a_cluster_replays_verifies_and_loses_a_worker_in_the_middle_of_a_micro_
             time.sleep(0.01)
         spark_cluster.kill_worker(0)
         assert stored(bank, "accounts") != folded(bank, "accounts")
+        replayed = len(stored(bank, "recent"))
+        # The query ends with the events that were there when it began. These are for `jetspark run`.
+        publish(bank, projected.messages(600, accounts=400, unreadable=0, seed=2))
+        last = bank.stream(app.stream).info().state.last_sequence
+        while lowest_position(bank) < last:
+            assert driver.is_running, driver.log()[-6000:] + spark_cluster.log()
+            time.sleep(0.05)
+        driver.terminate()
         driver.finish()
+    assert last == 6_600
     check(bank)
     assert len(letters(bank)) == 3
     # Both workers were there, and nothing else had folded this one.
-    assert f'"changed": {len(stored(bank, "recent"))},' in driver.log()
+    assert f'"changed": {replayed},' in driver.log()
     assert '"equal": true' in driver.log()
 
 

@@ -71,8 +71,8 @@ def _applies_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         self._rows.append(rows)
         for key, sequence, event in rows:
             entry = self._keys[key]
-            if entry.state.parked is None:
-                entry.state.fold(self.spec, key, sequence, event)
+            if entry.parked is None:
+                entry.fold(self.spec, key, sequence, event)
                 self._dirty[key] = entry
 
     monkeypatch.setattr(states.LiveStates, "apply", apply)

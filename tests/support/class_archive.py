@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from support import scratch
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -64,29 +64,20 @@ def _collect(batch: DataFrame, _: int) -> None:
     batch.collect()
 
 
-def write(archive: Path) -> None:
-    from pyspark import SparkContext
+def _more(spark: SparkSession) -> None:
+    """Python functions of a frame and of a micro-batch, which tests use besides the formats."""
+    spark.range(1).mapInArrow(lambda batches: batches, "id long").collect()
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    rate.writeStream.foreachBatch(_collect).trigger(availableNow=True).start().awaitTermination()
 
-    from jetspark.spark.logs import logging_file
-    from jetspark.spark.session import session
+
+def write(archive: Path) -> None:
+    from jetspark.spark.class_archive import note_classes
 
     archive.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
         fresh = Path(folder) / "archive"
-        options = f"-XX:ArchiveClassesAtExit={fresh} -Dlog4j2.configurationFile=file:{logging_file()}"
-        spark = session("classes", cores=2, conf={"spark.driver.extraJavaOptions": options})
-        # The classes of a shuffle, of Python workers and of a streaming query, besides those of any session.
-        spark.range(10).selectExpr("id % 2 AS key").repartition(2, "key").write.format("noop").mode("append").save()
-        spark.range(1).mapInArrow(lambda batches: batches, "id long").collect()
-        rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
-        query = rate.writeStream.foreachBatch(_collect).trigger(availableNow=True).start()
-        query.awaitTermination()
-        spark.stop()
-        gateway = SparkContext._gateway
-        assert gateway is not None
-        gateway.shutdown()
-        gateway.proc.stdin.close()  # the JVM ends with it, and writes the classes it has loaded
-        gateway.proc.wait()
+        note_classes(fresh, _more)
         os.replace(fresh, archive)
 
 

@@ -220,13 +220,12 @@ def main() -> None:
     (FOLDER / "ready").touch()
     while not (FOLDER / "go").exists():
         time.sleep(0.02)
-    queries = []
-    for job in PLAN["jobs"]:
-        queries.append(start(spark, job))
-        if not PLAN.get("at_once"):
-            queries[-1].awaitTermination()
-    for query in queries:
-        query.awaitTermination()
+    if PLAN.get("at_once"):
+        for query in [start(spark, job) for job in PLAN["jobs"]]:
+            query.awaitTermination()
+    else:
+        for job in PLAN["jobs"]:
+            start(spark, job).awaitTermination()
 
 
 if __name__ == "__main__":

@@ -121,6 +121,10 @@ class Driver:
             os.kill(random.choice(workers), signal.SIGKILL)
         return True
 
+    def terminate(self) -> None:
+        """Ask it to end, as an operator does; Java and Python's workers are not asked."""
+        self._process.terminate()
+
     def kill(self) -> None:
         if self.is_running:
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -168,6 +168,17 @@ async def cancelled_inside() -> None:
     await inner
 
 
+def this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+async def cancels_itself() -> None:
+    this_task().cancel()
+    await asyncio.sleep(60)
+
+
 async def exits() -> None:
     raise SystemExit("on purpose")
 
@@ -180,6 +191,7 @@ async def raises_what_nobody_expects() -> None:
     ("body", "name"),
     [
         (cancelled_inside, "asyncio.exceptions.CancelledError"),
+        (cancels_itself, "asyncio.exceptions.CancelledError"),
         (exits, "SystemExit"),
         (raises_what_nobody_expects, "BaseException"),
     ],
@@ -206,6 +218,56 @@ async def test_what_would_end_a_worker_is_an_error_of_the_handler(
         assert letter.cause is not None
         assert letter.cause.error == name
     assert len(starts) == 2
+
+
+async def cancel_now() -> None:
+    this_task().cancel()  # and no await, so that it is not raised in the handler
+
+
+async def cancel_later() -> None:
+    asyncio.get_running_loop().call_later(5.0, this_task().cancel)
+
+
+async def swallow_a_cancel() -> None:
+    this_task().cancel()
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:  # as libraries that do not know `uncancel` do
+        pass
+
+
+@pytest.mark.parametrize("leave", [cancel_now, cancel_later, swallow_a_cancel])
+@pytest.mark.parametrize("batch", [None, 10])
+async def test_a_handler_that_leaves_a_cancellation_behind_ends_no_worker(
+    batch: int | None, leave: Callable[[], Awaitable[None]]
+) -> None:
+    """Nothing would tell: the handler would have one place less, and the event would be held for ever."""
+    app, done = App("leaves", stream="LEAVES", subjects=["orders.>"]), list[str]()
+
+    async def handle(event: Any) -> None:
+        [each] = event if batch is not None else [event]
+        done.append(each.order_id)
+        if each.order_id == "slow":
+            await asyncio.sleep(60)  # its time-out is still one
+        await leave()
+
+    options: Any = {"retry": Retry(attempts=2, first_s=1), "timeout": 20.0}
+    if batch is None:
+        app.handler(Paid, durable="leaves", concurrency=1, **options)(handle)
+    else:
+        app.batch_handler(Paid, durable="leaves", batch=batch, **options)(handle)
+    async with TestApp(app) as test:
+        for name in ("a", "b", "slow", "c"):
+            await test.publish(Paid(order_id=name))
+            test.advance(3.0)
+        await test.settled()
+        test.advance(200.0)
+        await test.settled()
+        [letter] = test.dead_letters
+        assert letter.cause is not None
+        assert (letter.cause.error, letter.attempts) == ("jetspark.app.handlers.retry.HandlerTimeout", 2)
+    assert set(done) == {"a", "b", "slow", "c"}
+    assert done.count("slow") == 2
 
 
 async def test_a_batch_that_waits_begins_when_its_timer_fires_however_the_clock_is_rounded(

@@ -182,7 +182,7 @@ def test_a_state_that_is_gone_is_told_and_a_mark_that_was_tidied_away_is_not() -
 def sizes(cache: LiveStates) -> int:
     """What the states in hand should count for."""
     return sum(
-        ENTRY_BYTES + len(key) + 2 * len(entry.state.value or b"")
+        ENTRY_BYTES + len(key) + 2 * len(entry.value or b"")
         for key, entry in cache._keys.items()
         if entry.sent is None and key not in cache._dirty
     )
@@ -232,7 +232,7 @@ def test_what_waits_for_a_key_that_another_engine_has_parked_is_counted_and_let_
     cache.settle(changes, Outcome(0, ("a",), present={"a": Current(b"0", 0, 3, None, "1 parked 1 no")}))
     assert (cache.waiting, cache.is_dirty, list(cache.parked)) == (2, False, ["a"])
     cache.look_again(["a"], {"a": Current(b"7", 0, 4, None, "1")})  # a repair: they are not folded onto it
-    assert (cache.take(), cache._keys["a"].state.value) == ([], b"7")
+    assert (cache.take(), cache._keys["a"].value) == ([], b"7")
 
 
 def test_a_key_that_was_repaired_meanwhile_goes_on() -> None:

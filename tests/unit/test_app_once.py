@@ -33,12 +33,15 @@ def new_app() -> App:
     return App("orders", stream="ORDERS", subjects=["orders.>"], events=[Totalled])
 
 
-async def test_an_effect_whose_result_cannot_be_recorded_is_not_repeated() -> None:
+@pytest.mark.parametrize(
+    ("result", "kind"), [(object(), "object"), ("x" * (2 << 20), "str")], ids=["not JSON", "larger than a message"]
+)
+async def test_an_effect_whose_result_cannot_be_recorded_is_not_repeated(result: object, kind: str) -> None:
     app, effects, errors = new_app(), [], []
 
     async def charge() -> object:
         effects.append("charged")
-        return object()
+        return result
 
     @app.handler(Paid, durable="billing", retry=Retry(attempts=3, first_s=1))
     async def bill(event: Paid, ctx: Context) -> None:
@@ -55,8 +58,46 @@ async def test_an_effect_whose_result_cannot_be_recorded_is_not_repeated() -> No
         assert len(test.dead_letters) == 1
     assert len(errors) == 3
     assert len(set(errors)) == 1
-    assert "once('charge'): its result of type object" in errors[0]
+    assert f"once('charge'): its result of type {kind}" in errors[0]
     assert "give the effect another name" in errors[0]
+
+
+async def test_an_effect_that_runs_is_not_begun_again_by_the_same_process() -> None:
+    app, effects, results = new_app(), list[str](), list[str]()
+
+    async def charge() -> str:
+        effects.append("charged")
+        await asyncio.sleep(5)
+        return "receipt"
+
+    @app.handler(Paid, durable="billing", timeout=60)
+    async def bill(event: Paid, ctx: Context) -> None:
+        results.extend(await asyncio.gather(ctx.once("charge", charge), ctx.once("charge", charge)))
+
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="o-1"))
+        await test.settled()
+        assert test.dead_letters == []
+    assert (effects, results) == (["charged"], ["receipt", "receipt"])
+
+
+async def test_an_effect_that_is_not_async_happens_once_too() -> None:
+    app, effects, results = new_app(), list[str](), list[str]()
+
+    def charge(order_id: str, *, idempotency_key: str) -> str:
+        effects.append(order_id)
+        return f"receipt {order_id}"
+
+    @app.handler(Paid, durable="billing", retry=Retry(attempts=2, first_s=1))
+    async def bill(event: Paid, ctx: Context) -> None:
+        results.append(await ctx.once("charge", charge, event.order_id))  # type: ignore[arg-type]  # what users do
+        if ctx.attempt == 1:
+            raise OSError("again")
+
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="o-1"))
+        await test.settled()
+    assert (effects, results) == (["o-1"], ["receipt o-1"] * 2)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app import App, Event, Timestamp, Window, encode
+from jetspark.app.projections.engine import recorded_of
 from jetspark.app.projections.folding import KeyRows, Recorded, Router
-from jetspark.errors import ConfigError
+from jetspark.core import headers as header_block
+from jetspark.errors import ConfigError, NotJson
+from jetspark.state.deliveries import sequences_of
 
 NOON = datetime.datetime(2026, 3, 31, 12, tzinfo=datetime.UTC)
 
@@ -101,6 +105,35 @@ def test_every_way_of_routing_has_the_same_keys() -> None:
     assert [key for key, _, _ in rows] == ["s=2E1.20260331T113000Z", "s=2E1.20260331T120000Z"]
     with pytest.raises(ConfigError, match="expected a Window"):
         app.projection("x", events=[Sold], bucket="x", window=3600)(Takings)  # type: ignore[arg-type]
+
+
+def test_messages_of_a_consumer_have_the_rows_that_they_have_as_the_stream_has_them() -> None:
+    """Those that are read at once, those that are not, and those that cannot be; with the times that windows need."""
+    app = App("shops", stream="SALES", subjects=["sales.>"])
+    app.projection("takings", events=[Sold], bucket="takings", window=Window(size_s=3600, grace_s=60))(Takings)
+    router = Router(app.projections.values(), app.catalogue, owns_stream=True)
+    sold = encode(Sold(shop="s1"), id="1", source="/shops", time=NOON)
+    bodies = [sold.data, sold.data.replace(b'"schemaversion":1', b'"schemaversion":0'), b"{", sold.data]
+    subjects = [sold.subject, sold.subject, sold.subject, "sales.of.another.kind"]
+    headers = header_block.encode({"Nats-Msg-Id": "1"})
+    times_ns = [us(NOON) * 1000, us(NOON + datetime.timedelta(hours=3)) * 1000, 0, 0]  # the second is late
+    messages = [
+        JetStreamMessage(
+            subject, data, b"$JS.ACK.SALES.c.1.%d.%d.%d.0" % (7 + 2 * place, place + 1, time_ns), headers, None
+        )
+        for place, (subject, data, time_ns) in enumerate(zip(subjects, bodies, times_ns, strict=True))
+    ]
+    rows, others = KeyRows(), KeyRows()
+    failed = router.sort_received(messages, sequences_of(messages), recorded_of, {"takings": rows})
+    recorded = [recorded_of(message) for message in messages]
+    assert list(rows) == [("s1.20260331T120000Z", 7, Sold(shop="s1")), ("s1.late", 9, Sold(shop="s1"))]
+    [(unreadable, [failure])] = failed
+    assert unreadable == Recorded(11, sold.subject, b"{", headers, 0)
+    assert (failure.projections, failure.sequence, type(failure.error)) == (("takings",), 11, NotJson)
+    [(same, _)] = router.sort(recorded, {"takings": others})
+    assert (same, list(others)) == (unreadable, list(rows))
+    routed = [(row.key, row.sequence, row.event) for each in recorded for row in router.route(each).rows]
+    assert routed == list(rows)
 
 
 def test_a_window_is_named_by_its_begin_a_moment_in_it_or_as_late() -> None:

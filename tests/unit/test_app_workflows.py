@@ -179,6 +179,7 @@ def test_a_workflow_needs_a_stream_that_keeps_states() -> None:
         (Decision(is_done=True, timers={"x": (Paid(order_id="o"), 1)}), "one of the two"),
         (Decision(state=object()), "cannot be stored"),
         (5, "expected a Decision"),
+        (Decision(state=Flow("x"), is_done=True, failed="no"), r"is_done=True and failed='no'"),
     ],
 )
 def test_a_decision_that_is_none_is_refused(decision: Any, words: str) -> None:

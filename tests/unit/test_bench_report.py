@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -194,6 +195,17 @@ def test_every_bar_names_contenders_and_metrics_that_exist() -> None:
             assert promise.contender in names
             assert promise.baseline in {"", *entry.baselines}
             assert promise.metric in {metric.name for metric in entry.metrics}
+
+
+def test_every_workload_has_a_row_in_the_docs() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    named: set[str] = set()
+    for row in rows:
+        first, *others = re.findall(r"`([^`]+)`", row)
+        base = first.rpartition("-")[0]
+        named |= {first, *(base + each if each.startswith("-") else each for each in others)}
+    assert set(WORKLOADS) - named == set()
 
 
 def test_an_unknown_workload_is_an_error_that_lists_the_known_ones() -> None:

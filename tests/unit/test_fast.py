@@ -22,6 +22,7 @@ from jetspark.errors import (
     BufferFull,
     ConfigError,
     ConnectionClosed,
+    ConnectionLost,
     FeatureUnavailable,
     InvalidSubject,
     JetStreamUnavailable,
@@ -121,10 +122,13 @@ def final(count: int) -> dict[str, Any]:
 def test_nothing_follows_the_first_message_before_its_answer() -> None:
     peer = Peer()
     assert (peer.batch.state, peer.batch.sender.room, peer.batch.inbox.batch_id) == (FastState.NEW, 0, "")
+    assert peer.batch.is_new
     peer.batch.start(A, NOW)
     assert peer.sent() == [(1, 0)]
-    assert (peer.batch.state, peer.batch.sender.room) == (FastState.OPENING, 0)
+    assert (peer.batch.state, peer.batch.sender.room, peer.batch.is_new) == (FastState.OPENING, 0, False)
+    was_known = peer.batch.opening.is_stream_known
     peer.say(ack(0, 10))
+    assert (was_known, peer.batch.opening.is_stream_known) == (False, True)
     assert (peer.batch.state, peer.batch.sender.due, peer.batch.sender.room) == (FastState.OPEN, 19, 29)
 
 
@@ -152,11 +156,58 @@ def test_a_batch_that_could_not_open_for_now_is_tried_again_under_another_id(ans
         NOW + 0.05,
     )
     assert peer.batch.next_deadline() is None
+    assert peer.batch.inbox.subscription is None, "a late answer is for nobody"
     peer.sent()
     peer.batch.start(A, NOW + 0.05)
     assert b"_INBOX.me-2." in peer.connection.data_to_send()
     peer.say(answer, place=(1, 0), now=NOW + 0.06)
     assert peer.batch.opening.reopen_at == NOW + 0.06 + 0.1
+
+
+def test_a_ping_of_the_attempt_before_that_nobody_took_is_not_looked_into() -> None:
+    peer = Peer()
+    peer.batch.start(A, NOW)
+    peer.say(NO_RESPONDERS, place=(1, 4))
+    assert peer.batch.next_deadline() == NOW + 0.1
+    peer.say(NO_RESPONDERS, place=(1, 0))
+    peer.batch.start(A, NOW + 0.05)
+    assert peer.batch.next_deadline() == NOW + 0.05 + 1.0
+
+
+def test_a_batch_that_opens_late_has_its_whole_time_from_then_on() -> None:
+    peer = Peer(timeout=10.0, max_outstanding_acks=1)
+    peer.batch.start(A, NOW)
+    peer.say(ack(0, 1), now=NOW + 8.0)
+    peer.batch.on_time(NOW + 17.9)
+    assert peer.batch.failure is None
+    peer.batch.on_time(NOW + 18.0)
+    assert isinstance(peer.batch.failure, BatchInDoubt)
+
+
+def test_a_batch_whose_first_message_is_refused_before_it_opens_takes_no_more() -> None:
+    peer = Peer()
+    peer.batch.start(A, NOW)
+    peer.say(err(1))
+    peer.say(ack(0, 10))
+    assert (peer.batch.state, peer.batch.sender.room) == (FastState.OPEN, 0)
+
+
+def test_a_batch_that_is_being_committed_takes_no_more() -> None:
+    peer = Peer()
+    batch = peer.open()
+    batch.check()
+    batch.commit(A, NOW)
+    with pytest.raises(UsageError, match="is being committed"):
+        batch.check()
+
+
+def test_an_end_that_the_connection_refused_is_none() -> None:
+    peer = Peer()
+    batch = peer.open()
+    peer.connection.close()
+    with pytest.raises(ConnectionClosed):
+        batch.end(NOW)
+    assert (batch.messages, batch.state) == (1, FastState.OPEN)
 
 
 def test_trying_to_open_ends_with_the_timeout_and_the_reason() -> None:
@@ -526,9 +577,30 @@ def test_a_refusal_ends_a_batch_in_mode_fail_with_its_reason() -> None:
     peer = Peer()
     batch = peer.open()
     peer.add(8)
-    peer.say(err(4), final(3))
+    peer.say(err(4))
+    assert batch.sender.room == 0
+    peer.say(final(3))
     assert isinstance(batch.failure, BatchCutShort)
     assert "no (code 400, err_code 10071)" in batch.failure.reason
+    assert (batch.acknowledged, batch.stored) == (3, 3)
+
+
+def test_a_refusal_is_the_reason_of_the_gap_it_made() -> None:
+    peer = Peer()
+    batch = peer.open()
+    peer.add(8)
+    peer.say(gap(4, 6), err(4), final(3))
+    assert isinstance(batch.failure, BatchCutShort)
+    assert isinstance(batch.failure.__cause__, WrongLastSequence)
+
+
+def test_a_final_acknowledgement_that_counts_none_says_so_by_leaving_it_out() -> None:
+    peer = Peer()
+    batch = peer.open()
+    peer.add(2)
+    peer.say({"stream": "S", "seq": 1000, "batch": "me-1"})
+    assert isinstance(batch.failure, BatchCutShort)
+    assert (batch.failure.stored, batch.stored) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -645,6 +717,16 @@ def test_a_batch_ended_by_the_server_in_mode_ok_is_in_doubt() -> None:
     batch = peer.open()
     peer.say(final(1))
     assert isinstance(batch.failure, BatchInDoubt)
+    assert batch.failure.stored == 0
+
+
+@pytest.mark.parametrize("missing", [range(1, 1), range(1, 2)])
+def test_the_first_message_may_be_lost_too(missing: range) -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    peer.add(2)
+    peer.say(gap(missing.start, missing.stop))
+    assert (batch.failure, batch.losses.gaps) == (None, [missing] if missing else [])
 
 
 @pytest.mark.parametrize("answer", [{"type": "ack", "seq": 1}, {"what": 1}, {"type": "gap", "seq": 3}])
@@ -678,15 +760,16 @@ def test_leaving_tells_the_server_and_waits_for_nothing() -> None:
 # ---- what the final acknowledgement counts ---------------------------------------------------------------------------
 
 
-def test_in_mode_ok_a_final_count_that_leaves_out_messages_nobody_reported_is_not_our_commit() -> None:
-    """The server ended the batch by itself, at 4, while our commit was on its way to it."""
+@pytest.mark.parametrize("count", [4, 8, 9])
+def test_in_mode_ok_a_final_count_that_leaves_out_messages_nobody_reported_is_not_our_commit(count: int) -> None:
+    """The server ended the batch by itself while our commit, message 10, was on its way to it."""
     peer = Peer(gap="ok")
     batch = peer.open()
     peer.add(8)
     batch.commit(A, NOW)
-    peer.say(final(4))
+    peer.say(final(count))
     assert isinstance(batch.failure, BatchInDoubt)
-    assert batch.stored == 4
+    assert batch.stored == count
 
 
 @pytest.mark.parametrize("is_only", [False, True])
@@ -875,6 +958,58 @@ def test_a_connection_that_is_closed_leaves_the_batch_in_doubt() -> None:
     assert isinstance(batch.failure, BatchInDoubt)
     assert isinstance(batch.failure.__cause__, ConnectionClosed)
     batch.abandon(NOW)  # harmless
+
+
+@pytest.mark.parametrize("error", [None, ConnectionLost("no more servers")])
+def test_a_batch_hears_of_the_end_of_its_connection_and_why_before_its_inbox_does(error: Exception | None) -> None:
+    peer = Peer()
+    batch = peer.open()
+    batch.on_event(Closed(error), NOW)
+    assert isinstance(batch.failure, BatchInDoubt)
+    assert str(error or "the connection was closed") in batch.failure.reason
+    unused = Peer().batch
+    unused.on_event(Closed(error), NOW)
+    assert (unused.failure, unused.state) == (None, FastState.NEW)
+
+
+@pytest.mark.parametrize("event", [Closed(None), Disconnected("a", "cut", 1, 0, 1)])
+def test_what_arrived_before_the_connection_was_closed_or_lost_counts(event: Any) -> None:
+    peer = Peer()
+    batch = peer.open()
+    batch.commit(A, NOW)
+    inbox = peer.batch.inbox.subscription
+    assert inbox is not None
+    subject = inbox.subject.removesuffix(">") + "500.fail.2.2.$FI"
+    data = json.dumps(final(2)).encode()
+    peer.connection.receive_data(b"MSG %b %d %d\r\n%b\r\n" % (subject.encode(), inbox.sid, len(data), data))
+    batch.on_event(event, NOW)
+    assert (batch.is_ended, batch.failure) == (True, None)
+
+
+def test_an_error_without_words_is_told_by_its_name() -> None:
+    errors: list[tuple[Exception, str]] = [(ConnectionLost("gone"), "gone"), (TimeoutError(), "TimeoutError")]
+    for error, said in errors:
+        batch = Peer().open()
+        batch.fail(error)
+        assert isinstance(batch.failure, BatchInDoubt)
+        assert said in batch.failure.reason
+        assert batch.failure.__cause__ is error
+
+
+def test_a_lost_session_leaves_no_doubts_in_mode_fail_whose_final_count_says_it_all() -> None:
+    peer = Peer()
+    batch = peer.open()
+    peer.add(3)
+    batch.on_event(Disconnected("a", "cut", 1, 0, 1), NOW)
+    assert batch.losses.doubts == []
+
+
+def test_a_subject_that_is_forbidden_while_the_batch_is_open_makes_a_hole() -> None:
+    peer = Peer()
+    batch = peer.open()
+    peer.add(3)
+    batch.on_event(ErrorReported(PermissionDenied("publish", "s.a")), NOW)
+    assert (batch.state, batch.failure, batch.sender.room) == (FastState.OPEN, None, 0)
 
 
 def test_a_first_message_nobody_listens_to_is_sent_again_for_a_second_and_the_caller_told() -> None:

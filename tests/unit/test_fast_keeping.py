@@ -32,9 +32,9 @@ def test_without_ids_messages_stay_as_they_are() -> None:
 
 
 def test_data_and_headers_are_made_bytes() -> None:
-    kept = _kept(_keeping(), ("s", bytearray(b"1")), ("s", b"2", {"A": "b"}))
+    kept = _kept(_keeping(), ("s", bytearray(b"1")), ("s", bytearray(b"2"), {"A": "b"}))
     assert kept == [("s", b"1"), ("s", b"2", b"NATS/1.0\r\nA: b\r\n\r\n")]
-    assert type(kept[0][1]) is bytes
+    assert [type(item[1]) for item in kept] == [bytes, bytes]
 
 
 def test_an_id_is_the_prefix_and_the_position_with_headers_and_without() -> None:
@@ -60,17 +60,27 @@ def test_checked_messages_get_their_ids_all_the_same() -> None:
     assert kept == [("s", b"1", b"NATS/1.0\r\nNats-Msg-Id: me-7\r\n\r\n")]
 
 
+def test_checked_messages_without_ids_stay_as_they_are_and_their_headers_are_made_bytes() -> None:
+    keeping = _keeping()
+    kept: list[Item] = []
+    keeping.keep([("s", b"1"), ("s", b"2")], 7, kept, are_checked=True)
+    keeping.keep([("s", b"3", {"A": "b"})], 9, kept, are_checked=True)
+    assert kept == [("s", b"1"), ("s", b"2"), ("s", b"3", b"NATS/1.0\r\nA: b\r\n\r\n")]
+
+
 @pytest.mark.parametrize(
     ("bad", "error"),
     [
         (("a b", b""), InvalidSubject),
         (("s", b"x" * (1 << 20) + b"x"), PayloadTooLarge),
         (("s", b"x" * (1 << 20), {"A": "b"}), PayloadTooLarge),
+        (("s", "text"), ConfigError),
+        (("s", "text", {"A": "b"}), ConfigError),
         ("ab", ConfigError),
         (("s",), ConfigError),
         (7, ConfigError),
     ],
-    ids=["subject", "data", "data and headers", "text", "short", "number"],
+    ids=["subject", "data", "data and headers", "no bytes", "no bytes with headers", "text", "short", "number"],
 )
 @pytest.mark.parametrize("id_prefix", [None, "me"])
 def test_those_before_one_that_can_never_be_sent_are_kept(

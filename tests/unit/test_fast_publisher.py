@@ -11,7 +11,7 @@ import pytest
 from support.readers import SilentReader
 
 from jetspark.core.connection import Connection
-from jetspark.core.events import Closed, Reconnected
+from jetspark.core.events import Closed, Disconnected, Reconnected
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
 from jetspark.errors import (
@@ -23,12 +23,13 @@ from jetspark.errors import (
     InvalidSubject,
     JetStreamUnavailable,
     PayloadTooLarge,
+    RequestTimeout,
     ServerError,
     UsageError,
     WrongLastSequence,
 )
 from jetspark.publish.fast_places import KEPT_OVERHEAD_BYTES
-from jetspark.publish.fast_publisher import FastPublisherMachine
+from jetspark.publish.fast_publisher import FastPublisherMachine, _question
 from jetspark.publish.fast_publisher_options import FastPublisherKeywords, FastPublisherOptions, Refused
 from jetspark.publish.outgoing import Item
 
@@ -67,7 +68,22 @@ class Peer:
         found = re.findall(rb"PUB \S+ \S+\.(\d+)\.(\d)\.\$FI [\d ]+\r\n(?:NATS[^\0]*?\r\n\r\n)?(\w*)\r\n", data)
         return [(int(sequence), int(operation), payload) for sequence, operation, payload in found]
 
+    def reconnect(self) -> None:
+        """Lose the session and get a new one."""
+        self.connection.end("cut")
+        self.connection.begin(self.connection.pool.next()[0])
+        self.connection.receive_data(b'INFO {"server_id":"S","max_payload":100000}\r\n')
+        self.connection.login(None)
+        self.connection.data_to_send()
+        self.connection.receive_data(b"PONG\r\n")
+        self.connection.events()
+
     def say(self, *answers: dict[str, Any], place: tuple[int, int] = (1, 1), now: float = NOW) -> None:
+        self.hear(*answers, place=place)
+        self.endless.on_replies(now)
+
+    def hear(self, *answers: dict[str, Any], place: tuple[int, int] = (1, 1)) -> None:
+        """Answers that nobody has looked at yet."""
         batch = self.endless.batch
         assert batch is not None
         inbox = batch.inbox.subscription
@@ -76,7 +92,6 @@ class Peer:
         for answer in answers:
             data = json.dumps(answer, separators=(",", ":")).encode()
             self.connection.receive_data(b"MSG %b %d %d\r\n%b\r\n" % (subject.encode(), inbox.sid, len(data), data))
-        self.endless.on_replies(now)
 
     def open(self, msgs: int = 10, now: float = NOW) -> None:
         """The first message is sent and answered, and what may follow is sent."""
@@ -175,6 +190,9 @@ def test_what_a_message_costs_is_given_back_when_it_is_stored() -> None:
     peer.open(msgs=1)
     peer.say(ack(1, 1))
     assert peer.endless.room == 9
+    peer = Peer(max_pending_bytes=KEPT_OVERHEAD_BYTES + 3, max_pending_messages=10)
+    peer.accept(1)
+    assert (peer.endless.room_bytes, peer.endless.room) == (1, 9), "the message that passes it is still accepted"
 
 
 def test_a_full_buffer_loses_nothing_and_doubles_nothing() -> None:
@@ -285,6 +303,25 @@ def test_an_acknowledgement_of_what_was_sent_before_proves_nothing() -> None:
     assert [each[1] for each in peer.endless.places.unpublished()] == [b"m1", b"m2"]
 
 
+def test_an_acknowledgement_of_a_single_message_that_was_sent_before_proves_nothing() -> None:
+    peer = sent_again(1)
+    peer.say(ack(1, 1))
+    assert (peer.endless.places.published, len(peer.endless.places.claimed)) == (0, 1)
+
+
+def test_what_a_batch_left_over_when_the_session_changed_meanwhile_was_sent_before() -> None:
+    """The leader it was sent to may still store it, and take the next copy for a duplicate."""
+    peer = Peer(message_ids=True)
+    peer.accept(1, 2, 3)
+    peer.open()
+    peer.reconnect()
+    peer.say(gap(2, 4), final(1))
+    assert peer.endless.places.published == 1
+    peer.open(msgs=2)
+    peer.say(ack(2, 2))
+    assert (peer.endless.places.published, len(peer.endless.places.claimed)) == (1, 2)
+
+
 def test_something_new_behind_it_proves_what_was_sent_before() -> None:
     peer = Peer(message_ids=True)
     peer.accept(1, 2)
@@ -377,6 +414,31 @@ def test_a_question_that_is_too_large_is_asked_without_data() -> None:
     assert question.endswith(b"Nats-Msg-Id: run-2\r\n\r\n\r\n")
 
 
+def test_a_question_is_asked_with_its_data_if_the_server_takes_both() -> None:
+    block = b"NATS/1.0\r\nNats-Msg-Id: run-2\r\n\r\n"
+    question = _question(("s.a", b"data", block), 1000)
+    assert len(question) == 3
+    assert isinstance(question[2], bytes)
+    size = len(question[2]) + len(b"data")
+    assert [_question(("s.a", b"data", block), size + more)[1] for more in (-1, 0, 1)] == [b"", b"data", b"data"]
+
+
+def test_a_question_that_can_never_be_answered_ends_the_publisher() -> None:
+    peer = sent_again(1, 2)
+    ask_about_the_last(peer)
+    peer.say(error(10205), place=(1, 2))
+    assert isinstance(peer.endless.failure, BatchPublishDisabled)
+
+
+def test_a_question_that_is_not_answered_is_what_went_wrong_last() -> None:
+    peer = sent_again(1, 2, patience_s=10.0)
+    ask_about_the_last(peer)
+    peer.say(error(10158), place=(1, 2))
+    peer.endless.on_time(NOW + 11.0)
+    assert isinstance(peer.endless.failure, BatchInDoubt)
+    assert "10158" in str(peer.endless.failure)
+
+
 def test_a_refusal_behind_what_is_claimed_waits_for_the_proof() -> None:
     peer = sent_again(1, 2, on_refused=lambda refused: None)
     peer.say(ack(1, 1), err(2), final(1))
@@ -424,7 +486,16 @@ def test_a_refused_message_is_handed_back_and_the_others_go_on() -> None:
     refused = endless.news[0]
     assert isinstance(refused, Refused)
     assert (refused.position, refused.data, type(refused.error)) == (2, b"m2", WrongLastSequence)
+    assert (refused.subject, refused.headers) == ("s.a", None)
     assert peer.pump(NOW + 0.05) == [(1, 0, b"m3")]
+
+
+def test_a_refused_message_is_handed_back_with_its_headers() -> None:
+    peer = Peer(on_refused=lambda refused: None)
+    peer.endless.accept([("s.a", b"m1", {"A": "b"})], NOW)
+    peer.open()
+    peer.say(err(1), final(0))
+    assert [refused.headers for refused in peer.endless.news] == [b"NATS/1.0\r\nA: b\r\n\r\n"]
 
 
 def test_a_refusal_nobody_wants_to_hear_of_stops_the_publisher() -> None:
@@ -567,8 +638,69 @@ def test_patience_ends_and_what_is_kept_stays_to_be_read() -> None:
     assert peer.endless.next_deadline() == NOW + 1.0  # the batch wants to ask
     peer.endless.on_time(NOW + 10.0)
     assert isinstance(peer.endless.failure, BatchInDoubt)
+    assert "no answer" in peer.endless.failure.reason
+    assert peer.endless.failure.stored == 0
     assert peer.endless.places.unpublished() == [item(1)]
     assert peer.endless.batch is None
+    assert (2, 3, b"") in peer.sent(), "the server is told that the batch is over"
+
+
+def test_a_publisher_that_cannot_open_its_next_batch_says_why_when_its_patience_ends() -> None:
+    peer = Peer(patience_s=10.0)
+    peer.accept(1)
+    peer.open()
+    peer.say(error(10208))
+    peer.pump(NOW + 1.0)
+    peer.say(error(10211), place=(1, 0), now=NOW + 1.0)
+    peer.endless.on_time(NOW + 10.0)
+    assert isinstance(peer.endless.failure, BatchInDoubt)
+    assert "10211" in peer.endless.failure.reason
+
+
+def test_a_connection_without_room_for_all_of_its_patience_ends_the_publisher() -> None:
+    peer = Peer(patience_s=10.0)
+    assert peer.endless.room_timeout_s == 10.0
+    peer.accept(1)
+    peer.endless.on_no_room(NOW + 10.0)
+    failure = peer.endless.failure
+    assert isinstance(failure, BatchInDoubt)
+    assert isinstance(failure.__cause__, RequestTimeout)
+    assert not failure.__cause__.was_sent
+    peer.endless.on_no_room(NOW + 20.0)
+    assert peer.endless.failure is failure
+
+
+def test_before_the_first_attempt_there_is_only_patience_to_wait_for() -> None:
+    peer = Peer(patience_s=10.0)
+    peer.accept(1)
+    assert peer.endless.next_deadline() == NOW + 10.0
+
+
+def test_a_batch_that_is_open_and_has_nothing_pending_is_not_idle() -> None:
+    peer = Peer()
+    peer.accept(1)
+    peer.open(msgs=1)
+    peer.say(ack(1, 1))
+    assert (peer.endless.places.pending, peer.endless.is_idle) == (0, False)
+
+
+def test_time_makes_a_batch_ask_and_then_give_up_for_the_next() -> None:
+    peer = Peer(batch_timeout_s=2.0)
+    peer.accept(1)
+    peer.pump()
+    peer.endless.on_time(NOW + 1.0)
+    assert peer.sent() == [(1, 4, b"")]
+    peer.endless.on_time(NOW + 2.0)
+    assert (peer.endless.batch, peer.endless.possibly_doubled) == (None, 1)
+
+
+def test_what_arrived_before_a_session_was_lost_counts() -> None:
+    peer = Peer()
+    peer.accept(1, 2)
+    peer.open()
+    peer.hear(ack(2, 2))
+    peer.endless.on_event(Disconnected("a", "cut", 1, 0, 1), NOW)
+    assert peer.endless.places.published == 2
 
 
 def test_patience_begins_anew_with_everything_that_is_stored_however_long_the_publisher_is_busy() -> None:
@@ -617,12 +749,25 @@ def test_a_closed_connection_is_the_end() -> None:
     assert peer.endless.places.unpublished() == [item(1)]
 
 
+@pytest.mark.parametrize(("accepts", "closes", "fails"), [(1, True, True), (0, False, True), (0, True, False)])
+def test_a_closed_connection_is_no_failure_for_one_who_closed_and_has_nothing_pending(
+    accepts: int, closes: bool, fails: bool
+) -> None:
+    peer = Peer()
+    peer.accept(*range(accepts))
+    if closes:
+        peer.endless.close()
+    peer.endless.on_event(Closed(None), NOW)
+    assert (peer.endless.failure is not None) == fails
+
+
 def test_leaving_ends_the_open_batch() -> None:
     peer = Peer()
     peer.accept(1)
     peer.open()
     peer.endless.abandon(NOW)
     assert peer.sent() == [(2, 3, b"")]
+    assert peer.endless.batch is None
 
 
 @pytest.mark.parametrize("opens", [False, True])
@@ -853,6 +998,30 @@ def test_the_batch_is_not_ended_while_an_acknowledgement_is_on_its_way() -> None
     peer.say(ack(10, 10), now=NOW + 0.003)
     peer.endless.on_time(NOW + 0.004)
     assert peer.pump(NOW + 0.004) == [(13, 3, b"")]
+
+
+def test_lingering_goes_on_while_the_batch_is_not_open_or_has_enough_for_an_acknowledgement() -> None:
+    peer = Peer()
+    peer.accept(1)
+    peer.pump()
+    peer.endless.wishes.want(1, NOW, 0.5)
+    peer.endless.on_time(NOW + 0.6)
+    peer.say(ack(0, 10), now=NOW + 0.6)
+    assert peer.pump(NOW + 0.6) == []
+    peer = Peer()
+    peer.accept(1, 2)
+    peer.open(msgs=2)
+    peer.endless.wishes.want(2, NOW, 0.5)
+    peer.endless.on_time(NOW + 0.5)
+    assert peer.pump(NOW + 0.5) == []
+
+
+def test_a_publisher_that_is_full_when_the_server_wants_just_one_more_ends_the_batch() -> None:
+    peer = Peer(max_pending_messages=3)
+    peer.accept(1, 2, 3)
+    peer.pump()
+    peer.say(ack(0, 2))
+    assert peer.pump() == [(2, 1, b"m2"), (3, 1, b"m3"), (4, 3, b"")]
 
 
 def test_without_lingering_the_batch_is_ended_at_once() -> None:

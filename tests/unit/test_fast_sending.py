@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,13 +13,14 @@ from hypothesis import strategies as st
 from jetspark.core.connection import Connection
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
+from jetspark.errors import BufferFull, ConfigError
 from jetspark.publish.fast_options import HIGHEST_FLOW, FastBatchOptions
 from jetspark.publish.fast_sending import FastPace, FastSender
 from jetspark.publish.outgoing import CHUNK_BYTES, Item
 
 
-def _sender(acks: int = 2) -> tuple[Connection, FastSender]:
-    connection = Connection(ConnectOptions(), parse_servers("a"), inbox="_INBOX.me", jitter=lambda: 0.0)
+def _sender(acks: int = 2, **options: Any) -> tuple[Connection, FastSender]:
+    connection = Connection(ConnectOptions(**options), parse_servers("a"), inbox="_INBOX.me", jitter=lambda: 0.0)
     connection.begin(connection.pool.next()[0])
     connection.receive_data(b'INFO {"server_id":"S","max_payload":1000000}\r\n')
     connection.login(None)
@@ -56,6 +59,8 @@ def test_nothing_is_taken_while_the_batch_is_not_open() -> None:
     connection, sender = _sender()
     new = FastSender(connection, FastBatchOptions())
     assert (new.room, new.due, new.wanted, new.limit) == (0, 0, 0, 0)
+    new.change_pace(5)
+    assert (new.room, new.due, new.wanted, new.limit) == (0, 0, 0, 0)
     sender.take_more(False)
     assert (sender.room, sender.due, sender.wanted, sender.limit) == (0, 0, 0, 0)
 
@@ -86,6 +91,92 @@ def test_nothing_more_is_taken_when_a_whole_chunk_is_kept() -> None:
     frame = len(sender._frames.frame(("s", b"x" * CHUNK_BYTES), 6, 1)) - CHUNK_BYTES
     sender.add(("s", b"x" * (CHUNK_BYTES - frame)), 1.0)
     assert (sender._early_bytes, sender.room) == (CHUNK_BYTES, 0)
+
+
+def test_what_is_kept_and_dropped_takes_no_room_any_more() -> None:
+    _, sender = _sender(acks=1)
+    sender.add_many([("s", b"x"), ("s", b"x" * CHUNK_BYTES)], 1.0)
+    assert sender.room == 0
+    sender.drop_kept()
+    assert (sender.room, sender._early_bytes) == (0, 0)
+    sender.begin_again()
+    sender.take_more(True)
+    assert sender.room > 0
+
+
+def test_sending_what_is_kept_sends_nothing_where_there_is_none_or_nobody_to_take_it() -> None:
+    connection, sender = _sender(acks=1)
+    sender.add(("s", b"x"), 1.0)
+    sender.send_all(2.0)
+    assert (sender.sent_at, _sent(connection)) == (1.0, [1])
+    sender.add(("s", b"x"), 3.0)  # early: it is kept
+    connection.close()
+    sender.send_all(4.0)
+    assert (sender.sent, sender.sent_at) == (1, 1.0)
+
+
+# ---- a connection that is full -------------------------------------------------------------------------------------
+
+
+def _full() -> tuple[Connection, FastSender]:
+    """The first message is sent, and there is no room for another."""
+    connection, sender = _sender(send_buffer_bytes=10)
+    sender.start(("s", b"x"), "_INBOX.me-1", 1.0, is_only=False)
+    sender.take_more(True)
+    sender.change_pace(100)
+    return connection, sender
+
+
+def test_a_message_for_which_there_is_no_room_has_no_sequence() -> None:
+    connection, sender = _full()
+    adding: list[Callable[[], None]] = [
+        lambda: sender.add(("s", b"x"), 2.0),
+        lambda: sender.add_many([("s", b"x")] * 2, 2.0),
+        lambda: sender.commit(("s", b"x"), 2.0),
+    ]
+    for add in adding:
+        with pytest.raises(BufferFull):
+            add()
+        assert (sender.sequence, sender.sent, sender.sent_at) == (1, 1, 1.0)
+    connection.data_to_send()
+    sender.add(("s", b"x"), 3.0)
+    assert _sent(connection) == [2]
+
+
+@pytest.mark.parametrize("say", [lambda sender: sender.ping(), lambda sender: sender.end(2.0)], ids=["ping", "end"])
+def test_what_is_no_message_does_not_wait_for_room(say: Callable[[FastSender], None]) -> None:
+    connection, sender = _full()
+    before = connection.out_bytes
+    say(sender)
+    assert connection.out_bytes > before
+
+
+@pytest.mark.parametrize(("waiting_bytes", "may_add"), [(0, True), (100, True), (101, False)])
+def test_a_piece_is_added_where_there_is_room_for_the_largest(waiting_bytes: int, may_add: bool) -> None:
+    # The last message may pass the bound by its headers and by its data.
+    connection, sender = _sender(send_buffer_bytes=CHUNK_BYTES + 2 * 1_000_000 + 100)
+    if waiting_bytes:
+        connection.publish_frame(b"x" * waiting_bytes)
+    assert sender.may_add_some == may_add
+
+
+def test_through_a_buffer_smaller_than_a_piece_goes_one_at_a_time() -> None:
+    connection, sender = _sender(send_buffer_bytes=10)
+    assert sender.may_add_some
+    connection.publish_frame(b"x")
+    assert not sender.may_add_some
+
+
+def test_data_is_bytes_of_any_kind_and_nothing_else() -> None:
+    connection, sender = _sender()
+    sender.add(("s", b"x"), 1.0)
+    sender.add(("s", bytearray(b"x")), 1.0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="expected bytes"):
+        sender.add(("s", "text"), 1.0)  # type: ignore[arg-type]
+    assert _sent(connection) == [1, 2]
+
+
+# ---- any order of things -------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=200, deadline=None)

@@ -216,6 +216,10 @@ def test_the_api_is_found_below_a_prefix() -> None:
     assert api_prefix("hub", None) == "$JS.hub.API"
     assert api_prefix(None, "from.acc") == "from.acc"
     assert api_prefix(None, "from.acc.") == "from.acc"
+    # The connection's domain is for those who name neither.
+    assert api_prefix(None, None, "hub") == "$JS.hub.API"
+    assert api_prefix("leaf", None, "hub") == "$JS.leaf.API"
+    assert api_prefix(None, "from.acc", "hub") == "from.acc"
 
 
 def test_a_domain_or_a_prefix_that_cannot_be_is_refused() -> None:

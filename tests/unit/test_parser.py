@@ -284,6 +284,44 @@ def test_no_split_of_a_stream_changes_what_comes_out(frames: list[Frame], data: 
     assert read(stream, range(len(stream))) == expected
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_line_of_a_message_has_a_bound_to_the_byte(more: int) -> None:
+    subject = b"a" * (MAX_LINE_BYTES - len(b"MSG  1 2") + more)
+    for cuts in ((), [len(subject) - 5]):
+        parser, routes = parser_for(b"1")
+        try:
+            for chunk in chunks(b"MSG %b 1 2\r\nhi\r\n" % subject, cuts):
+                parser.receive_data(chunk)
+        except ProtocolError:
+            pass
+        assert len(routes[b"1"].arrived) == 1 - more
+
+
+def test_what_the_last_call_read_has_a_size_with_what_was_kept_for_it() -> None:
+    parser, _ = parser_for(b"1")
+    assert parser.chunk_bytes == 0
+    frame = b"MSG a 1 5\r\nhello\r\n"
+    parser.receive_data(frame * 3 + frame[:4])
+    assert parser.chunk_bytes == 3 * len(frame) + 4
+    parser.receive_data(frame[4:] + frame)
+    assert parser.chunk_bytes == 2 * len(frame)
+
+
+def test_the_memory_of_lines_and_sizes_is_bounded_and_used_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parser_module, "MAX_KNOWN_LINES", 3)
+    plain, replied = [], []
+    parser, _ = parser_for(b"1")
+    for subject in (b"a", b"b", b"c", b"d"):
+        parser.receive_data(b"MSG %b 1 2\r\nhi\r\n" % subject)
+        parser.receive_data(b"MSG %b 1 r 2\r\nhi\r\n" % subject)
+        plain.append(len(parser._known_lines))
+        replied.append(len(parser._known_beginnings))
+    assert plain == replied == [1, 2, 3, 1]
+    sizes = parser_module._Sizes()
+    known = [(sizes[text], len(sizes)) for text in (b"1", b"20", b"300", b"x", b"+1", b"4000")]
+    assert known == [(1, 1), (20, 2), (300, 3), (-1, 3), (-1, 3), (4000, 1)]
+
+
 def test_a_stream_cut_once_at_any_place_reads_the_same() -> None:
     frames = [
         message_frame("a", 1, None, None, b"hello"),
@@ -1199,6 +1237,12 @@ def test_a_malformed_line_among_columns_is_a_protocol_error_however_it_is_cut(li
         assert routes[b"1"].seen == [frame.seen for frame in frames]
 
 
+def test_whoever_gets_messages_in_columns_is_told() -> None:
+    parser, routes = read_in_columns(b"".join(frame.wire for frame in orders(40)))
+    assert parser.read_in_columns == 40
+    assert parser.touched == [routes[b"1"]]
+
+
 def test_a_line_that_is_too_long_for_one_is_refused_among_columns() -> None:
     long = message_frame("a" * MAX_LINE_BYTES, 1, b"r", None, b"x").wire
     parser, _ = parser_in_columns()
@@ -1261,6 +1305,13 @@ def read_handshake(stream: bytes, cuts: Iterable[int]) -> tuple[list[object], st
     return frames, "", reader.take_rest()
 
 
+def test_what_follows_a_frame_of_the_handshake_is_taken_once() -> None:
+    reader = HandshakeReader()
+    reader.receive_data(b"INFO {}\r\nPING\r\n")
+    assert reader.next_frame() == Info({})
+    assert [reader.has_more, reader.take_rest(), reader.has_more, reader.take_rest()] == [True, b"PING\r\n", False, b""]
+
+
 @pytest.mark.parametrize("cuts", ["none", "every"])
 def test_the_handshake_has_five_kinds_of_frames(cuts: str) -> None:
     stream = b"PING\r\n+OK\r\nINFO {}\r\nPONG\r\n-ERR 'no'\r\nPI"
@@ -1293,6 +1344,10 @@ def test_nothing_else_is_part_of_a_handshake(line: bytes, words: str, cuts: str)
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "it speaks HTTP (b'HTTP/1.1 400 Bad Request'), as a web server"),
         (b"\x15\x03\x01\x00\x02\x02F", "it speaks TLS from the first byte (b'\\x15\\x03"),
         (b"\x16\x03\x03\x00P", "it speaks TLS from the first byte (b'\\x16\\x03"),
+        (b"\x14\x03", "it speaks TLS from the first byte (b'\\x14\\x03"),
+        (b"\x17\x03", "it speaks TLS from the first byte (b'\\x17\\x03"),
+        (b"\x13\x03", "it begins with b'\\x13\\x03'; check host and port"),
+        (b"\x18\x03", "it begins with b'\\x18\\x03'; check host and port"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", "it begins with b'SSH-2.0-OpenSSH_9.6'; check host and port"),
         (b"+OK POP3 ready\r\n", "it begins with b'+OK POP3 ready'; check host and port"),
         (b"INFO nonsense\r\n", "it begins with b'INFO nonsense'; check host and port"),

@@ -31,7 +31,7 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.jetstream.info import PubAck
-from jetspark.publish.window import DEFAULT_WINDOW, PublishWindow, WindowBase, WindowOptions
+from jetspark.publish.window import DEFAULT_WINDOW, GATHER_S, PublishWindow, WindowBase, WindowOptions
 
 A = Server("a", 4222)
 NO_RESPONDERS = b"NATS/1.0 503\r\nNats-Subject: orders\r\n\r\n"
@@ -680,52 +680,109 @@ def test_overlooked_failures_are_told_at_each_doubling(caplog: pytest.LogCapture
     ]
 
 
-# ---- those who wait for it ---------------------------------------------------------------------------------------
+# ---- who is woken ----------------------------------------------------------------------------------------------
 
 
-class Calls:
-    """Counts those that a driver would wake, or take off."""
+class Waiting:
+    """Those who wait, counted."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, count: int = 0) -> None:
+        self.count, self.told = count, 0
+
+    def __len__(self) -> int:
+        return self.count
 
     def notify_all(self) -> None:
-        self.count += 1
-
-    detach = notify_all
+        self.told, self.count = self.told + bool(self.count), 0
 
 
 class Publisher(WindowBase):
-    """The common part of the drivers' publishers, on a bench."""
+    """A driver's publisher, as far as nothing is waited for."""
 
     def __init__(self, bench: Bench) -> None:
+        self.alarms: list[float] = []
+        self.is_detached = False
         self._window, self._connection, self._now = bench.window, bench.machine, lambda: bench.now
-        self._room, self._all_done, self._runner = Calls(), Calls(), Calls()  # type: ignore[assignment]
+        self._room, self._all_done = self.room, self.all_done = Waiting(), Waiting()
+        self._runner: Any = self
 
-    @property
-    def woken(self) -> tuple[int, int, int]:
-        """Those who wait for room, those who wait for the end, and whether the runner was taken off."""
-        return self._room.count, self._all_done.count, self._runner.count  # type: ignore[attr-defined]
+    def wake_at(self, moment: float) -> None:
+        self.alarms.append(moment)
+
+    def detach(self) -> None:
+        self.is_detached = True
+
+    def step(self) -> None:
+        self._on_step()
 
 
-def test_those_are_woken_for_whom_it_has_changed() -> None:
-    bench = Bench(max_outstanding=2, ack_timeout=3.0)
+def full_window(max_outstanding: int) -> tuple[Bench, Publisher, list[str]]:
+    """With one who waits for room; and the reply subjects of all that is outstanding."""
+    bench = Bench(max_outstanding=max_outstanding)
     publisher = Publisher(bench)
-    first, second = Ack(), Ack()
-    assert publisher._attempt(first, "orders", b"", None)
-    assert publisher._attempt(second, "orders", b"", None)
-    publisher._on_step()
-    assert (publisher.outstanding, publisher.woken) == (2, (0, 0, 0))
-    replies = bench.send()
+    for _ in range(max_outstanding):
+        bench.publish()
+    publisher.room.count = 1
+    publisher.step()
+    assert (publisher.room.told, publisher.alarms) == (0, [])
+    return bench, publisher, bench.send()
+
+
+def test_those_who_wait_for_room_go_on_when_an_eighth_of_the_window_is_free() -> None:
+    bench, publisher, replies = full_window(80)
+    for number in range(10):
+        assert publisher.room.told == 0
+        bench.answer(replies[number], plain(number))
+        publisher.step()
+    assert publisher.room.told == 1
+    assert publisher.alarms == [bench.now + GATHER_S]  # once, not for each acknowledgement
+
+
+def test_those_who_wait_for_room_go_on_a_moment_later_with_what_there_is() -> None:
+    bench, publisher, replies = full_window(80)
     bench.answer(replies[0], plain(1))
-    publisher._on_step()
-    assert (publisher.outstanding, publisher.woken) == (1, (1, 0, 0))
+    publisher.step()
+    bench.now = publisher.alarms[0]
+    publisher.step()
+    assert publisher.room.told == 1
+    # The next one waits for as long again.
+    bench.publish()
+    publisher.room.count = 1
     bench.answer(replies[1], plain(2))
-    publisher._on_step()
-    assert (publisher.outstanding, publisher.woken) == (0, (2, 1, 0))
+    publisher.step()
+    assert publisher.room.told == 1
+    assert publisher.alarms == [bench.now, bench.now + GATHER_S]
+
+
+@pytest.mark.parametrize("max_outstanding", [1, 2, 7, 15])
+def test_in_a_small_window_every_free_place_counts(max_outstanding: int) -> None:
+    bench, publisher, replies = full_window(max_outstanding)
+    bench.answer(replies[0], plain(1))
+    publisher.step()
+    assert (publisher.room.told, publisher.alarms) == (1, [])
+
+
+def test_without_anybody_who_waits_no_alarm_is_set() -> None:
+    bench, publisher, replies = full_window(80)
+    publisher.room.count = 0
+    bench.answer(replies[0], plain(1))
+    publisher.step()
+    assert publisher.alarms == []
+
+
+def test_those_who_wait_for_all_go_on_with_the_last_and_a_closed_connection_is_left() -> None:
+    bench, publisher, replies = full_window(2)
+    publisher.all_done.count = 1
+    bench.answer(replies[0], plain(1))
+    publisher.step()
+    assert publisher.all_done.told == 0
+    bench.answer(replies[1], plain(2))
+    publisher.step()
+    assert publisher.all_done.told == 1
+    assert not publisher.is_detached
     bench.machine.close()
-    publisher._on_step()
-    assert publisher.woken == (3, 2, 1)
+    publisher.step()
+    assert publisher.is_detached
 
 
 # ---- all of it -------------------------------------------------------------------------------------------------

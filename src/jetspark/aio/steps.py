@@ -109,7 +109,7 @@ class ProcedureRunner:
 
     async def _ask(self, step: Request) -> Any:
         context = self._connected
-        return await context.perform(step, Deadline(context.timeout_s, clock.now()))
+        return await context.perform(step, Deadline(context.timeout_s))
 
     async def _ask_many(self, step: AskMany) -> None:
         context, reading = self._connected, step.answers

@@ -12,7 +12,7 @@ from jetspark.app.contracts.field_rules import Measure, Private, Timestamp
 from jetspark.app.contracts.golden import check_contracts
 from jetspark.app.contracts.tokens import Template
 from jetspark.app.entities.comparing import EntityDifference, Reconciliation
-from jetspark.app.entities.entities import Entities, EntityChange, EntityChanges, StoredEntity
+from jetspark.app.entities.entities import Entities, EntityChange, EntityChanges, StoredEntity, UnreadableEntity
 from jetspark.app.handlers.context import Context
 from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, Retry, RetryIn, Skip
 from jetspark.app.projections.declaring import ProjectionSpec
@@ -82,6 +82,7 @@ __all__ = [
     "Timers",
     "Timestamp",
     "TopologyPlan",
+    "UnreadableEntity",
     "View",
     "ViewEntry",
     "ViewPosition",

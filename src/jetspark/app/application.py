@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import typing
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack
@@ -18,6 +19,8 @@ from jetspark.app.projections.windows import Window
 from jetspark.app.topology.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
 from jetspark.app.workflows.commands import CommandKinds, workflow_subjects
 from jetspark.app.workflows.declaring import RunRecord, WorkflowSpec
+from jetspark.core.arguments import flag, instance, text, unfit
+from jetspark.core.numbers import rate, seconds, seconds_above_0, whole
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
 
@@ -95,25 +98,45 @@ class HandlerSpec:
             raise ConfigError(f"handler {self.durable!r}: expected an async function")
         if not self.events:
             raise ConfigError(f"handler {self.durable!r}: expected at least one event type")
+        for kind in self.events:
+            instance("event", kind, type, "a type of event")
+        if self.key is not None and not isinstance(self.key, str) and not callable(self.key):
+            raise unfit("key", self.key, "the name of a field, a function of the event, or None for the event's own")
         for name in ("concurrency", "max_messages", "max_bytes"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: expected 1 or more")
+            whole(name, getattr(self, name))
         if self.max_messages < 2:
             raise ConfigError(f"max_messages={self.max_messages}: expected 2 or more, since one is kept for retries")
         for name in ("timeout", "ack_wait_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: expected seconds above 0")
+            seconds_above_0(name, getattr(self, name))
+        for name in ("remember_s", "takeover_s", "batch_wait_s"):
+            seconds(name, getattr(self, name))
+        for name in ("in_order", "dead_letter"):
+            flag(name, getattr(self, name))
+        if self.filtered is not None:
+            flag("filtered", self.filtered)
+        instance("retry", self.retry, RetryPolicy, "a Retry")
+        if self.breaker is not None:
+            instance("breaker", self.breaker, Breaker, "a Breaker, or None for none")
+        if self.rate is not None:
+            rate("rate", self.rate, instead="or None for no limit")
+        if self.burst is not None:
+            whole("burst", self.burst, instead="or None for those of one second")
+        # A word that is none would mean effects that happen twice.
+        if self.idempotent not in typing.get_args(Idempotence):
+            raise unfit("idempotent", self.idempotent, "'none' or 'transaction'")
+        if self.bucket is not None:
+            text("bucket", self.bucket, "the name of a bucket")
         if not MARKER_TTL_S <= self.remember_s < math.inf:
             raise ConfigError(f"remember_s={self.remember_s!r}: expected seconds, {MARKER_TTL_S:g} or more")
         if self.partitions is not None:
             self._check_partitions(self.partitions)
-        if self.rate is not None and not self.rate > 0:
-            raise ConfigError(f"rate={self.rate!r}: expected starts per second above 0, or None for no limit")
         if self.batch is not None:
-            if not isinstance(self.batch, int) or not 1 <= self.batch <= self.max_messages:
+            if (
+                isinstance(self.batch, bool)
+                or not isinstance(self.batch, int)
+                or not 1 <= self.batch <= self.max_messages
+            ):
                 raise ConfigError(f"batch={self.batch!r}: expected 1 to max_messages={self.max_messages}")
-            if not 0 <= self.batch_wait_s < math.inf:
-                raise ConfigError(f"batch_wait_s={self.batch_wait_s!r}: expected seconds, 0 or more")
             if self.in_order or self.idempotent != "none":
                 raise ConfigError("a batch handler takes in_order=False and idempotent='none'")
         if self.idempotent == "transaction" and self.bucket is None:
@@ -124,8 +147,7 @@ class HandlerSpec:
             raise ConfigError(
                 "filtered=False with partitions=: expected one of the two; copies are of its events alone"
             )
-        if not isinstance(partitions, int) or not 1 <= partitions <= MAX_PARTITIONS:
-            raise ConfigError(f"partitions={partitions!r}: expected 1 to {MAX_PARTITIONS}, or None for none")
+        whole("partitions", partitions, high=MAX_PARTITIONS, instead="or None for none")
         if not self.in_order or self.batch is not None:
             raise ConfigError("partitions= keeps the order of keys: expected in_order=True, and no batch handler")
         if not 1 <= self.takeover_s < math.inf:

@@ -34,6 +34,7 @@ from jetspark.app.topology.names import (
     retry_stream,
 )
 from jetspark.app.topology.provisioning import apply_topology, make_plan
+from jetspark.core.arguments import flag, iterate, text, texts, unfit
 from jetspark.core.subjects import is_subset, overlaps, reading_filters
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig, StreamSource
@@ -82,6 +83,18 @@ class Declarations:
         advisories: str | None = None,
     ) -> None:
         self.name = check_app_name(name)
+        if not isinstance(stream, str | StreamConfig):
+            raise unfit("stream", stream, "the name of a stream, or a StreamConfig")
+        subjects = texts("subjects", subjects, 'a list of subjects, such as ["orders.>"]')
+        events = list(iterate("events", events, "a list of types of events"))
+        if isinstance(buckets, str):
+            raise unfit("buckets", buckets, "a list of KVConfig or of names")
+        buckets = list(iterate("buckets", buckets, "a list of KVConfig or of names"))
+        flag("timers", timers)
+        text("version", version)
+        for what, value in (("source", source), ("advisories", advisories)):
+            if value is not None:
+                text(what, value)
         self.advisories = advisory_stream(self.name) if advisories is None else advisories
         """The stream in which the server's advisories about its consumers are."""
         self._owns_advisories = advisories is None

@@ -116,9 +116,12 @@ async def _run_workers(workers: list[Worker], stop_timeout: float, ended: asynci
         waiting.cancel()
         stops = [asyncio.create_task(worker.stop(task, stop_timeout)) for task, worker in tasks.items()]
         await asyncio.wait(stops)
-    for task in tasks:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            raise _single(error)
+    # All of them are asked: asyncio would print a page for each error that nobody has seen.
+    errors = [_single(error) for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    for other in errors[1:]:
+        _logger.error("another worker has ended as well: %s", other)
+    if errors:
+        raise errors[0]
 
 
 def _single(error: BaseException) -> BaseException:

@@ -26,9 +26,9 @@ from jetspark.aio.context import context_of
 from jetspark.app.clock import HUNDRED_YEARS_S, utc_now
 from jetspark.app.contracts.envelope import Encoded, derived_id, read_envelope
 from jetspark.app.contracts.other_forms import header_of
-from jetspark.app.contracts.tokens import unescape
+from jetspark.app.contracts.tokens import escape, unescape
 from jetspark.app.topology.keeping import check_keeps
-from jetspark.app.topology.names import escape_token
+from jetspark.app.topology.names import escape_token, is_hash
 from jetspark.codes import Code
 from jetspark.errors import ConfigError, MessageNotFound, ServerError, WrongLastSequence
 from jetspark.jetstream.operations import message_query
@@ -64,6 +64,8 @@ _WORDS = ("@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", 
 _EARLIEST = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _LATEST = datetime.datetime(2262, 4, 11, 23, 47, 16, tzinfo=datetime.UTC)
 _SCHEDULER, _NEXT = "Nats-Scheduler", "Nats-Schedule-Next"
+_NAME = "Jetspark-Timer"
+"""Of a timer whose subject has only a hash of its name: the name."""
 _CANCELLED = ".cancelled"
 REMEMBERED_S = 7 * 86_400
 """For how long a cancel is remembered that came after the firing; as the effects of ``ctx.once`` are."""
@@ -179,7 +181,6 @@ class Timer:
     """A timer that is set."""
 
     name: str
-    """Of a name of more than 120 characters, its hash."""
     schedule: str
     """In the server's words: ``@at <time>``, ``@every <duration>``, or cron."""
     target: str
@@ -200,7 +201,6 @@ class FiredTimer:
     """The timer that has published an event: ``ctx.timer`` of a handler."""
 
     name: str
-    """Of a name of more than 120 characters, its hash."""
     due: datetime.datetime | None
     """When it was to fire; None for one that fires again and again."""
     subject: str
@@ -210,7 +210,7 @@ class FiredTimer:
     def of(cls, decoded: Decoded) -> FiredTimer | None:
         """The timer that has published an event; None if it was published by a program."""
         subject = firing_subject(decoded.headers)
-        return None if subject is None else cls(_name_in(subject), decoded.time, subject)
+        return None if subject is None else cls(_name_of(subject, decoded.headers), decoded.time, subject)
 
 
 class Timers:
@@ -389,13 +389,16 @@ def timer_message(app: str, name: str, when: When, event: Encoded) -> Encoded:
     """The message that is a timer, made of the one that it is to publish."""
     # The event's id is in its envelope. The stream would take the header for an id of the timer.
     own = {key: value for key, value in event.headers.items() if key != "Nats-Msg-Id"}
-    return event._replace(subject=timer_subject(app, name), headers=own | when.headers(event.subject))
+    subject = timer_subject(app, name)
+    if is_hash(_token(subject)):
+        own[_NAME] = escape(name)  # which the event has as well, when it is published
+    return event._replace(subject=subject, headers=own | when.headers(event.subject))
 
 
 def _timer(message: StoredMessage) -> Timer:
     fields = message.headers
     return Timer(
-        _name_in(message.subject),
+        _name_of(message.subject, fields),
         fields.get("Nats-Schedule") or "",
         fields.get("Nats-Schedule-Target") or "",
         message.data,
@@ -403,9 +406,17 @@ def _timer(message: StoredMessage) -> Timer:
     )
 
 
-def _name_in(subject: str) -> str:
-    token = subject.rpartition(".")[2]
-    return token if token.startswith("=sha256=") else unescape(token)
+def _name_of(subject: str, headers: RawHeaders) -> str:
+    """Of the timer with this subject; a name that is too long for a subject is in the headers."""
+    token = _token(subject)
+    if not is_hash(token):
+        return unescape(token)
+    said = header_of(headers, _NAME)
+    return token if said is None else unescape(said)
+
+
+def _token(subject: str) -> str:
+    return subject.rpartition(".")[2]
 
 
 def _seconds(name: str, value: Seconds) -> float:

@@ -61,7 +61,7 @@ class DriverContext:
 
     def run(self, operation: Operation[T], timeout: float | None = None, *, for_each: bool = False) -> T:
         """Run an operation; all its requests together have ``timeout`` seconds, or with ``for_each`` every one."""
-        deadline = Deadline(timeout_of(timeout, self.timeout_s), clock.now(), for_each=for_each)
+        deadline = Deadline(timeout_of(timeout, self.timeout_s), for_each=for_each)
         try:
             step = next(operation)
             while True:

@@ -110,7 +110,7 @@ class ProcedureRunner:
 
     def _ask(self, step: Request) -> Any:
         context = self._connected
-        return context.perform(step, Deadline(context.timeout_s, clock.now()))
+        return context.perform(step, Deadline(context.timeout_s))
 
     def _ask_many(self, step: AskMany) -> None:
         context, reading = self._connected, step.answers

@@ -75,6 +75,9 @@ class Changed:
         self._lock = lock
         self._waiters: list[threading.Lock] = []
 
+    def __len__(self) -> int:
+        return len(self._waiters)
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until something has changed; False when the time is up, or earlier: look, and wait again.
 

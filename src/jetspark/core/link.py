@@ -15,7 +15,16 @@ from jetspark.core.dispatcher import Dispatcher
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import JetSparkError
 
-__all__ = ["WRITE_AT_BYTES", "Crowd", "DriverLink", "InterruptGuard", "drop_reader", "forget", "new_inbox"]
+__all__ = [
+    "WRITE_AT_BYTES",
+    "CountedCrowd",
+    "Crowd",
+    "DriverLink",
+    "InterruptGuard",
+    "drop_reader",
+    "forget",
+    "new_inbox",
+]
 __all__ += ["new_name", "time_left_s", "unsubscribe"]
 
 # Large enough that a write call costs little per message, small enough that others get their turn soon: at this many
@@ -55,6 +64,12 @@ class Crowd(Protocol):
     """Tasks or threads that wait until something has changed; ``Changed`` of the drivers."""
 
     def notify_all(self) -> None: ...
+
+
+class CountedCrowd(Crowd, Protocol):
+    """The same, for those who have to know whether anybody waits."""
+
+    def __len__(self) -> int: ...
 
 
 class DriverLink(Protocol):

@@ -14,7 +14,7 @@ from jetspark.app.replay import RebuildOutcome, ReplayRecord, rebuild, verify
 from jetspark.app.replay.verifying import read_states
 from jetspark.demo.screen import DemoStage
 from jetspark.demo.shop import RELEASE_2
-from jetspark.demo.stages import Demo, until_folded
+from jetspark.demo.stages import Demo, buckets_of, until_folded
 
 __all__ = ["rebuild_beside_traffic"]
 
@@ -32,6 +32,7 @@ async def rebuild_beside_traffic(demo: Demo) -> None:
         reader, traffic = _ViewReader(demo, orders), _Traffic(demo, orders)
         async with _beside(reader.run(), traffic.run()):
             with demo.screen.stage("rebuild and swap", demo.last) as stage:
+                await _until_live(demo, stage)
                 outcome = await rebuild(
                     place.js,
                     shop.release2,
@@ -48,6 +49,13 @@ async def rebuild_beside_traffic(demo: Demo) -> None:
         found = await verify(place.js, shop.release2, PROJECTION)
         stage.say(f"{found.keys} keys: {'equal to history' if found.is_equal else 'NOT EQUAL to history'}")
     _report(demo, outcome, reader, published, is_equal=found.is_equal)
+
+
+async def _until_live(demo: Demo, stage: DemoStage) -> None:
+    """Wait until the worker folds what comes in. One that still starts when its version is replaced refuses to run."""
+    assert demo.worker is not None
+    state = (await (await demo.place.js.stream(demo.shop.release1.stream)).info()).state
+    await until_folded(demo, stage, buckets_of(demo.shop.release1), state.last_sequence + 1, demo.worker.check)
 
 
 def _show(stage: DemoStage, record: ReplayRecord) -> None:

@@ -1,4 +1,8 @@
-"""Stage: fold the events on Spark, into buckets beside those of the live workers."""
+"""Stage: fold the events on Spark, into buckets beside those of the live workers.
+
+Spark starts while the events are published, and ends while live workers fold: both take seconds in which one of two
+cores has nothing to do.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,27 +27,77 @@ from jetspark.server.process import finish_in_thread
 if TYPE_CHECKING:
     from jetspark.spark.types import SparkSession, StreamingQuery
 
-__all__ = ["fold_on_spark"]
+__all__ = ["SparkBeside", "fold_on_spark", "start_spark"]
 
-BATCHES = 5
+BATCHES = 3
 """Micro-batches that the events are folded in: the first one is cold."""
 ATTEMPTS = 3
 END_S = 20.0
 
 
+class SparkBeside:
+    """A Spark on this machine that starts and ends beside other stages. It says nothing: that goes to a file."""
+
+    def __init__(self, log: Path) -> None:
+        self._made: list[SparkSession] = []
+        self.start_s = 0.0
+        """How long it took to start."""
+        self._starting = asyncio.create_task(self._start(log))
+        self._ending: asyncio.Task[None] | None = None
+
+    async def _start(self, log: Path) -> None:
+        began = time.perf_counter()
+        await finish_in_thread(lambda: self._made.append(_saying_to(log, _make)))
+        self.start_s = time.perf_counter() - began
+
+    async def session(self) -> SparkSession:
+        """Wait until it has started.
+
+        Raises:
+            ConfigError: There is no Java for it, or it is too old.
+        """
+        await asyncio.shield(self._starting)
+        return self._made[0]
+
+    def begin_to_end(self) -> None:
+        """Nobody needs it any more: it ends while other things go on."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end())
+
+    async def ended(self) -> None:
+        """See to it that nothing of it is left, wherever it is."""
+        self.begin_to_end()
+        assert self._ending is not None
+        await self._ending
+
+    async def _end(self) -> None:
+        await asyncio.wait([self._starting])
+        if not self._starting.cancelled():
+            self._starting.exception()  # whoever waited for it has raised it
+        if self._made:
+            await finish_in_thread(lambda: _end(self._made.pop()))
+
+
+def start_spark(demo: Demo) -> SparkBeside:
+    """Begin to start it; it ends with the demo at the latest."""
+    spark = SparkBeside(demo.folder / "spark.log")
+    demo.stack.push_async_callback(spark.ended)
+    return spark
+
+
 async def fold_on_spark(demo: Demo) -> None:
     """Fold everything that was published; measures start-up, the first batch, and the others."""
+    assert demo.spark is not None
     await _make_buckets(demo)
-    log = demo.folder / "spark.log"
-    async with AsyncExitStack() as stack:
-        with demo.screen.stage("start Spark") as stage:
-            spark = await stack.enter_async_context(_session(log))
-            started_s = stage.elapsed_s
-            stage.say(f"Spark {spark.version}")
-        with demo.screen.stage("fold on Spark", demo.last) as stage:
-            text = await _fold(demo, stage, spark)
-            stage.say(text)
-    demo.screen.found("fold on Spark", f"start-up {started_s:.1f} s, then {text}")
+    with demo.screen.stage("start Spark") as stage:
+        spark = await demo.spark.session()
+        started = f"start-up {demo.spark.start_s:.1f} s, begun beside publishing"
+        stage.say(f"Spark {spark.version}; {started}")
+    with demo.screen.stage("fold on Spark", demo.last) as stage:
+        text = await _fold(demo, stage, spark)
+        stage.say(text)
+    demo.spark.begin_to_end()
+    demo.screen.found("fold on Spark", f"{started}, then {text}")
 
 
 async def _fold(demo: Demo, stage: DemoStage, spark: SparkSession) -> str:
@@ -108,18 +161,6 @@ def _rates(moments: list[Moment], began: float) -> str:
 
 
 # ---- a session that says nothing, and is gone when it is over --------------------------------------------------------
-
-
-@asynccontextmanager
-async def _session(log: Path) -> AsyncIterator[SparkSession]:
-    """Spark on this machine. What Java and its Python workers have to say goes to a file."""
-    made: list[SparkSession] = []
-    try:
-        await finish_in_thread(lambda: made.append(_saying_to(log, _make)))
-        yield made[0]
-    finally:
-        if made:
-            await finish_in_thread(lambda: _end(made[0]))
 
 
 def _make() -> SparkSession:

@@ -19,10 +19,12 @@ from jetspark.errors import JetSparkError, RequestTimeout
 
 if TYPE_CHECKING:
     from jetspark.app import App
+    from jetspark.demo.spark_fold import SparkBeside
 
 __all__ = ["Demo", "Moment", "buckets_of", "rate", "until_folded"]
 
-POLL_S = 0.05
+POLL_S = 0.1
+"""Each look asks every bucket, so that looking more often takes some of the time that is measured."""
 ANSWER_S = 2.0
 """How long to wait for how far a bucket is: the server may be killed meanwhile."""
 STUCK_S = 180.0
@@ -47,6 +49,7 @@ class Demo:
     last: int = 0
     """The sequence of the last of them."""
     worker: WorkerProcess | None = None
+    spark: SparkBeside | None = None
     spark_buckets: dict[str, str] = field(default_factory=dict)
     """By projection: where Spark has folded to."""
 

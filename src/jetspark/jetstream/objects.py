@@ -363,11 +363,10 @@ def stream_of(bucket: str) -> str:
     return f"OBJ_{check_bucket(bucket)}"
 
 
-def check_object_name(name: str) -> str:
+def check_object_name(name: str) -> None:
     """Any text will do, of which there is some."""
     if not text("name", name, "the name of an object"):
         raise ConfigError("name='': expected the name of an object")
-    return name
 
 
 def chunk_subject(bucket: str, nuid: str) -> str:

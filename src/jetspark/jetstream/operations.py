@@ -92,11 +92,13 @@ class Deadline:
 
     __slots__ = ("_at", "_for_each", "_is_new", "_retries", "timeout_s")
 
-    def __init__(self, timeout_s: float, now: float, *, for_each: bool = False) -> None:
+    # Set by begin().
+    _at: float
+    _retries: int
+
+    def __init__(self, timeout_s: float, *, for_each: bool = False) -> None:
         self.timeout_s, self._for_each = timeout_s, for_each
-        self._at = now + timeout_s
         self._is_new = True
-        self._retries = 0
 
     def begin(self, request: Request, now: float) -> float:
         """How many seconds this request has.
@@ -154,7 +156,7 @@ class Api:
     prefix: str = DEFAULT_PREFIX
     connection: Connection | None = None
     """Tells which server is asked; without it nothing is known of the server."""
-    _heard: dict[int, ServerFacts] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    _heard: dict[int, ServerFacts] = dataclasses.field(default_factory=dict, compare=False)
     """What was answered in which session of the connection: the last one only."""
 
     # ---- the server --------------------------------------------------------------------------------------------
@@ -231,7 +233,6 @@ class Api:
     def stream_info(
         self, name: str, subjects_filter: str | None = None, deleted_details: bool = False
     ) -> Operation[StreamInfo]:
-        check_name("name", name)
         body: dict[str, Any] = {}
         if flag("deleted_details", deleted_details):
             body["deleted_details"] = True
@@ -257,7 +258,6 @@ class Api:
     def purge_stream(
         self, name: str, subject: str | None = None, up_to_sequence: int | None = None, keep: int | None = None
     ) -> Operation[int]:
-        check_name("name", name)
         if up_to_sequence is not None and keep is not None:
             raise ConfigError(f"up_to_sequence={up_to_sequence} with keep={keep}: expected one of the two")
         body: dict[str, Any] = {"filter": validate_filter(subject)} if subject is not None else {}

@@ -206,9 +206,9 @@ class FastMachine:
                     self._on_gap(missing, now)
                 case Refusal() as refusal:
                     self._on_refused(refusal, now)
-                case NobodyListens(sequence, operation):
+                case NobodyListens(_, operation):
                     error = unavailable(self.sender.first_subject, self._machine.info)
-                    self._on_hole(sequence, operation, error, now)
+                    self._on_hole(operation, error, now)
                 case StrayError(sequence, operation, error):
                     self._on_error(sequence, operation, error, now)
                 case PubAck() as ack:
@@ -268,7 +268,7 @@ class FastMachine:
         """An error that is not about the batch's course: it never opened, is gone, or does not have this message."""
         if self.is_opening:  # there is no batch yet, so this decides about all of it
             if error.err_code in (Code.FAST_TOO_MANY, Code.TOO_MANY_REQUESTS):
-                self._on_hole(sequence, operation, error, now)
+                self._on_hole(operation, error, now)
             elif isinstance(error, BatchUnknown):  # the answer to a ping: the first message is lost, or the batch
                 self.fail(error)
             else:
@@ -283,9 +283,9 @@ class FastMachine:
             # A message that came too fast was dropped on the way, and will be in a gap; a ping is no message.
             if error.err_code != Code.TOO_MANY_REQUESTS and operation != FrameKind.PING:
                 self.losses.add_refusal(Refusal(sequence, error))
-            self._on_hole(sequence, operation, error, now)
+            self._on_hole(operation, error, now)
 
-    def _on_hole(self, sequence: int, operation: int, error: Exception, now: float) -> None:
+    def _on_hole(self, operation: int, error: Exception, now: float) -> None:
         """A message did not reach the batch."""
         # A ping that nobody took says nothing about messages: whether the batch is there, the next one will tell.
         if self.is_opening and operation != FrameKind.PING:
@@ -365,7 +365,7 @@ class FastMachine:
                 if self.is_opening and error.subject == self.sender.first_subject:
                     self._over(error)
                 elif self.state is not FastState.ENDED:
-                    self._on_hole(0, FrameKind.APPEND, error, now)
+                    self._on_hole(FrameKind.APPEND, error, now)
 
     def _on_disconnected(self) -> None:
         """A gap or a refusal is said once, perhaps into the session that is gone; acknowledgements come again."""

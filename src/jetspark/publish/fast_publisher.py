@@ -197,7 +197,6 @@ class FastPublisherMachine:
     def close(self) -> None:
         """Accept nothing more; store what is there, and end the batch."""
         self._is_closing = True
-        self.wishes.flush()
 
     # ---- sending -----------------------------------------------------------------------------------------------
 
@@ -333,7 +332,6 @@ class FastPublisherMachine:
 
     def _on_proof(self, batch: FastMachine, now: float) -> None:
         """The stream answered whether it has the last of what is claimed, or did not."""
-        self._is_proving = False
         failure = batch.failure
         if failure is None and batch.ack is not None and batch.ack.sequence:
             self._publish(self.places.claimed, len(self.places.claimed), now)

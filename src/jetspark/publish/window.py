@@ -38,7 +38,7 @@ from typing import Literal, Protocol
 from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
 from jetspark.core.headers import HeadersLike
-from jetspark.core.link import Crowd
+from jetspark.core.link import CountedCrowd, Crowd
 from jetspark.core.machine import Reader
 from jetspark.core.message import AnswerRun, CoreMessage, is_no_responders
 from jetspark.core.numbers import seconds_above_0, whole
@@ -62,6 +62,13 @@ __all__ += ["WindowOptions"]
 # On one machine the rate is flat from 1000 on, and at 250 it is a sixth lower; 4000 leave room for longer ways (10 ms
 # there and back: 400 thousand a second). More is no gain: what overruns the server's queue is refused with 429.
 MAX_OUTSTANDING = 4000
+
+# Those who wait for room go on when an eighth of the window is free, or this much later with what there is. Where
+# acknowledgements come a few at a time, each of their turns would otherwise be a few messages and a write of its own:
+# with 20 at a time a message took 6.6 us in place of 4.8. What is left of the window keeps the server busy meanwhile.
+# The bound of time is for a window whose rest is not acknowledged for long, as by a stream without a leader.
+ROOM_SHARE = 8
+GATHER_S = 0.005
 
 # Long enough for the election of a leader; what was under way to the old one may get no answer at all.
 ACK_TIMEOUT_S = 30.0
@@ -137,6 +144,11 @@ class PublishWindow:
     @property
     def is_full(self) -> bool:
         return len(self._waiting) >= self.max_outstanding
+
+    @property
+    def has_much_room(self) -> bool:
+        """Whether it is worth while to wake those who wait for room."""
+        return self.max_outstanding - len(self._waiting) >= max(1, self.max_outstanding // ROOM_SHARE)
 
     @property
     def inbox(self) -> SubscriptionState | None:
@@ -312,8 +324,10 @@ class WindowBase:
     _runner: RunnerBase[PublishWindow]
     _connection: Connection
     _now: Callable[[], float]
-    _room: Crowd
+    _room: CountedCrowd
     _all_done: Crowd
+    _gather_until: float | None = None
+    """When those who wait for room go on with what there is."""
 
     @property
     def outstanding(self) -> int:
@@ -325,12 +339,21 @@ class WindowBase:
 
     def _on_step(self) -> None:
         # Only those for whom it has changed: with a window of thousands, acknowledgements come far more often.
-        if not self._window.is_full:
-            self._room.notify_all()
+        if self._room and not self._window.is_full:
+            self._give_room()
         if not self._window.outstanding:
             self._all_done.notify_all()
         if self._connection.is_closed:
             self._runner.detach()
+
+    def _give_room(self) -> None:
+        now, until = self._now(), self._gather_until
+        if self._window.has_much_room or (until is not None and now >= until):
+            self._gather_until = None
+            self._room.notify_all()
+        elif until is None:
+            self._gather_until = now + GATHER_S
+            self._runner.wake_at(self._gather_until)
 
 
 def _resolve(handle: Handle, message: CoreMessage, machine: Connection) -> None:

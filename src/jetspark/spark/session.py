@@ -19,7 +19,7 @@ from jetspark.spark.masters import CONNECT, check_somebody_listens, server_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_java", "session", "short_session"]
+__all__ = ["check_java", "find_java", "session", "short_session"]
 
 JAVA_VERSION = 17
 _REMEDY = f"install Java {JAVA_VERSION} or newer, for example `apt install openjdk-{JAVA_VERSION}-jre-headless`"
@@ -68,7 +68,7 @@ def session(
     if master is not None and server_of(master) is CONNECT:
         check_somebody_listens(master)
         return _connect_session(app_name, master, py_files, conf or {})
-    _find_java()
+    java = find_java()
     from pyspark.sql import SparkSession
 
     from jetspark.spark.registration import register
@@ -79,7 +79,7 @@ def session(
     is_local = master is None or master.startswith("local")
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else workers of a cluster could not reach the driver
-    settings = _settings(is_short=is_short)
+    settings = _settings(java, is_short=is_short)
     if is_local:
         settings["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 2) if cores == "*" else str(cores)
     builder = SparkSession.builder.appName(app_name).master(master or f"local[{cores},{TASK_ATTEMPTS}]")
@@ -100,13 +100,16 @@ def session(
     return spark
 
 
-def _settings(*, is_short: bool) -> dict[str, str]:
+def _settings(java: str, *, is_short: bool) -> dict[str, str]:
+    from jetspark.spark.class_archive import archive_options
+
+    flags = f"-Dlog4j2.configurationFile=file:{logging_file()} {archive_options(java)}"
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{logging_file()}",
+        "spark.driver.extraJavaOptions": flags.strip(),
     }
     if is_short:
         settings["spark.driver.extraJavaOptions"] += f" {SHORT_JOB_FLAGS}"
@@ -174,7 +177,7 @@ def check_java() -> None:
     Raises:
         ConfigError: There is none, or it is too old.
     """
-    java = _find_java()
+    java = find_java()
     try:
         shown = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True).stderr
     except (OSError, subprocess.SubprocessError) as error:
@@ -184,8 +187,9 @@ def check_java() -> None:
         raise ConfigError(f"Spark needs Java {JAVA_VERSION} or newer, and {java!r} is {version}: {_REMEDY}")
 
 
-def _find_java() -> str:
-    """
+def find_java() -> str:
+    """The program that Spark will start.
+
     Raises:
         ConfigError: There is none.
     """

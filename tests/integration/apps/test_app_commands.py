@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -23,6 +24,7 @@ from support.accounts import (
     bank,
     bank_with_balances,
 )
+from support.apps import until
 from support.commands import are_serving, served, start_worker
 
 import jetspark
@@ -497,3 +499,25 @@ async def test_a_worker_that_is_told_to_end_answers_what_it_has(url: str) -> Non
     finally:
         process.kill()
         process.join()
+
+
+@pytest.mark.parametrize("accounts", ["a", "ab"])
+async def test_a_worker_says_why_a_full_stream_leaves_callers_in_doubt(
+    url: str, accounts: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = bank()
+    async with served(app, url) as client:
+        for account in "ab":
+            await client.call(OpenAccount(account=account, cents=100))
+        info = (await client.js.stream(app.stream)).cached_info
+        full = replace(info.config, max_messages=2, discard="new")
+        await client.js.update_stream(full)
+        one, both = Enter(ledger="x", writer="w"), Transfer(source="a", target="b", cents=1)
+        command = one if accounts == "a" else both
+        with pytest.raises(jetspark.CommandInDoubt):
+            await client.call(command, command_id="late", timeout=1.0)
+        text = "not decided within the caller's time: the stream does not take its events now: "
+        await until(lambda: any(text in record.getMessage() for record in caplog.records))
+        assert "maximum messages exceeded" in caplog.text
+        await client.js.update_stream(replace(full, max_messages=-1))
+        assert (await client.call(command, command_id="late")).sequence == 2 + len(accounts)

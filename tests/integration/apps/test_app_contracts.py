@@ -83,6 +83,27 @@ async def test_what_an_app_declares_is_made_once(server: NatsServer, js: JetStre
     assert sorted(await read_registry(js, "orders_schemas")) == [("order.paid", 1)]
 
 
+async def test_versions_with_other_handlers_run_side_by_side(server: NatsServer, js: JetStream) -> None:
+    old, new = make_app(OrderPaid), make_app(OrderPaid)
+    del new.handlers["billing"]
+
+    @new.handler(OrderPaid, durable="mail")
+    async def mail(event: Any) -> None: ...
+
+    await old.apply(server.url)
+    assert [step.name for step in (await new.apply(server.url)).steps] == [
+        "ORDERS_ADVISORIES",
+        "mail of ORDERS",
+        "mail of ORDERS_RETRY",
+        "orders-mail of ORDERS_ADVISORIES",
+    ]
+    for app in (old, new):
+        await check_for_drift(js, app)  # one that ends while the other is rolled out starts again
+        assert (await app.apply(server.url)).is_empty
+    subjects = (await js.stream("ORDERS_ADVISORIES")).cached_info.config.subjects or []
+    assert {each.rsplit(".", 1)[-1] for each in subjects} == {"billing", "mail", "*"}
+
+
 async def test_two_that_apply_at_the_same_time_agree(js: JetStream) -> None:
     app = make_app(OrderPaid)
     await asyncio.gather(*(apply_topology(js, app) for _ in range(4)))

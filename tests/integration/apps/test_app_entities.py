@@ -446,3 +446,18 @@ async def test_money_is_neither_made_nor_lost_whatever_is_killed() -> None:
                 events[account] += 1
             assert balances == {account: state.cents for account, state in states.items() if state is not None}
             assert events == moves
+
+
+async def test_wrong_arguments_of_a_change_are_told(nats_url: str) -> None:
+    app = bank()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client:
+        accounts = client.entities("accounts")
+        wrong: Any
+        for wrong in (None, 5, b"a", ""):
+            for keys in ([wrong], ["a", wrong]):
+                with pytest.raises(ConfigError, match="entity key="):
+                    await accounts.modify_many(keys, lambda *changes: None)
+        for wrong in (None, 5, Account(1)):
+            with pytest.raises(ConfigError, match="decide="):
+                await accounts.modify("a", wrong)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from typing import Any
 
 import pytest
@@ -255,3 +256,19 @@ async def test_a_handler_without_dead_letters_drops_what_is_given_up(
         await until(lambda: read_advisories(js, app))
     assert await letters_of(js, app) == []
     assert "sequence 1: given up, dropped: GivenUp: by the server or another client: by hand" in caplog.text
+
+
+@pytest.mark.parametrize("field", ["none", "timestamp", "stream_seq", "type"])
+async def test_what_is_no_advisory_ends_no_worker(server: NatsServer, js: JetStream, field: str) -> None:
+    done: list[int] = []
+    app = new_app(done)
+    await set_up(js, app)
+    fields: dict[str, Any] = {"stream": "GIVENUP", "consumer": "g", "stream_seq": 1, "type": "x.y"}
+    wrong = {"timestamp": "2026-01-01T00:00:00", "stream_seq": 10**30, "type": 5}
+    fields |= {"timestamp": "2026-01-01T00:00:00Z"} | ({field: wrong[field]} if field != "none" else {})
+    async with running(app, server.url):
+        data = json.dumps(fields).encode() if field != "none" else b"[]"
+        await js.publish("$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.GIVENUP.g", data)
+        await until(lambda: read_advisories(js, app))
+        await publish(js, app, Counted(name="a", number=1))
+        await until(lambda: done == [1])

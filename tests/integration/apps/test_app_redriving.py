@@ -60,7 +60,7 @@ class Notes:
 
 def test_what_a_redrive_notes_of_itself_comes_back() -> None:
     progress = RedriveProgress(
-        id="r1", chosen=LetterFilter.parse("h", ["key=a"]), up_to=9, last=4, requested=3, behind=2, freed=1
+        id="r1", chosen=LetterFilter.parse("h", ["key=a"]), up_to=9, last=4, requested=3, behind=2, freed=1, nobodys=5
     )
     assert RedriveProgress.from_dict(json.loads(json.dumps(progress.to_dict()))) == progress
 
@@ -109,9 +109,36 @@ async def test_a_redrive_is_frozen_resumable_and_alone(server: NatsServer, js: J
         assert await discard_letters(js, app, everything) == 0
 
 
+async def test_letters_that_nobody_would_handle_are_left_alone_and_told(server: NatsServer, js: JetStream) -> None:
+    notes, later = Notes(), App("notes", stream="NOTES", subjects=["notes.>"])
+    await set_up(js, notes.app)
+    async with running(notes.app, server.url):
+        await publish(js, notes.app, Noted(number=1))
+        await until(lambda: is_settled(js, notes.app, "n"))
+
+    @later.handler(Noted, durable="renamed")
+    async def note(event: Noted) -> None: ...
+
+    await set_up(js, later)
+    assert later.name == notes.app.name
+    with pytest.raises(ConfigError, match="handler 'n': app 'notes' has no such handler; it has renamed"):
+        await run_redrive(js, later, LetterFilter(handler="n"))
+    for wrong in (0, -1, "5"):
+        with pytest.raises(ConfigError, match=f"rate={wrong!r}: expected a number above 0"):
+            await run_redrive(js, later, LetterFilter(), rate=wrong)  # type: ignore[arg-type]  # what users do
+    progress = await run_redrive(js, later, LetterFilter(), wait_s=1.0)
+    assert (progress.requested, progress.nobodys, progress.is_done) == (0, 1, True)
+    assert "1 left alone that are of no handler of the application" in str(progress)
+    assert len(await read_letters(js, later, LetterFilter())) == 1
+
+
 class Kept(Event, type="kept", key="name", subject="kept.{name}"):
     name: str
     number: int
+
+
+class Spare(Event, type="spare", key="name", subject="kept.spare.{name}"):
+    name: str
 
 
 async def test_a_redrive_says_what_became_of_its_letters(server: NatsServer, js: JetStream) -> None:
@@ -155,6 +182,9 @@ async def test_keys_whose_letters_are_gone_go_on_with_the_next_redrive(
         if event.number == 0 and not is_mended:
             raise Reject("not yet")
         done.append((event.name, event.number))
+
+    @app.handler(Spare, durable="other")
+    async def spare(event: Spare) -> None: ...
 
     await set_up(js, app)
     everything = LetterFilter()

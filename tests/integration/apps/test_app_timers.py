@@ -64,6 +64,31 @@ async def test_a_timer_publishes_its_event_when_it_is_due_and_not_before(nats_ur
         assert not await orders.timers.cancel("overdue o-1")
 
 
+@pytest.mark.parametrize("name", ["x" * 121, "ご注文のお支払いをお願いいたします", "a b\n" * 100])
+async def test_a_timer_with_a_long_name_is_known_by_it(nats_url: str, name: str) -> None:
+    app = shop()
+    fired: list[str] = []
+
+    @app.handler(Overdue, durable="noting")
+    async def note(event: Overdue, ctx: Context) -> None:
+        assert ctx.timer is not None
+        fired.append(ctx.timer.name)
+        assert await ctx.is_current_timer()
+
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as orders, running(app, nats_url):
+        await orders.timers.set(name, Overdue(order_id="later"), after=3600)
+        timer = await orders.timers.get(name)
+        assert timer is not None
+        [listed] = [each async for each in orders.timers.list()]
+        assert (timer.name, listed.name) == (name, name)
+        assert await orders.timers.cancel(listed.name)
+        assert await orders.timers.get(name) is None
+        await orders.timers.set(name, Overdue(order_id="now"), after=0)
+        await until(lambda: fired)
+    assert fired == [name]
+
+
 async def test_the_first_moment_of_all_is_at_once_and_the_last_one_is_not_now(nats_url: str) -> None:
     """The server knows 1678 to 2262: outside of that it fires never, and at once."""
     app = shop()

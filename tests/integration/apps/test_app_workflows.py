@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import gc
 import json
+import logging
 import os
 import random
 import time
@@ -41,7 +43,7 @@ from typer.testing import CliRunner
 from jetspark.app import App, AppClient, Decision, Event, WorkflowRun
 from jetspark.app.workflows.declaring import RunStatus
 from jetspark.cli.commands import app as cli
-from jetspark.errors import ConfigError, NetworkError
+from jetspark.errors import ConfigError, ConsumerNotFound, NetworkError
 from jetspark.server import NatsServer
 
 MANY = int(os.environ.get("JETSPARK_MANY_RUNS", "0"))
@@ -339,3 +341,43 @@ async def test_a_run_that_cannot_be_read_hides_no_other(nats_url: str, monkeypat
     assert result.exit_code == 0, result.output
     assert "unreadable  newer" in result.output
     assert result.output.splitlines()[-1] == "5 runs, 4 of them unreadable"
+
+
+async def test_wrong_arguments_for_runs_are_told(nats_url: str) -> None:
+    app = fulfilment()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as shop:
+        runs = shop.workflow("fulfilment")
+        for status in ("bogus", 5, "unreadable"):
+            with pytest.raises(ConfigError, match="expected one of running, done, failed, or None"):
+                await anext(aiter(runs.list(status)))  # type: ignore[arg-type]
+        for timeout in (-1, float("nan"), "5"):
+            with pytest.raises(ConfigError, match="timeout="):
+                await runs.wait_for_end("o-1", timeout=timeout)  # type: ignore[arg-type]
+
+
+async def test_workers_whose_stream_is_deleted_say_so_in_a_line_each(
+    nats_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = fulfilment()
+    heard: list[str] = []
+
+    @app.handler(Placed, durable="hearing")
+    async def hear(event: Placed) -> None:
+        heard.append(event.order_id)
+
+    await app.apply(nats_url)
+    workers = asyncio.create_task(app.run(nats_url, stop_timeout=5.0))
+    async with app.connect(nats_url) as shop:
+        await shop.publish(Placed(order_id="o-1"))
+        await until(lambda: heard)
+        await until(lambda: shop.workflow("fulfilment").get("o-1"))
+        await shop.js.delete_stream(app.stream)
+    with pytest.raises(ConsumerNotFound, match="it was deleted"):
+        await asyncio.wait_for(workers, 60)
+    del workers
+    gc.collect()
+    records = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert [record.getMessage() for record in records if record.name == "asyncio"] == []
+    told = [record.getMessage() for record in records if record.name == "jetspark.app"]  # none, if one noticed alone
+    assert all(text.startswith("another worker has ended as well: consumer ") for text in told), told

@@ -23,7 +23,7 @@ from jetspark.app.commands import wire
 from jetspark.app.commands.deciding import Append, Appended, AppendMoved, AppendUnknown, CommandRequest, Deciding
 from jetspark.app.commands.declaring import CommandReply, CommandSpec
 from jetspark.app.commands.service import Endpoint
-from jetspark.app.commands.store import REQUEST_S, CommandStore, judge
+from jetspark.app.commands.store import REQUEST_S, CommandStore
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import decode
 from jetspark.app.contracts.other_forms import header_of
@@ -36,7 +36,6 @@ from jetspark.errors import (
     ConnectionClosed,
     ContractViolation,
     JetSparkError,
-    NoResponders,
     PayloadTooLarge,
     RequestTimeout,
     WorkersBusy,
@@ -261,8 +260,7 @@ class Serving:
         """Nobody will answer, or the stream refuses."""
         self._forget(served)
         try:
-            # Without a stream, or a leader of it, nothing is stored.
-            outcome = AppendMoved(is_conflict=False) if isinstance(error, NoResponders) else judge(error)
+            outcome = self._store.judge(error)
         except Exception as fatal:
             self._end(served, fatal)
         else:
@@ -311,7 +309,11 @@ class Serving:
         error = outcome if isinstance(outcome, Exception) else None
         self._close(served, error)
         if isinstance(outcome, TimeoutError):
-            _logger.debug("command %s: not decided within the caller's time", served.spec.name)
+            if self._store.refused_at >= served.began:
+                reason = f": the stream does not take its events now: {self._store.refusal}"
+                _logger.warning("command %s: not decided within the caller's time%s", served.spec.name, reason)
+            else:
+                _logger.debug("command %s: not decided within the caller's time", served.spec.name)
         elif not isinstance(outcome, ConnectionClosed) and served.message.reply:
             try:
                 try:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import json
+import math
 from typing import Any
 
 from jetspark.aio.context import context_of
@@ -38,6 +39,7 @@ from jetspark.errors import (
     DuplicateMessageId,
     JetSparkError,
     MessageNotFound,
+    NoResponders,
     ServerError,
     WrongLastSequence,
 )
@@ -63,6 +65,8 @@ def judge(error: Exception) -> AppendMoved | AppendUnknown:
     """What became of an append that ended with this error; one that says it all is raised again."""
     if isinstance(error, WrongLastSequence):
         return AppendMoved()
+    if isinstance(error, NoResponders):
+        return AppendMoved(is_conflict=False)  # without a stream, or a leader of it, nothing is stored
     if isinstance(error, DuplicateMessageId):
         return AppendMoved(is_duplicate=True)
     if isinstance(error, ConnectionClosed) or not isinstance(error, JetSparkError):
@@ -82,6 +86,8 @@ class CommandStore:
     def __init__(self, js: JetStream, stream: Stream, views: Views) -> None:
         self._js, self._stream, self._views = js, stream, views
         self._context = context_of(js)
+        self.refused_at, self.refusal = -math.inf, ""
+        """When the stream last refused an append although no guard failed, and why: it is full, say."""
 
     async def run(self, steps: CommandSteps[CommandReply], step: CommandStep | None = None) -> CommandReply:
         """Do one step after the other, from ``step`` on, or from the first.
@@ -162,7 +168,14 @@ class CommandStore:
                 return await self._publish(step)
             return await self._commit(step)
         except JetSparkError as error:
-            return judge(error)
+            return self.judge(error)
+
+    def judge(self, error: Exception) -> AppendMoved | AppendUnknown:
+        """As the function, and remembers a refusal that may last: who waits in vain wants to know."""
+        outcome = judge(error)
+        if isinstance(outcome, AppendMoved) and not outcome.is_conflict:
+            self.refused_at, self.refusal = self._context.link.now(), str(error)
+        return outcome
 
     async def _publish(self, step: Append) -> Appended | AppendMoved:
         encoded = step.messages[0].encoded

@@ -17,9 +17,10 @@ from typing import Any
 from jetspark.core.subjects import validate_subject
 from jetspark.errors import ConfigError, InvalidSubject
 
-__all__ = ["MAX_KEY_BYTES", "Template", "escape", "key_fault", "text_of", "unescape"]
+__all__ = ["MAX_KEY_BYTES", "Template", "escape", "is_plain", "key_fault", "text_of", "unescape"]
 
-_is_plain = re.compile(r"[A-Za-z0-9_-]+").fullmatch
+is_plain = re.compile(r"[A-Za-z0-9_-]+").fullmatch
+"""Whether a value is its own token: most are, and who has many of them asks this first."""
 _escape_bytes = re.compile(rb"[^A-Za-z0-9_-]").sub
 _is_token = re.compile(r"=|(?:[A-Za-z0-9_-]|=[0-9A-F]{2})+").fullmatch
 _unescape_bytes = re.compile(rb"=([0-9A-F]{2})").sub
@@ -51,7 +52,7 @@ def escape(value: str) -> str:
     Raises:
         ConfigError: The value has a lone surrogate, which no UTF-8 form exists for.
     """
-    if _is_plain(value):
+    if is_plain(value):
         return value
     if not value:
         return EMPTY
@@ -179,6 +180,6 @@ def _one_field(before: str, name: str, after: str) -> Callable[[Any], str]:
         value = getattr(event, name)
         if value.__class__ is not str:
             value = text_of(value)
-        return f"{before}{value if _is_plain(value) else escape(value)}{after}"
+        return f"{before}{value if is_plain(value) else escape(value)}{after}"
 
     return one

@@ -23,6 +23,7 @@ from jetspark.app.dead_letters.letters import letter_filter
 from jetspark.app.dead_letters.store import HandlerStore, StoredLetter
 from jetspark.app.dead_letters.stranded import StrandedKeys
 from jetspark.app.topology.names import dead_letter_stream, handler_bucket
+from jetspark.core import numbers
 from jetspark.errors import (
     ConfigError,
     Conflict,
@@ -143,6 +144,8 @@ class RedriveProgress:
     """Letters that follow another of their key by themselves."""
     freed: int = 0
     """Keys that go on though the letter they waited for is gone."""
+    nobodys: int = 0
+    """Letters of what is no handler of the application (any more), or of projections: nobody would handle them."""
     is_dry_run: bool = False
     is_done: bool = False
     """Everything is requested."""
@@ -156,6 +159,8 @@ class RedriveProgress:
         if self.freed:
             go_on = "would go on" if self.is_dry_run else "go on"
             text += f", {self.freed} keys whose letters are gone {go_on}"
+        if self.nobodys:
+            text += f", {self.nobodys} left alone that are of no handler of the application"
         return text if self.results is None else f"{text}: {self.results}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,6 +172,7 @@ class RedriveProgress:
             "requested": self.requested,
             "behind": self.behind,
             "freed": self.freed,
+            "nobodys": self.nobodys,
             "dry_run": self.is_dry_run,
             "done": self.is_done,
             **({} if self.results is None else {"results": dataclasses.asdict(self.results)}),
@@ -182,6 +188,7 @@ class RedriveProgress:
             requested=fields["requested"],
             behind=fields["behind"],
             freed=fields.get("freed", 0),
+            nobodys=fields.get("nobodys", 0),
         )
 
 
@@ -248,8 +255,14 @@ async def run_redrive(
 
     Raises:
         UsageError: Another redrive is under way.
-        ConfigError: There is none to resume.
+        ConfigError: There is none to resume, no such handler, or a rate that is none.
     """
+    if rate is not None:
+        numbers.rate("rate", rate, instead="or None for no limit")
+    numbers.seconds("wait_s", wait_s)
+    if chosen.handler is not None and not _is_handler(app, chosen.handler):
+        known = ", ".join(sorted(app.handlers)) or "none"
+        raise ConfigError(f"handler {chosen.handler!r}: app {app.name!r} has no such handler; it has {known}")
     records = await js.kv(handler_bucket(app.name))
     stream = await js.stream(dead_letter_stream(app.name))
     up_to = stream.cached_info.state.last_sequence
@@ -264,7 +277,9 @@ async def run_redrive(
     for is_chosen, stored in letters:
         if not is_chosen or not progress.last < stored.revision <= progress.up_to:
             continue
-        if stored.letter.status == "behind":
+        if not _is_handler(app, stored.letter.handler):
+            progress.nobodys += 1
+        elif stored.letter.status == "behind":
             progress.behind += 1
         elif is_dry_run:
             progress.requested += 1
@@ -274,7 +289,7 @@ async def run_redrive(
             if rate is not None:
                 await asyncio.sleep(max(0.0, began + progress.requested / rate - clock.now()))
         progress.last = stored.revision
-        is_portion = (progress.requested + progress.behind) % NOTE_EVERY == 0
+        is_portion = (progress.requested + progress.behind + progress.nobodys) % NOTE_EVERY == 0
         if not is_dry_run and (is_portion or clock.now() - noted_at >= NOTE_EVERY_S):
             revision, noted_at = await _note(records, progress, revision), clock.now()
             on_progress(progress)
@@ -288,6 +303,11 @@ async def run_redrive(
             await _wait(stream, letter_filter(app.name, progress.chosen.handler), outcomes, progress, wait_s)
     on_progress(progress)
     return progress
+
+
+def _is_handler(app: Declarations, name: str) -> bool:
+    """Whether somebody would handle its letters. An application without handlers is but a name, for an operator."""
+    return name in app.handlers or not app.handlers
 
 
 async def _start(

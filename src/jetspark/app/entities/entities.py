@@ -15,6 +15,7 @@ from jetspark.app.entities.changes import PendingChange, recent_changes
 from jetspark.app.entities.committing import Committer, asking_again
 from jetspark.app.entities.declaring import EntitySpec
 from jetspark.app.timers import Seconds, When, cancelling, timer_message
+from jetspark.core.arguments import function
 from jetspark.core.numbers import whole
 from jetspark.errors import ConfigError, Conflict, MessageNotFound, UsageError
 from jetspark.jetstream.ordered import OrderedOptions
@@ -127,7 +128,7 @@ class Entities:
         Args:
             entities: Keys of this kind, or changes of another: ``orders.changes("o-1", stock.change("tea"))``.
         """
-        parts = [self.change(each) if isinstance(each, str) else each for each in entities]
+        parts = [each if isinstance(each, EntityChange) else self.change(each) for each in entities]
         return EntityChanges(self._writer.committer, parts)
 
     async def modify(self, key: str, decide: Callable[[EntityChange], Any], *, tries: int = TRIES) -> EntityChange:
@@ -157,6 +158,7 @@ class Entities:
             Conflict: Others were faster each time; nothing was stored.
         """
         whole("tries", tries)
+        function("decide", decide, "a function that takes a change")
         joint = self.changes(*entities)
         async with self._writer.committer.turn(joint.subjects):
             return await self._modify(joint, decide, tries)

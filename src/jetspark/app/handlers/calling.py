@@ -49,6 +49,8 @@ class HandlerCalls:
         self._app, self._spec, self._js, self._clock, self._log = app, spec, store.js, clock, log
         self._kinds = frozenset(spec.events)
         self._function = spec.function
+        self.is_ending: Callable[[], bool] = lambda: True
+        """Whether a task that is cancelled is to end; if not, the code that it runs has cancelled it."""
         self._wants_context, self._arguments = plan_arguments(spec.function, spec.name, dependencies)
         if spec.batch is not None and self._wants_context:
             raise ConfigError(f"handler {spec.name!r}: a batch handler has no context")
@@ -69,23 +71,25 @@ class HandlerCalls:
         task = item.runner = asyncio.current_task()
         assert task is not None
         current_cause.set(decoded)  # of everything that is published from here on, by whatever client
+        before = task.cancelling()
+        raised: BaseException | None = None
         try:
             if self._spec.idempotent == "transaction":
                 await self._call_in_transaction(item, decoded)
-                return None
-            context = self._context(item, decoded) if self._wants_context else None
-            result = await self._function(decoded.event, **self._named(context))
-            if result is not None:
-                context = context or self._context(item, decoded)
-                for event in returned_events(result):
-                    await context.publish(event)
-            return None
+            else:
+                context = self._context(item, decoded) if self._wants_context else None
+                result = await self._function(decoded.event, **self._named(context))
+                if result is not None:
+                    context = context or self._context(item, decoded)
+                    for event in returned_events(result):
+                        await context.publish(event)
         except BaseException as error:
-            return self._raised(task, item, error)
+            raised = self._raised(task, item, error, before)
         finally:
             item.runner = None
-            if item.is_timed_out:
-                task.uncancel()
+        if task.cancelling() > before:
+            await self._forget_cancels(task, before)
+        return raised
 
     async def call_batch(self, items: list[WorkItem]) -> BaseException | None:
         """Run the handler's own code with several events; returns what it raised. The first item stands for all."""
@@ -96,35 +100,47 @@ class HandlerCalls:
             return wrong
         events = [item.event.event for item in items if item.event.contract.kind in self._kinds]
         items[0].runner = task
+        before = task.cancelling()
+        raised: BaseException | None = None
         try:
             result = await self._function(events, **self._arguments) if events else None
             if result is not None:
                 kind = type(result).__name__
-                return ConfigError(f"batch handler {self._spec.name!r}: expected it to return nothing, got {kind}")
-            return None
+                raised = ConfigError(f"batch handler {self._spec.name!r}: expected it to return nothing, got {kind}")
         except BaseException as error:
-            return self._raised(task, items[0], error)
+            raised = self._raised(task, items[0], error, before)
         finally:
             items[0].runner = None
-            if items[0].is_timed_out:
-                items[0].is_timed_out = False
-                task.uncancel()
+        items[0].is_timed_out = False
+        if task.cancelling() > before:
+            await self._forget_cancels(task, before)
+        return raised
 
-    def _raised(self, task: asyncio.Task[Any], item: WorkItem, error: BaseException) -> BaseException:
-        """What a handler's error means; raises it if somebody ends the worker.
+    async def _forget_cancels(self, task: asyncio.Task[Any], before: int) -> None:
+        """The runner goes on, whoever has cancelled it: the time-out, or the handler's own code."""
+        while task.cancelling() > before:
+            task.uncancel()
+        try:
+            await asyncio.sleep(0)  # where one is raised that was asked for and has not been raised yet
+        except asyncio.CancelledError:
+            if self.is_ending():
+                raise
+
+    def _raised(self, task: asyncio.Task[Any], item: WorkItem, error: BaseException, before: int) -> BaseException:
+        """What a handler's error means; raises it if somebody ends the worker. ``before`` is what the task has been
+        cancelled before it.
 
         ``SystemExit`` of a handler is an error like others: it would end worker after worker, with the same event.
         """
         match error:
             case KeyboardInterrupt() | GeneratorExit():  # who ends the program, or this coroutine
                 raise error
-            case asyncio.CancelledError() if (
-                task.cancelling() > item.is_timed_out
-            ):  # also at the moment of the time-out
-                raise error
+            case asyncio.CancelledError() if task.cancelling() - before > item.is_timed_out and self.is_ending():
+                raise error  # also at the moment of the time-out
             case asyncio.CancelledError() if item.is_timed_out:
                 return HandlerTimeout(self._spec.name, self._spec.timeout)
-        return error  # a cancellation, too, if nobody has cancelled this task: of something that the handler waited for
+        # A cancellation, too: of something that the handler waited for, or of this task by the handler's own code.
+        return error
 
     async def _call_in_transaction(self, item: WorkItem, decoded: Decoded) -> None:
         if self._effects is None:

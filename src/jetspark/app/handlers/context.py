@@ -280,10 +280,12 @@ class Context:
 
         Args:
             name: Of the effect, unique in the handler.
-            function: Async; its result must be something JSON can hold.
+            function: Async; its result must be something JSON can hold, and no larger than a message may be. One that
+                is not async is called, too, and holds up everything else meanwhile.
 
         Raises:
             RetryIn: Another worker has claimed the effect just now.
+            ConfigError: The effect is done, and its result cannot be recorded.
         """
         if self._once is None:
             raise ConfigError("ctx.once: this context has no records")

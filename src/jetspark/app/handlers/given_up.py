@@ -78,12 +78,15 @@ class Advisory:
         """
         try:
             fields = json.loads(data)
+            time = datetime.datetime.fromisoformat(fields["timestamp"])
+            if time.tzinfo is None:
+                raise ValueError(f"timestamp={fields['timestamp']!r} has no zone")
             return cls(
                 stream=str(fields["stream"]),
                 consumer=str(fields["consumer"]),
                 sequence=int(fields["stream_seq"]),
                 reason=str(fields.get("reason") or fields["type"].rsplit(".", 1)[-1]),
-                time=datetime.datetime.fromisoformat(fields["timestamp"]),
+                time=time,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProtocolError(f"not an advisory ({error!r}): {data[:200]!r}") from None

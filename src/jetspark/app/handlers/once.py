@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import os
@@ -21,7 +22,8 @@ import socket
 import typing
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -31,8 +33,9 @@ from jetspark.app.contracts.envelope import Encoded
 from jetspark.app.handlers.retry import RetryIn
 from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.topology.names import escape_token
+from jetspark.core.arguments import text
 from jetspark.core.backoff import Backoff
-from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyExists, KeyNotFound
+from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyExists, KeyNotFound, PayloadTooLarge
 
 if TYPE_CHECKING:
     from jetspark.app.handlers.context import Context
@@ -59,6 +62,7 @@ class OnceRecords:
 
     def __init__(self, records: KeyValue, handler: str, *, lease_s: float, remember_s: float) -> None:
         self._records, self._handler, self._lease_s, self._ttl_s = records, handler, lease_s, remember_s
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
     async def run(
@@ -69,15 +73,31 @@ class OnceRecords:
         arguments: tuple[Any, ...],
         named: dict[str, Any],
     ) -> T:
-        key = once_key(self._handler, context.event_id, name)
+        key = once_key(self._handler, context.event_id, text("once: name", name))
+        # One after the other: a claim of this process keeps away neither a second call of the same attempt nor one that
+        # an earlier attempt has left behind. The second finds the result of the first.
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:
+            return await self._run(key, context, name, function, arguments, named)
+
+    async def _run(
+        self,
+        key: str,
+        context: Context,
+        name: str,
+        function: Callable[..., Awaitable[T]],
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> T:
         claimed = await self._claim(key)
         if isinstance(claimed, _Recorded):
-            result: T = _as_returned(claimed.result, function)
-            return result
+            return cast("T", _as_returned(claimed.result, function))
         if "idempotency_key" not in named and _takes(function, "idempotency_key"):
             named = {**named, "idempotency_key": context.idempotency_key(name)}
         try:
-            value = await function(*arguments, **named)
+            result = function(*arguments, **named)
+            # One that is not async has had its effect by now, and must not have it again.
+            value: T = await result if inspect.isawaitable(result) else cast("T", result)
         except BaseException:
             # The next attempt need not wait for the lease. If this is lost, it waits; the caller hears in any case why
             # the effect failed, which decides whether there is a next attempt. A cancellation, by the handler's
@@ -89,10 +109,15 @@ class OnceRecords:
         try:
             record = b'{"state":"done","result":' + msgspec.json.encode(value) + b"}"
         except Exception as error:
-            unusable = _unusable(name, value, error)
+            unusable = _unusable(name, value, f"nothing that JSON can hold: {error}")
             await self._record(key, json.dumps({"state": "unusable", "reason": str(unusable)}).encode(), claimed)
             raise unusable from error
-        await self._record(key, record, claimed)
+        try:
+            await self._record(key, record, claimed)
+        except PayloadTooLarge as error:
+            unusable = _unusable(name, value, f"more than the server stores at a time: {error}")
+            await self._record(key, json.dumps({"state": "unusable", "reason": str(unusable)}).encode(), claimed)
+            raise unusable from error
         return value
 
     async def _record(self, key: str, record: bytes, revision: int) -> None:
@@ -145,10 +170,10 @@ class _Recorded:
         self.result = result
 
 
-def _unusable(name: str, value: Any, error: Exception) -> ConfigError:
+def _unusable(name: str, value: Any, why: str) -> ConfigError:
     return ConfigError(
-        f"once({name!r}): its result of type {type(value).__name__} is nothing that JSON can hold: {error}. The effect "
-        "is done and not repeated; to have it done again, give the effect another name"
+        f"once({name!r}): its result of type {type(value).__name__} is {why}. The effect is done and not repeated; to "
+        "have it done again, give the effect another name"
     )
 
 

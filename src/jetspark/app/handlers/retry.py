@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from jetspark.app.clock import HUNDRED_YEARS_S
+from jetspark.core.arguments import unfit
 from jetspark.core.backoff import Backoff
+from jetspark.core.numbers import seconds as check_seconds
+from jetspark.core.numbers import seconds_above_0, share, whole
 from jetspark.errors import ConfigError, ContractViolation, JetSparkError
 
 __all__ = [
@@ -52,7 +55,8 @@ class RetryIn(JetSparkError):
 
     def __init__(self, seconds: float, reason: str = "") -> None:
         super().__init__(seconds, reason)
-        if not 0 <= seconds <= HUNDRED_YEARS_S:
+        check_seconds("RetryIn seconds", seconds)
+        if seconds > HUNDRED_YEARS_S:
             raise ConfigError(f"RetryIn({seconds!r}): expected seconds, 0 or more and up to a hundred years")
         self.seconds, self.reason = seconds, reason
 
@@ -98,15 +102,21 @@ class RetryPolicy:
     """Every other error."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.attempts, int) or self.attempts < 1:
-            raise ConfigError(f"attempts={self.attempts!r}: expected 1 or more")
+        whole("attempts", self.attempts)
+        for name in ("first_s", "max_s", "in_lane_s"):
+            check_seconds(name, getattr(self, name))
+        share("jitter", self.jitter)
+        for name in ("transient", "final"):
+            kinds = getattr(self, name)
+            if not isinstance(kinds, tuple) or not all(
+                isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds
+            ):
+                raise unfit(name, kinds, "a tuple of types of exceptions, such as (ConnectionError,)")
         if not 0 <= self.first_s <= self.max_s <= HUNDRED_YEARS_S:
             raise ConfigError(
                 f"first_s={self.first_s!r}, max_s={self.max_s!r}: expected 0 <= first_s <= max_s, and up to 100 years"
             )
-        if not 0 <= self.jitter <= 1:
-            raise ConfigError(f"jitter={self.jitter!r}: expected 0 (none) to 1 (anything down to no wait at all)")
-        if not 0 <= self.in_lane_s <= HUNDRED_YEARS_S:
+        if not self.in_lane_s <= HUNDRED_YEARS_S:
             raise ConfigError(f"in_lane_s={self.in_lane_s!r}: expected seconds, 0 or more and up to a hundred years")
         if self.unknown not in ("retry", "dead_letter"):
             raise ConfigError(f"unknown={self.unknown!r}: expected 'retry' or 'dead_letter'")
@@ -131,9 +141,9 @@ class Breaker:
     open_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.failures, int) or self.failures < 1:
-            raise ConfigError(f"failures={self.failures!r}: expected 1 or more")
-        if not 0 < self.open_s <= HUNDRED_YEARS_S:
+        whole("failures", self.failures)
+        seconds_above_0("open_s", self.open_s)
+        if self.open_s > HUNDRED_YEARS_S:
             raise ConfigError(f"open_s={self.open_s!r}: expected seconds above 0, and up to a hundred years")
 
 

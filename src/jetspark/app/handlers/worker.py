@@ -97,12 +97,17 @@ class HandlerWorker:
         self.is_stopping = False
         self.log = logging.getLogger(f"jetspark.app.{app.name}.{spec.name}")
         self._calls = HandlerCalls(app, spec, store, dependencies, clock, self.log)
+        self._calls.is_ending = self._is_ending
+        self._main: asyncio.Task[Any] | None = None
+        self._has_failed = False
         self._reports = HandlerReports(app, spec, app.observers, self.log) if app.observers else None
         members = Members(store.records, spec.name, spec.takeover_s) if spec.partitions is not None else None
         self.records = RecordWatch(store, self.machine, members)
         self._readers = PartitionReaders(self, members, spec.partitions or 0) if members is not None else None
         self._intake: Intake | None = None
         self._runners: list[asyncio.Task[None]] = []
+        self._gathered: list[WorkItem] = []
+        """The batch that is being put together."""
         self._idle: deque[asyncio.Future[None]] = deque()
         self._waiting_for_room: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -114,35 +119,50 @@ class HandlerWorker:
 
     async def run(self) -> None:
         """Work until :meth:`stop` is called or the task is cancelled."""
+        self._main = asyncio.current_task()
         async with aclosing(self.records.changes), asyncio.TaskGroup() as tasks:
-            await self.records.load()
-            watchers = [tasks.create_task(self.records.follow(lambda: self.wake_idle(1)))]
-            if self._readers is not None:
-                await self._readers.open()
-                await self.records.catch_up()  # this worker is one of the members from here on
-            else:
-                stream = await patiently(partial(self.store.js.stream, self.app.stream))
-                consumer = await patiently(partial(stream.consumer, self.spec.durable))
-                retries = await patiently(partial(self.store.retries.consumer, self.spec.durable))
-                self._intake = Intake(self, stream, consumer, retries, None)
-            given_up = await GivenUp.open(self, self._sources)
-            await given_up.catch_up()  # before anything of their keys is handled
-            watchers.append(tasks.create_task(given_up.run()))
-            if self._readers is not None:
-                watchers.append(tasks.create_task(self._readers.run(tasks)))
-            elif self._intake is not None:
-                await self._intake.start(tasks)
-            if self.spec.batch is not None:
-                self._runners = [tasks.create_task(self._run_batches(self.spec.batch))]
-            else:
-                self._runners = [tasks.create_task(self._run_items()) for _ in range(self.spec.concurrency)]
-            await asyncio.wait(self._runners)
-            for task in watchers:
-                task.cancel()
-            if self._readers is not None:
-                self._readers.end()
-            for intake in self.intakes:
-                await intake.end()
+            try:
+                await self._run(tasks)
+            except BaseException:
+                self._has_failed = True
+                raise
+
+    def _is_ending(self) -> bool:
+        """Whether somebody ends the runners: by :meth:`stop`, by cancelling the worker, or because a task has failed.
+
+        The group cancels its tasks first, and then the worker's own.
+        """
+        return self.is_stopping or self._has_failed or (self._main is not None and self._main.cancelling() > 0)
+
+    async def _run(self, tasks: asyncio.TaskGroup) -> None:
+        await self.records.load()
+        watchers = [tasks.create_task(self.records.follow(lambda: self.wake_idle(1)))]
+        if self._readers is not None:
+            await self._readers.open()
+            await self.records.catch_up()  # this worker is one of the members from here on
+        else:
+            stream = await patiently(partial(self.store.js.stream, self.app.stream))
+            consumer = await patiently(partial(stream.consumer, self.spec.durable))
+            retries = await patiently(partial(self.store.retries.consumer, self.spec.durable))
+            self._intake = Intake(self, stream, consumer, retries, None)
+        given_up = await GivenUp.open(self, self._sources)
+        await given_up.catch_up()  # before anything of their keys is handled
+        watchers.append(tasks.create_task(given_up.run()))
+        if self._readers is not None:
+            watchers.append(tasks.create_task(self._readers.run(tasks)))
+        elif self._intake is not None:
+            await self._intake.start(tasks)
+        if self.spec.batch is not None:
+            self._runners = [tasks.create_task(self._run_batches(self.spec.batch))]
+        else:
+            self._runners = [tasks.create_task(self._run_items()) for _ in range(self.spec.concurrency)]
+        await asyncio.wait(self._runners)
+        for task in watchers:
+            task.cancel()
+        if self._readers is not None:
+            self._readers.end()
+        for intake in self.intakes:
+            await intake.end()
 
     async def stop(self, runners: asyncio.Task[None], timeout: float) -> None:
         """Pull no more, let what runs finish for at most ``timeout`` seconds, and give the rest back in order.
@@ -239,26 +259,50 @@ class HandlerWorker:
             item = machine.take(now)
             if machine.lapsed:
                 self._note_lapsed()
-            if item is None:
-                if self.is_stopping:
-                    return
-                await self._wait_for_work()
+            try:
+                if item is None:
+                    if self.is_stopping:
+                        return
+                    await self._wait_for_work()
+                    continue
+                if now + timeout_s < self._timer_at:
+                    self.arm()
+                if not needs_preparing(item) or await self.steps(
+                    prepare(machine, item, has_dead_letters=self.spec.dead_letter)
+                ):
+                    error = await self._call(item)
+                    if error is None and is_plain(machine, item):
+                        machine.finish(item, None, now)
+                        await item.message.ack()
+                        machine.settled(item)
+                        if self._reports is not None:
+                            self._reports.finished(item, "done")
+                    else:
+                        await self._conclude(item, error)
+            except asyncio.CancelledError:
+                self._survive(item)
                 continue
-            if now + timeout_s < self._timer_at:
-                self.arm()
-            if not needs_preparing(item) or await self.steps(
-                prepare(machine, item, has_dead_letters=self.spec.dead_letter)
-            ):
-                error = await self._call(item)
-                if error is None and is_plain(machine, item):
-                    machine.finish(item, None, now)
-                    await item.message.ack()
-                    machine.settled(item)
-                    if self._reports is not None:
-                        self._reports.finished(item, "done")
-                else:
-                    await self._conclude(item, error)
             self._note_end(item)
+
+    def _survive(self, *items: WorkItem | None) -> None:
+        """Go on after a cancellation by code of a handler that had ended; raises if somebody ends the worker.
+
+        What was being settled comes again after its ``ack_wait``, and later events of its key wait for it.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        if self._is_ending():
+            raise
+        while task.cancelling():
+            task.uncancel()
+        self.log.error("a task of the worker was cancelled: by a handler, or by something that it left behind")
+        for item in items:
+            if item is not None and item.is_taken:
+                self.machine.dismiss(item)
+                self.machine.lapse(item)
+            elif item is not None:
+                self._note_end(item)
+        self._note_lapsed()
 
     async def _wait_for_work(self) -> None:
         waiter = self._loop.create_future()
@@ -276,29 +320,43 @@ class HandlerWorker:
     # ---- batches -----------------------------------------------------------------------------------------------
 
     async def _run_batches(self, size: int) -> None:
-        while items := await self._gather(size):
-            batch = []
-            for item in items:
-                if not needs_preparing(item) or await self.steps(
-                    prepare(self.machine, item, has_dead_letters=self.spec.dead_letter)
-                ):
-                    batch.append(item)
-                else:
-                    self._note_end(item)
-            if self._reports is not None:
-                self._reports.started(batch)
-            error = await self._call_batch(batch) if batch else None
-            if self._reports is not None:
-                self._reports.ended(batch)
-            for item in batch:
-                # None of a failed batch is settled by it: each is tried alone, so that only those at fault fail.
-                alone = error if error is None or len(batch) == 1 else await self._call_batch([item])
-                await self._conclude(item, alone)
+        while True:
+            try:
+                items = await self._gather(size)
+            except asyncio.CancelledError:
+                self._survive(*self._gathered)
+                continue
+            if not items:
+                return
+            try:
+                await self._run_batch(items)
+            except asyncio.CancelledError:
+                self._survive(*items)
+
+    async def _run_batch(self, items: list[WorkItem]) -> None:
+        batch = []
+        for item in items:
+            if not needs_preparing(item) or await self.steps(
+                prepare(self.machine, item, has_dead_letters=self.spec.dead_letter)
+            ):
+                batch.append(item)
+            else:
                 self._note_end(item)
+        if self._reports is not None:
+            self._reports.started(batch)
+        error = await self._call_batch(batch) if batch else None
+        if self._reports is not None:
+            self._reports.ended(batch)
+        for item in batch:
+            # None of a failed batch is settled by it: each is tried alone, so that only those at fault fail.
+            alone = error if error is None or len(batch) == 1 else await self._call_batch([item])
+            await self._conclude(item, alone)
+            self._note_end(item)
 
     async def _gather(self, size: int) -> list[WorkItem]:
         """The next batch, in the order of the stream; empty when the worker is to end."""
-        loop, found, full_at = self._loop, list[WorkItem](), float("inf")
+        loop, full_at = self._loop, float("inf")
+        found = self._gathered = list[WorkItem]()
         while len(found) < size and loop.time() < full_at:
             item = self.machine.take(loop.time())
             if item is not None:

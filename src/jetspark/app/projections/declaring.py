@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from jetspark.app.contracts.catalogue import contract_of
-from jetspark.app.contracts.tokens import escape, text_of, unescape
+from jetspark.app.contracts.tokens import escape, is_plain, text_of, unescape
 from jetspark.app.projections.windows import Window, is_part
 from jetspark.app.topology.names import check_app_name
 from jetspark.errors import ConfigError
@@ -108,7 +108,7 @@ class ProjectionSpec:
         """
         found = self._key_of(event)
         if found.__class__ is str:
-            return (escape(found),)
+            return (found,) if is_plain(found) else (escape(found),)
         if found is None:
             return ()
         if isinstance(found, list | tuple):
@@ -181,17 +181,17 @@ class ProjectionSpec:
             if value is not None:
                 raise TypeError("apply returned None for a key that has a state: return the new state, or DELETE")
             return None
-        encoded = self._checked(_encode(new))
+        encoded = _encode(new)
+        if len(encoded) > self.max_state_bytes:
+            raise self._too_large(encoded)
         for invariant in self.invariants:
             said = invariant(new)
             if said is not None and not said:
                 raise BrokenInvariant(f"{getattr(invariant, '__name__', invariant)} is not true of {encoded[:200]!r}")
         return encoded
 
-    def _checked(self, encoded: bytes) -> bytes:
-        if len(encoded) > self.max_state_bytes:
-            raise StateTooLarge(f"the state has {len(encoded)} bytes, and at most {self.max_state_bytes} can be stored")
-        return encoded
+    def _too_large(self, encoded: bytes) -> StateTooLarge:
+        return StateTooLarge(f"the state has {len(encoded)} bytes, and at most {self.max_state_bytes} can be stored")
 
     def decode_state(self, value: bytes) -> Any:
         """A state as ``apply`` gets it; None for a value that has no state of its own, as with lookups."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from itertools import repeat
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from jetspark.aio import clock
@@ -18,7 +16,7 @@ from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.projections.backlog import FAR_BEHIND_WAIT_S, Backlog
-from jetspark.app.projections.folding import Failure, KeyRows, RecordedFields, Router
+from jetspark.app.projections.folding import Failure, KeyRows, Recorded, Router
 from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
 from jetspark.app.projections.place import LivePlace
 from jetspark.app.projections.positions import FoldPosition
@@ -32,10 +30,9 @@ from jetspark.state.losses import first_ever, front_of
 if TYPE_CHECKING:
     from jetspark.app.application import App
 
-__all__ = ["LiveEngine", "end_tasks", "open_places", "recorded"]
+__all__ = ["LiveEngine", "end_tasks", "open_places", "recorded_of"]
 
 _logger = logging.getLogger("jetspark.app")
-_subject_of, _data_of, _headers_of = map(attrgetter, ("subject", "data", "raw_headers"))
 
 # The loop gets other things done between two pieces of this many messages.
 PIECE = 500
@@ -70,7 +67,6 @@ class LiveEngine:
         self._router = Router([place.spec for place in places], catalogue, owns_stream=app.owns_stream, beside=others)
         self._tells_position = tells_position
         self._is_partitioned = options.partitions > 1
-        self._has_windows = self._router.has_windows
         self._read = 0
         """Everything up to here is folded, or has a letter."""
         self._backlog = Backlog(options)
@@ -156,7 +152,7 @@ class LiveEngine:
     async def _fold(self, messages: Sequence[JetStreamMessage]) -> None:
         places = self._places
         rows = {name: KeyRows() for name in places}
-        failed = self._router.sort(recorded(messages, with_times=self._has_windows), rows)
+        failed = self._router.sort_received(messages, sequences_of(messages), recorded_of, rows)
         last = delivery(messages[-1])
         sequence = last.sequence
         if sequence - self._read != len(messages) and self._gap_from is None:
@@ -178,7 +174,7 @@ class LiveEngine:
             [message] = [each for each in messages if delivery(each).sequence == unreadable.sequence]
             await self._write_letter(message, failures)
         self._read = sequence
-        self._backlog.fold(len(messages), sum(map(len, map(_data_of, messages))), last.pending)
+        self._backlog.fold(len(messages), sum([len(message.data) for message in messages]), last.pending)
         self.counts.events += len(messages)
         self._work.set()
         while not self._backlog.has_room:
@@ -284,20 +280,10 @@ async def open_places(js: JetStream, stream: str, places: Sequence[LivePlace]) -
     return beginning
 
 
-def recorded(messages: Sequence[JetStreamMessage], *, with_times: bool) -> Iterable[RecordedFields]:
-    """What projections see of messages of one consumer; without times all of them were stored in 1970.
-
-    No object is made for a message: a loop that takes each apart at once is given the same tuple again and again.
-    """
-    times = [delivery(message).time_ns // 1000 for message in messages] if with_times else repeat(0)
-    return zip(
-        sequences_of(messages),
-        map(_subject_of, messages),
-        map(_data_of, messages),
-        map(_headers_of, messages),
-        times,
-        strict=False,
-    )
+def recorded_of(message: JetStreamMessage) -> Recorded:
+    """What projections see of a message."""
+    place = delivery(message)
+    return Recorded(place.sequence, message.subject, message.data, message.raw_headers, place.time_ns // 1000)
 
 
 async def _all(work: Sequence[Coroutine[Any, Any, bool]]) -> list[bool]:

@@ -11,9 +11,9 @@ Then, whatever an engine does twice or somebody else has done already, the bytes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import Envelope, RawHeaders, read_event, whole_reader
@@ -23,7 +23,7 @@ from jetspark.core.subjects import is_subset, on_one_of, reading_filters
 from jetspark.errors import ContractViolation, UsageError
 from jetspark.state.changes import Change, Current
 
-__all__ = ["Failure", "KeyRows", "KeyState", "Recorded", "RecordedFields", "Router", "Routing", "Row", "Spread"]
+__all__ = ["Failure", "KeyRows", "KeyState", "Received", "Recorded", "Router", "Routing", "Row", "Spread"]
 
 
 class Recorded(NamedTuple):
@@ -37,8 +37,17 @@ class Recorded(NamedTuple):
     """When it was stored, in microseconds: what every engine can see of it."""
 
 
-RecordedFields: TypeAlias = tuple[int, str, bytes, RawHeaders, int]
-"""The fields of a :class:`Recorded`, which is one: where there are many, nobody has to make one of each."""
+class Received(Protocol):
+    """What every message has that a :class:`Recorded` can be made of."""
+
+    @property
+    def subject(self) -> str: ...
+
+    @property
+    def data(self) -> bytes: ...
+
+
+M = TypeVar("M", bound=Received)
 
 
 class Row(NamedTuple):
@@ -143,22 +152,25 @@ class Router:
             return Routing([Row(name, key, message.sequence, event) for name, keys in found for key in keys], failures)
         return Routing([], [])
 
-    @property
-    def has_windows(self) -> bool:
-        """Whether it matters when messages were stored."""
-        return any(spec.window is not None for spec in self.specs.values())
-
     @cached_property
     def _read_whole(self) -> Callable[[bytes], Any]:
         return whole_reader(self._catalogue)  # when it is needed: by then every class is defined
 
-    def sort(
-        self, messages: Iterable[RecordedFields], rows: Mapping[str, KeyRows]
+    def sort(self, messages: Sequence[Recorded], rows: Mapping[str, KeyRows]) -> list[tuple[Recorded, list[Failure]]]:
+        """The rows of many messages, by projection, added to ``rows``; returns the messages that cannot be read."""
+        return self.sort_received(messages, [each.sequence for each in messages], lambda message: message, rows)
+
+    def sort_received(
+        self,
+        messages: Sequence[M],
+        sequences: Sequence[int],
+        recorded_of: Callable[[M], Recorded],
+        rows: Mapping[str, KeyRows],
     ) -> list[tuple[Recorded, list[Failure]]]:
-        """The rows of many messages, by projection, added to ``rows``; returns the messages that cannot be read.
+        """As :meth:`sort`, of messages that few have to be made a :class:`Recorded` of.
 
         Of each message it finds what :meth:`spread` finds. This is the inner loop of live engines and rebuilds: most
-        messages are read at once, and no object is made for a message but its event.
+        messages are read at once, and nothing is made of a message but its event.
         """
         failed: list[tuple[Recorded, list[Failure]]] = []
         catalogue, is_wanted, read_whole = self._catalogue, self.is_wanted, self._read_whole
@@ -169,18 +181,18 @@ class Router:
             ]
             for kind, specs in self._of_kind.items()
         }
-        for sequence, subject, data, headers, time_us in messages:
-            if is_wanted is not None and not is_wanted(subject):
+        for sequence, message in zip(sequences, messages, strict=True):
+            if is_wanted is not None and not is_wanted(message.subject):
                 continue
             try:
-                envelope = read_whole(data)
+                envelope = read_whole(message.data)
                 event = envelope.data
             except Exception:
+                recorded = recorded_of(message)
                 try:
-                    envelope, _, event = read_event(subject, data, headers, catalogue)
+                    envelope, _, event = read_event(recorded.subject, recorded.data, recorded.headers, catalogue)
                 except ContractViolation as error:
-                    message = Recorded(sequence, subject, data, headers, time_us)
-                    failed.append((message, [Failure(tuple(self.specs), sequence, error)]))
+                    failed.append((recorded, [Failure(tuple(self.specs), sequence, error)]))
                     continue
             failures: list[Failure] | None = None
             for spec, add_key, add_sequence, add_event in of_kind.get(type(event), ()):
@@ -188,7 +200,7 @@ class Router:
                     if spec.window is None:
                         keys = spec.keys_of(event)
                     else:
-                        keys = spec.windowed_keys_of(event, envelope.time, time_us)
+                        keys = spec.windowed_keys_of(event, envelope.time, recorded_of(message).time_us)
                 except Exception as error:
                     failures = [*(failures or ()), Failure((spec.name,), sequence, error)]
                     continue
@@ -197,7 +209,7 @@ class Router:
                     add_sequence(sequence)
                     add_event(event)
             if failures is not None:
-                failed.append((Recorded(sequence, subject, data, headers, time_us), failures))
+                failed.append((recorded_of(message), failures))
         return failed
 
     def spread(self, messages: Iterable[Recorded]) -> Iterator[Spread]:

@@ -101,7 +101,10 @@ class LookupSpec(ProjectionSpec):
         if new is None and not found:
             return None
         joined = _JoinedValue(found, _NOTHING if new is None else msgspec.Raw(new))
-        return self._checked(_encode(joined))
+        encoded = _encode(joined)
+        if len(encoded) > self.max_state_bytes:
+            raise self._too_large(encoded)
+        return encoded
 
     def _copy_of(self, name: str, version: int, copy: msgspec.Raw) -> bytes:
         if version != self.lookups[name].version:

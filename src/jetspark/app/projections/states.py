@@ -54,13 +54,13 @@ class StateGone(Exception):
         """What parks these keys: they can only be rebuilt."""
 
 
-class _CachedKey:
-    """A key in hand."""
+class _CachedKey(KeyState):
+    """A key in hand, and what of it is on its way."""
 
-    __slots__ = ("counted", "is_sure", "passed", "sent", "size", "state")
+    __slots__ = ("counted", "is_sure", "passed", "sent", "size")
 
-    def __init__(self, state: KeyState) -> None:
-        self.state = state
+    def __init__(self, spec: ProjectionSpec, key: str, loaded: Current) -> None:
+        super().__init__(spec, key, loaded)
         self.passed = 0
         """Events up to this one are not in hand: the bucket has the key parked, and they were passed by."""
         self.sent: int | None = None
@@ -101,8 +101,8 @@ class LiveStates:
 
     def missing(self, rows: KeyRows) -> list[str]:
         """Keys that have to be loaded before the rows can be applied."""
-        unknown = set(rows.keys).difference(self._keys)  # mostly none, and this is one call
-        return [key for key in dict.fromkeys(rows.keys) if key in unknown] if unknown else []
+        known = self._keys
+        return list({key: None for key in rows.keys if key not in known})
 
     def add(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
         """
@@ -110,8 +110,7 @@ class LiveStates:
             UsageError: Another version of the projection has made a state.
         """
         for key in keys:
-            entry = _CachedKey(KeyState(self.spec, key, loaded.get(key, NOTHING)))
-            self._keys[key] = entry
+            entry = self._keys[key] = _CachedKey(self.spec, key, loaded.get(key, NOTHING))
             self._measure(key, entry)
             self._note_parked(key, entry)
 
@@ -122,15 +121,14 @@ class LiveStates:
         self._rows.append(rows)
         for key, sequence, event in rows:
             entry = keys[key]
-            state = entry.state
-            if sequence <= state.sequence:
+            if sequence <= entry.sequence:
                 self.known += 1
                 continue
-            if state.parked is None:
-                state.fold(spec, key, sequence, event)
+            if entry.parked is None:
+                entry.fold(spec, key, sequence, event)
             else:
                 self.waiting += 1
-                if state.is_parked_in_bucket:
+                if entry.is_parked_in_bucket:
                     entry.passed = sequence
                     continue
             dirty[key] = entry
@@ -157,9 +155,9 @@ class LiveStates:
         """Everything that has to be stored. What comes meanwhile is stored the next time."""
         spec, changes = self.spec, []
         for key, entry in self._dirty.items():
-            change = entry.state.change(spec, key)
+            change = entry.change(spec, key)
             if change is not None:
-                entry.sent = entry.state.applied
+                entry.sent = entry.applied
                 changes.append(change)
         self._dirty = {}
         self._rows, self._sent_rows = [], self._rows if changes else []
@@ -180,14 +178,14 @@ class LiveStates:
             if key in conflicts:
                 present[key] = outcome.present.get(key, NOTHING)
                 continue
-            state, revision = entry.state, revisions.get(key)
+            revision = revisions.get(key)
             entry.is_sure = revision is not None
-            state.stored(change, revision or 0)
+            entry.stored(change, revision or 0)
             assert sent is not None
             self.applied += sent - entry.counted
             entry.counted = sent
-            if state.parked is not None:
-                if state.is_parked_in_bucket:
+            if entry.parked is not None:
+                if entry.is_parked_in_bucket:
                     entry.passed = self._last
                 self._note_parked(key, entry)
             self._measure(key, entry)
@@ -200,23 +198,23 @@ class LiveStates:
         """Fold the events in hand onto what the bucket has by now."""
         gone, in_hand = [], self._in_hand(present)
         for key, found in present.items():
-            entry = self._keys[key]
-            had = entry.state.loaded
+            before = self._keys[key]
+            had = before.loaded
             is_foreign = found.revision > 0 and mark_of(found) is None
             if found.sequence < had.sequence and not is_foreign:
                 if had.value is not None or found.value is not None:
                     gone.append(self._parking(key, found))
                     continue
                 found = found._replace(sequence=had.sequence)  # the mark of its end was tidied away
-            state = entry.state = KeyState(self.spec, key, found)
-            entry.is_sure, entry.counted = True, 0
+            entry = self._keys[key] = _CachedKey(self.spec, key, found)
+            entry.passed, entry.size = before.passed, before.size
             self._dirty.pop(key, None)
             taken = 0
             for sequence, event in in_hand[key]:
-                if sequence > max(state.sequence, entry.passed):
-                    state.apply(self.spec, key, sequence, event)
+                if sequence > max(entry.sequence, entry.passed):
+                    entry.apply(self.spec, key, sequence, event)
                     taken += 1
-            if state.is_parked_in_bucket:
+            if entry.is_parked_in_bucket:
                 self.waiting += taken
                 entry.passed = self._last
             elif taken:
@@ -255,12 +253,12 @@ class LiveStates:
                 self._size -= entry.size
 
     def _measure(self, key: str, entry: _CachedKey) -> None:
-        size = ENTRY_BYTES + len(key) + 2 * len(entry.state.value or b"")
+        size = ENTRY_BYTES + len(key) + 2 * len(entry.value or b"")
         self._size += size - entry.size
         entry.size = size
 
     def _note_parked(self, key: str, entry: _CachedKey) -> None:
-        if entry.state.parked is not None:
-            self.parked[key] = entry.state.parked
+        if entry.parked is not None:
+            self.parked[key] = entry.parked
         else:
             self.parked.pop(key, None)

@@ -26,7 +26,7 @@ from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, watch_place
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.engine import recorded
+from jetspark.app.projections.engine import recorded_of
 from jetspark.app.projections.folding import KeyRows, KeyState, Router
 from jetspark.app.projections.marks import Parked, mark_of, parked_of, position_key
 from jetspark.app.projections.pasts import base_of, past_of
@@ -36,6 +36,7 @@ from jetspark.errors import ConfigError, DataLoss, MessageNotFound, RequestTimeo
 from jetspark.jetstream.kv import operation_of, subject_of, watch_options
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.state.changes import MARK_HEADER, NOTHING, SEQUENCE_HEADER, Current, current_of, stored_sequence
+from jetspark.state.deliveries import sequences_of
 from jetspark.state.lookup import stored_of
 from jetspark.state.losses import first_ever, front_of
 
@@ -382,7 +383,7 @@ class View:
             await reading.start()
             while messages := await reading.some(until_idle=True):
                 rows = KeyRows()
-                router.sort(recorded(messages, with_times=router.has_windows), {self._spec.name: rows})
+                router.sort_received(messages, sequences_of(messages), recorded_of, {self._spec.name: rows})
                 for found, each, event in rows:
                     if found == name and each <= last:
                         state.apply(self._spec, name, each, event)

@@ -26,7 +26,6 @@ __all__ = ["LATE", "Window", "is_part"]
 
 LATE = "late"
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
-_MICROSECOND = datetime.timedelta(microseconds=1)
 MAX_WINDOWS = 100
 _is_name = re.compile(r"\d{8}T\d{6}Z", re.ASCII).fullmatch
 
@@ -65,7 +64,7 @@ class Window:
 
     def name(self, moment: datetime.datetime) -> str:
         """The last window that a moment falls into, as keys have it."""
-        return _name(_microseconds(moment) // 1_000_000 // self.step_s * self.step_s)
+        return _name(_whole_seconds(moment) // self.step_s * self.step_s)
 
     def part(self, window: str | datetime.datetime) -> str:
         """The window in a key: of its name, ``late``, or a moment in it; of overlapping windows the last one.
@@ -94,8 +93,8 @@ class Window:
         moment = sent if self.time is None else self.time(event)
         if not isinstance(moment, datetime.datetime) or moment.tzinfo is None:
             raise ConfigError(f"the time of an event for a window is {moment!r}: expected a datetime with a zone")
-        step_s = self.step_s
-        last = _microseconds(moment) // 1_000_000 // step_s * step_s
+        step_s = self.every_s or self.size_s  # as `step_s` says, without the call: this is done for every event
+        last = _whole_seconds(moment) // step_s * step_s
         if self.late == "keep" and step_s == self.size_s:
             return [_name(last)]
         begins = range(last - self.size_s + step_s, last + 1, step_s)
@@ -111,8 +110,10 @@ def is_part(text: str) -> bool:
     return text == LATE or _is_name(text) is not None
 
 
-def _microseconds(moment: datetime.datetime) -> int:
-    return (moment - _EPOCH) // _MICROSECOND
+def _whole_seconds(moment: datetime.datetime) -> int:
+    """Since 1970, rounded down: Python keeps the microseconds of a difference positive."""
+    since = moment - _EPOCH
+    return since.days * 86_400 + since.seconds
 
 
 # Printing a time takes as long as decoding an event, and most events fall into a few windows.

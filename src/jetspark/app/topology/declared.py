@@ -29,6 +29,7 @@ __all__ = [
     "Step",
     "Topology",
     "TopologyPlan",
+    "inherit_advisories",
     "inherit_replicas",
     "plan_changes",
 ]
@@ -216,6 +217,24 @@ def inherit_replicas(declared: Topology, found: Found) -> Topology:
         streams=[inherit(each, each.name) for each in declared.streams],
         buckets=[inherit(each, f"KV_{each.bucket}") for each in declared.buckets],
     )
+
+
+def inherit_advisories(declared: Topology, found: Found) -> Topology:
+    """The topology with the advisories that the server's stream of them stores already.
+
+    Another version of the application, which may run beside this one, has other handlers: none of the two must keep the
+    other from starting, or end what is known of its events.
+    """
+
+    def inherit(config: StreamConfig) -> StreamConfig:
+        existing = found.streams.get(config.name)
+        own = config.subjects or []
+        if existing is None or not own or not all(each.startswith(_EVENTS) for each in own):
+            return config
+        others = [each for each in existing.subjects or () if each.startswith(_EVENTS) and each not in own]
+        return dataclasses.replace(config, subjects=[*own, *others])
+
+    return dataclasses.replace(declared, streams=[inherit(each) for each in declared.streams])
 
 
 def _streams(declared: Topology, found: Found) -> Iterator[Step]:

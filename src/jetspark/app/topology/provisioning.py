@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.contracts.records import check_records
 from jetspark.app.contracts.registry import ContractRegistry, missing_records, read_registry
-from jetspark.app.topology.declared import Found, Step, Topology, TopologyPlan, inherit_replicas, plan_changes
+from jetspark.app.topology.declared import (
+    Found,
+    Step,
+    Topology,
+    TopologyPlan,
+    inherit_advisories,
+    inherit_replicas,
+    plan_changes,
+)
 from jetspark.errors import ConsumerNotFound, StreamNotFound, TopologyDrift, TopologyRefused
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 
@@ -78,7 +86,7 @@ async def _compare(js: JetStream, app: Declarations) -> tuple[Topology, Topology
     """What has to be there, and what has to be done for it."""
     declared = app.topology()
     found = await read_found(js, declared)
-    declared = inherit_replicas(declared, found)
+    declared = inherit_advisories(inherit_replicas(declared, found), found)
     plan = plan_changes(declared, found)
     return declared, TopologyPlan(plan.app, (*plan.steps, *await _contract_steps(js, app)))
 

@@ -304,6 +304,10 @@ class WorkflowSpec:
         has_ended = decided.is_done or decided.failed is not None
         if decided.reply is not None:
             raise ConfigError(f"workflow {self.name!r}: react returned a reply: nobody waits for one")
+        if decided.is_done and decided.failed is not None:
+            raise ConfigError(
+                f"workflow {self.name!r}: react says is_done=True and failed={decided.failed!r}: one of them"
+            )
         if has_ended and decided.timers:
             raise ConfigError(f"workflow {self.name!r}: react ends the run and sets timers: expected one of the two")
         wrong = next((each for each in decided.events if isinstance(each, Command)), None)

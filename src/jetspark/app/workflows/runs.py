@@ -7,7 +7,7 @@ import contextlib
 import datetime
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from jetspark.app.causes import current_cause
 from jetspark.app.contracts.envelope import Decoded, decode
@@ -16,6 +16,7 @@ from jetspark.app.entities.entities import EntityChange, EntityWriter, StoredEnt
 from jetspark.app.workflows.declaring import RunRecord, RunStatus, StepNote, WorkflowSpec
 from jetspark.app.workflows.running import carry_out
 from jetspark.app.workflows.timeline import read_timeline
+from jetspark.core.numbers import check_timeout
 from jetspark.errors import ConfigError, ConnectionClosed, ContractViolation, MessageNotFound
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class WorkflowRuns:
         Raises:
             TimeoutError: It is not over within ``timeout`` seconds.
         """
+        check_timeout(timeout)
         async with asyncio.timeout(timeout):
             async with contextlib.aclosing(self._entities.watch(key)) as records:  # type: ignore[type-var]
                 async for record in records:
@@ -90,6 +92,8 @@ class WorkflowRuns:
         One whose state this program cannot read hides no other: it is listed, whatever the status asked for, with the
         status ``unreadable`` and the reason.
         """
+        if status not in (None, *get_args(RunStatus)):
+            raise ConfigError(f"status={status!r}: expected one of {', '.join(get_args(RunStatus))}, or None for all")
         async for found in self._entities.list_all():
             run = self._listed(found)
             if status in (None, run.status) or run.status == "unreadable":
