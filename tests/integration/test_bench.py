@@ -38,7 +38,7 @@ def bench(*options: str) -> subprocess.CompletedProcess[str]:
 def zygotes() -> Iterator[dict[bool, Zygote]]:
     """For measurements without Spark, a process each, and with it, in one process that has one JVM."""
     with (
-        Zygote("jetspark.bench.sample", "jetspark.aio.client", "nats", "uvloop") as forking,
+        Zygote("jetspark.bench.sample", "jetspark.app", "jetspark.blocking.client", "nats", "uvloop") as forking,
         Zygote("jetspark.bench.sample", forks=False) as staying,
     ):
         yield {False: forking, True: staying}

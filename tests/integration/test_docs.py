@@ -69,7 +69,14 @@ def shared() -> Iterator[SharedNatsServer]:
 
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
-    with Zygote("jetspark.aio.client", "jetspark.batcher", "jetspark.batcher.blocking", "jetspark.server") as running:
+    with Zygote(
+        "jetspark.aio.client",
+        "jetspark.app.testing",
+        "jetspark.batcher",
+        "jetspark.batcher.blocking",
+        "jetspark.blocking.client",
+        "jetspark.server",
+    ) as running:
         yield running
 
 

@@ -8,6 +8,7 @@ since it has threads; with ``forks=False`` they run one after the other in the p
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -89,6 +90,9 @@ def serve(forks: bool) -> None:
         del sys.modules[name]
     for name in sys.argv[1:]:
         importlib.import_module(name)
+    # A fork copies every page that the garbage collector, or the end of Python, looks at.
+    gc.collect()
+    gc.freeze()
     sys.argv = ["-c"]
     for line in tasks:
         task = json.loads(line)
