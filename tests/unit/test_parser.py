@@ -1175,6 +1175,13 @@ def test_a_malformed_line_among_columns_is_a_protocol_error_however_it_is_cut(li
         assert routes[b"1"].seen == [frame.seen for frame in frames]
 
 
+@pytest.mark.parametrize("line", [b"MSG a 1", b"MSG a 1 r s 2", b"MSG a 1 r  2"])
+def test_lines_that_are_malformed_all_alike_are_no_columns(line: bytes) -> None:
+    parser, _ = parser_in_columns()
+    with pytest.raises(ProtocolError, match="not a MSG line"):
+        parser.receive_data((line + b"\r\nhi\r\n") * 20)
+
+
 def test_whoever_gets_messages_in_columns_is_told() -> None:
     parser, routes = read_in_columns(b"".join(frame.wire for frame in orders(40)))
     assert parser.read_in_columns == 40
