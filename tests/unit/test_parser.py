@@ -295,6 +295,14 @@ def test_a_line_of_a_message_has_a_bound_to_the_byte(more: int) -> None:
         assert len(routes[b"1"].arrived) == 1 - more
 
 
+def test_whoever_gets_a_message_from_the_careful_reader_is_told() -> None:
+    for frame in (b"MSG a 1 2\r\nhi\r\n", b"HMSG a 1 18 20\r\n" + BLOCK + b"hi\r\n"):
+        parser, routes = parser_for(b"1", b"2")
+        parser._skip_chunks = 1
+        parser.receive_data(frame)
+        assert parser.touched == [routes[b"1"]]
+
+
 def test_what_the_last_call_read_has_a_size_with_what_was_kept_for_it() -> None:
     parser, _ = parser_for(b"1")
     assert parser.chunk_bytes == 0
@@ -1189,10 +1197,11 @@ def test_whoever_gets_messages_in_columns_is_told() -> None:
 
 
 def test_a_line_that_is_too_long_for_one_is_refused_among_columns() -> None:
-    long = message_frame("a" * MAX_LINE_BYTES, 1, b"r", None, b"x").wire
-    parser, _ = parser_in_columns()
-    with pytest.raises(ProtocolError, match="a line of over"):
-        parser.receive_data(b"".join(frame.wire for frame in orders(20)) + long)
+    for size in (MAX_LINE_BYTES - len(b"MSG  1 r 1") + 1, MAX_LINE_BYTES):
+        long = message_frame("a" * size, 1, b"r", None, b"x").wire
+        parser, _ = parser_in_columns()
+        with pytest.raises(ProtocolError, match="a line of over"):
+            parser.receive_data(b"".join(frame.wire for frame in orders(20)) + long)
 
 
 def test_columns_to_a_removed_route_are_dropped() -> None:
