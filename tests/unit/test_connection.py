@@ -1747,6 +1747,14 @@ def test_messages_that_were_in_doubt_are_counted_over_all_sessions() -> None:
         log_in(connection)
 
 
+def test_a_closed_connection_waits_for_no_ping() -> None:
+    connection = connected(ping_interval_s=10)
+    connection.on_time(100.0)
+    assert connection.next_deadline() == 110.0
+    connection.close()
+    assert connection.next_deadline() is None
+
+
 def test_closing_twice_is_closing_once() -> None:
     connection = connected()
     connection.close()

@@ -1259,6 +1259,14 @@ def read_handshake(stream: bytes, cuts: Iterable[int]) -> tuple[list[object], st
     return frames, "", reader.take_rest()
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_line_of_the_handshake_has_a_bound_to_the_byte(more: int) -> None:
+    line = b"INFO {" + b" " * (MAX_LINE_BYTES - len(b"INFO {}") + more) + b"}"
+    expected = ([], f"a line of over {MAX_LINE_BYTES} bytes", b"") if more else ([Info({})], "", b"")
+    frames, said, rest = read_handshake(b"PING\r\n" + line + b"\r\n", ())
+    assert (frames[1:], said, rest) == expected
+
+
 def test_what_follows_a_frame_of_the_handshake_is_taken_once() -> None:
     reader = HandshakeReader()
     reader.receive_data(b"INFO {}\r\nPING\r\n")
