@@ -663,6 +663,7 @@ def test_what_is_held_back_is_never_sent_when_the_batch_is_given_up() -> None:
         bench.run(bench.batch.ask("a", b"1"))
         bench.run(bench.batch.leave(failed=True) if is_left else bench.batch.discard())
         assert (bench.asked, bench.batch.outcome) == ([], "not stored")
+        assert Batch(bench.batch).sequence == 1, "added, though not stored"
     bench = Bench(api_level=3, ack_first=True)
     bench.run(bench.batch.ask("a", b"1"))
     with pytest.raises(BatchInDoubt):

@@ -561,6 +561,19 @@ def test_a_lame_duck_that_hangs_up_first_leaves_only_what_it_did_not_confirm_in_
     assert connection.out_bytes == 0
 
 
+def test_a_lame_duck_that_hangs_up_while_its_answers_are_waited_for_leaves_no_deadline_behind() -> None:
+    connection = leaving(ping_interval_s=10)
+    connection.receive_data(info(ldm=True))
+    connection.data_to_send()
+    connection.receive_data(b"PONG\r\n")
+    assert connection.next_deadline() == 0.0
+    connection.end("gone")
+    log_in(connection, Server("b", 4222))
+    connection.on_time(100.0)
+    connection.on_time(101.0)
+    assert (connection.next_deadline(), connection.data_to_send()) == (110.0, b"")
+
+
 def test_a_lame_duck_that_no_longer_answers_is_left_when_its_time_is_up() -> None:
     connection = leaving(ping_interval_s=10, max_outstanding_pings=2)
     connection.on_time(0.0)
@@ -1772,6 +1785,40 @@ def test_closing_tells_everyone_who_waits(error: Exception | None, is_connected:
     assert connection.subscriptions.all == []
     assert connection.next_deadline() is None
     assert connection.data_to_send() == b""
+
+
+def test_one_that_belongs_to_another_process_is_closed_without_a_word_and_owes_nothing() -> None:
+    connection = connected()
+    subscription = connection.subscribe("a")
+    connection.publish("a", b"1")
+    connection.data_to_send()
+    connection.publish("a", b"2")
+    connection.flush("flush")
+    connection.disown(ConnectionLost("not ours"))
+    assert connection.is_closed
+    assert (connection.events(), connection.data_to_send()) == ([], b"")
+    assert (connection.buffered_messages, connection.unconfirmed_messages, connection.in_doubt) == (0, 0, 0)
+    assert subscription.is_finished
+    with pytest.raises(ConnectionClosed, match="not ours"):
+        connection.publish("a")
+
+
+def test_messages_that_were_in_doubt_are_counted_over_all_sessions() -> None:
+    connection = connected()
+    for session in (1, 2):
+        connection.publish("a", b"1")
+        connection.data_to_send()
+        connection.end("gone")
+        assert connection.lost_messages == session
+        log_in(connection)
+
+
+def test_a_closed_connection_waits_for_no_ping() -> None:
+    connection = connected(ping_interval_s=10)
+    connection.on_time(100.0)
+    assert connection.next_deadline() == 110.0
+    connection.close()
+    assert connection.next_deadline() is None
 
 
 def test_closing_twice_is_closing_once() -> None:

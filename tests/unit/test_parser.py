@@ -297,6 +297,14 @@ def test_a_line_of_a_message_has_a_bound_to_the_byte(more: int) -> None:
         assert len(routes[b"1"].arrived) == 1 - more
 
 
+def test_whoever_gets_a_message_from_the_careful_reader_is_told() -> None:
+    for frame in (b"MSG a 1 2\r\nhi\r\n", b"HMSG a 1 18 20\r\n" + BLOCK + b"hi\r\n"):
+        parser, routes = parser_for(b"1", b"2")
+        parser._skip_chunks = 1
+        parser.receive_data(frame)
+        assert parser.touched == [routes[b"1"]]
+
+
 def test_what_the_last_call_read_has_a_size_with_what_was_kept_for_it() -> None:
     parser, _ = parser_for(b"1")
     assert parser.chunk_bytes == 0
@@ -1237,6 +1245,13 @@ def test_a_malformed_line_among_columns_is_a_protocol_error_however_it_is_cut(li
         assert routes[b"1"].seen == [frame.seen for frame in frames]
 
 
+@pytest.mark.parametrize("line", [b"MSG a 1", b"MSG a 1 r s 2", b"MSG a 1 r  2"])
+def test_lines_that_are_malformed_all_alike_are_no_columns(line: bytes) -> None:
+    parser, _ = parser_in_columns()
+    with pytest.raises(ProtocolError, match="not a MSG line"):
+        parser.receive_data((line + b"\r\nhi\r\n") * 20)
+
+
 def test_whoever_gets_messages_in_columns_is_told() -> None:
     parser, routes = read_in_columns(b"".join(frame.wire for frame in orders(40)))
     assert parser.read_in_columns == 40
@@ -1244,10 +1259,11 @@ def test_whoever_gets_messages_in_columns_is_told() -> None:
 
 
 def test_a_line_that_is_too_long_for_one_is_refused_among_columns() -> None:
-    long = message_frame("a" * MAX_LINE_BYTES, 1, b"r", None, b"x").wire
-    parser, _ = parser_in_columns()
-    with pytest.raises(ProtocolError, match="a line of over"):
-        parser.receive_data(b"".join(frame.wire for frame in orders(20)) + long)
+    for size in (MAX_LINE_BYTES - len(b"MSG  1 r 1") + 1, MAX_LINE_BYTES):
+        long = message_frame("a" * size, 1, b"r", None, b"x").wire
+        parser, _ = parser_in_columns()
+        with pytest.raises(ProtocolError, match="a line of over"):
+            parser.receive_data(b"".join(frame.wire for frame in orders(20)) + long)
 
 
 def test_columns_to_a_removed_route_are_dropped() -> None:
@@ -1303,6 +1319,14 @@ def read_handshake(stream: bytes, cuts: Iterable[int]) -> tuple[list[object], st
     except ProtocolError as error:
         return frames, str(error).split(":")[0], b""
     return frames, "", reader.take_rest()
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_line_of_the_handshake_has_a_bound_to_the_byte(more: int) -> None:
+    line = b"INFO {" + b" " * (MAX_LINE_BYTES - len(b"INFO {}") + more) + b"}"
+    expected = ([], f"a line of over {MAX_LINE_BYTES} bytes", b"") if more else ([Info({})], "", b"")
+    frames, said, rest = read_handshake(b"PING\r\n" + line + b"\r\n", ())
+    assert (frames[1:], said, rest) == expected
 
 
 def test_what_follows_a_frame_of_the_handshake_is_taken_once() -> None:
