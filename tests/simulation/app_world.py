@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from jetspark.app.dead_letters.letters import FailureCause, LetterRef
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
 from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, RetryIn, RetryPolicy, Skip
+from jetspark.app.handlers.room import RETRY_SHARE, Side
 from jetspark.app.handlers.settling import (
     Acknowledge,
     AttemptsRecord,
@@ -43,6 +44,8 @@ from jetspark.app.handlers.settling import (
 from jetspark.publish.steps import ReadClock
 
 ACK_WAIT_S = 30.0
+ITEM_BYTES = 10
+SIDES: tuple[Side, ...] = ("retries", "stream")
 
 
 @dataclass
@@ -124,7 +127,9 @@ class World:
         self.log: list[str] = []
         """What happened, to be read when a seed fails."""
         self.crashes = self.given_up = 0
-        self.most_running = self.most_held = 0
+        self.most_running = 0
+        self.was_full = False
+        """Whether all places for events of the stream were taken at a time."""
         self._running: set[int] = set()
         self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
         self._count = itertools.count()
@@ -230,13 +235,12 @@ class World:
             if item.runner is not None:
                 item.runner()
         self._fire_schedules()
-        if not self._has_room():
+        if not self._has_room("stream"):
             for item in self.machine.surplus(self.now):
                 item.message.again_at = self.now + ACK_WAIT_S / 4
         self._pull()
         while self._life == life and (taken := self.machine.take(self.now)) is not None:
             self._begin(taken)
-        self.most_held = max(self.most_held, self.machine.held)
         assert self.machine.held <= self.limits.max_messages, "too many are held"
         assert self.machine.held_bytes <= self.limits.max_bytes, "too many bytes are held"
         if self._life == life:
@@ -257,27 +261,38 @@ class World:
 
     def _next_delivery(self) -> float | None:
         moments = [due_at for due_at, _, _ in self.schedules.values()]
-        if self.machine.credit().messages:
-            messages = [each for each in [*self.retries, *self.stream.values()] if not each.is_acked]
-            moments += [0.0 if each.again_at is None else each.again_at for each in messages]
+        for side in SIDES:
+            if self._has_room(side):
+                messages = [each for each in self._waiting(side) if not each.is_acked]
+                moments += [0.0 if each.again_at is None else each.again_at for each in messages]
         return max(min(moments), self.paused_until) if moments else None
 
-    def _has_room(self) -> bool:
-        credit = self.machine.credit()
-        return credit.messages > 0 and credit.bytes >= 10
+    def _waiting(self, side: Side) -> Iterable[Stored]:
+        return self.retries if side == "retries" else self.stream.values()
+
+    def _has_room(self, side: Side) -> bool:
+        """As :class:`~jetspark.app.handlers.room.Room` divides it: neither side can fill the places of the other."""
+        most_held, most_bytes = self.limits.max_messages, self.limits.max_bytes
+        kept, kept_bytes = max(1, most_held // RETRY_SHARE), max(ITEM_BYTES, most_bytes // RETRY_SHARE)
+        held = sum((item.source == "stream") == (side == "stream") for item in self.machine.items)
+        if side == "stream":
+            kept, kept_bytes = most_held - kept, most_bytes - kept_bytes
+            self.was_full = self.was_full or held == kept
+        return held < kept and (held + 1) * ITEM_BYTES <= kept_bytes
 
     def _pull(self) -> None:
         if self.now < self.paused_until:
             return
-        for message in [*self.retries, *self.stream.values()]:
-            if message.is_acked or (message.again_at is not None and message.again_at > self.now):
-                continue
-            if not self._has_room():
-                return
-            message.delivered += 1
-            message.again_at = self.now + ACK_WAIT_S
-            if self.machine.receive(self._item(message), self.now) == "done":
-                message.is_acked = True
+        for side in SIDES:
+            for message in self._waiting(side):
+                if message.is_acked or (message.again_at is not None and message.again_at > self.now):
+                    continue
+                if not self._has_room(side):
+                    break
+                message.delivered += 1
+                message.again_at = self.now + ACK_WAIT_S
+                if self.machine.receive(self._item(message), self.now) == "done":
+                    message.is_acked = True
 
     def _item(self, message: Stored) -> WorkItem:
         is_retry = message.attempts > 0 or message.redrives > 0
@@ -285,7 +300,7 @@ class World:
             self.key_of[message.sequence],
             message.sequence,
             message,
-            size_bytes=10,
+            size_bytes=ITEM_BYTES,
             delivered=message.delivered,
             source=("retry" if message.attempts else "redrive") if is_retry else "stream",
             attempts=message.attempts,

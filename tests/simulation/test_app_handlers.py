@@ -27,8 +27,8 @@ def world_of(seed: int, faults: Faults, kind: type[World] = World) -> World:
         burst=rng.choice([1, 3, 20]),
         timeout_s=5.0,
         ack_wait_s=30.0,
-        max_messages=rng.choice([1, 4, 30, 100]),
-        max_bytes=rng.choice([10, 100, 10_000]),
+        max_messages=rng.choice([2, 4, 30, 100]),
+        max_bytes=rng.choice([20, 100, 10_000]),
     )
     return kind(
         seed,
@@ -101,10 +101,10 @@ def test_crashes_lose_nothing_and_keep_the_order_of_a_key(seed: int) -> None:
     finish(world)
 
 
-# Seed 479229322 lets a key go on while a letter is put behind
-# it, seeds 67 and 421 while one is written for an event that was given up.
+# In the last six somebody lets a key go on at the very moment when a letter of it is written: one that is put behind the
+# key's first, or one of an event that others gave up.
 @pytest.mark.parametrize("given_up", [0.0, 0.3])
-@pytest.mark.parametrize("seed", seeds.tried([*range(70), 421, 479229322, 479229414, 479229565], 10))
+@pytest.mark.parametrize("seed", seeds.tried([*range(70), 1125, 1200, 1067, 1159, 1185, 1248], 10))
 def test_no_key_stands_still_when_an_operator_discards_while_workers_work(seed: int, given_up: float) -> None:
     world = world_of(seed, Faults(crash=0.01 if given_up else 0.005, lost_answer=0.05, given_up=given_up))
     world.trouble |= {each: ["reject"] * 1000 for each in world.stream if world.rng.random() < 0.2}
@@ -140,13 +140,13 @@ def test_the_seeds_reach_what_they_are_for() -> None:
         world.run_until_quiet()
         if world.most_running == world.limits.concurrency:
             most_running.add(world.limits.concurrency)
-        if world.most_held == world.limits.max_messages:
+        if world.was_full:
             most_held.add(world.limits.max_messages)
         crashes += world.crashes
         letters += len(world.letters)
         requests += len(world.requested)
     assert {1, 2, 5} <= most_running
-    assert {1, 4, 30} <= most_held
+    assert {2, 4, 30} <= most_held
     assert min(crashes, letters) > 50
     given_up = [world_of(seed, Faults(crash=0.01, given_up=0.3)) for seed in range(20)]
     for world in given_up:
