@@ -101,8 +101,8 @@ def test_crashes_lose_nothing_and_keep_the_order_of_a_key(seed: int) -> None:
     finish(world)
 
 
-# In the last six somebody lets a key go on at the very moment when a letter of it is written: one that is put behind the
-# key's first, or one of an event that others gave up.
+# In the last six somebody lets a key go on at the very moment when a letter of it is written: one that is put behind
+# the key's first, or one of an event that others gave up.
 @pytest.mark.parametrize("given_up", [0.0, 0.3])
 @pytest.mark.parametrize("seed", seeds.tried([*range(70), 1125, 1200, 1067, 1159, 1185, 1248], 10))
 def test_no_key_stands_still_when_an_operator_discards_while_workers_work(seed: int, given_up: float) -> None:
