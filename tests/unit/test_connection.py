@@ -328,6 +328,7 @@ def test_any_byte_behind_the_greeting_is_refused_when_tls_follows(
         feed(connection, info(tls_required=True) + behind, byte_by_byte=byte_by_byte)
     assert connection.events() == []
     assert connection.data_to_send() == b""
+    assert connection.state is State.GREETING  # and not READY, where a login would be next
 
 
 @pytest.mark.parametrize("server", [A, TLS])
@@ -628,6 +629,13 @@ def test_answers_to_pings_that_are_not_taken_are_bounded() -> None:
     connection.end("unresponsive")
     log_in(connection)
     assert connection.data_to_send() == b""
+
+
+def test_a_ping_is_answered_while_no_more_waits_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "MIN_CONTROL_ROOM_BYTES", 10 * len(b"PONG\r\n"))
+    connection = connected(send_buffer_bytes=50)
+    connection.receive_data(b"PING\r\n" * 11)
+    assert connection.data_to_send() == b"PONG\r\n" * 11
 
 
 def test_subscriptions_and_flushes_that_are_not_taken_are_bounded() -> None:
@@ -1279,6 +1287,87 @@ def test_a_limit_set_after_a_reconnect_is_told_in_the_servers_count() -> None:
     assert subscription.received == 7
 
 
+def test_a_limit_of_one_message_cannot_be_raised_either() -> None:
+    connection = connected()
+    subscription = connection.subscribe("a")
+    connection.unsubscribe(subscription, 1)
+    with pytest.raises(ConfigError, match="max_messages=2: the limit is 1 and can only be lowered"):
+        connection.unsubscribe(subscription, 2)
+
+
+def test_an_unsubscribe_that_is_interrupted_ends_with_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = connected()
+    subscription = connection.subscribe("a")
+    connection.data_to_send()
+
+    def interrupt(frame: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "_send_control", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            connection.unsubscribe(subscription)
+    assert subscription.is_finished
+    assert reconnect(connection) == b""  # it is not subscribed to again
+
+
+def test_a_chunk_is_delivered_once_and_nothing_of_it_is_remembered() -> None:
+    connection = connected()
+    connection.subscribe("a")
+    connection.receive_data(message(1))
+    assert not connection.subscriptions.parser.touched
+
+
+def test_answers_to_requests_have_no_bound_of_their_own_and_are_not_remembered() -> None:
+    connection = connected(max_pending_messages=2)
+    tokens = [connection.request(number, "ask", b"", None) for number in range(5)]
+    connection.data_to_send()
+    connection.receive_data(b"".join(answer(token) for token in tokens))
+    assert done(connection.events()) == [0, 1, 2, 3, 4]
+    replies = connection.requests.replies
+    assert replies is not None
+    assert (replies.dropped, replies.is_inbox) == (0, True)
+
+
+def test_who_follows_sessions_is_told_of_each() -> None:
+    connection = connected()
+    connection.subscribe("a")
+    following = connection.subscribe("b", follows_sessions=True)
+    reconnect(connection)
+    assert ready(connection.events()) == [following]
+
+
+def test_a_close_that_is_interrupted_tells_a_flush_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = connected()
+    connection.flush("flushed")
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection.requests, "fail_all", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            connection.close()
+    connection.close()
+    assert [event.handle for event in connection.events() if isinstance(event, Failed)] == ["flushed"]
+
+
+def test_a_session_that_answered_a_ping_is_followed_by_the_next_at_once() -> None:
+    connection = new()
+    pauses = []
+    for answers in (False, False, True, False):
+        pauses.append(connection.pool.next()[1])
+        connection.pool.succeeded()
+        log_in(connection)
+        if answers:
+            connection.flush("flushed")
+            connection.data_to_send()
+            connection.receive_data(b"PONG\r\n")
+        connection.end("gone")
+    first, second, third, fourth = pauses
+    assert first == fourth == 0.0 < second < third  # one that lets us in and drops us is not dialled in a tight loop
+
+
 def test_a_flush_nobody_waits_for_is_forgotten() -> None:
     connection = connected()
     connection.end("gone")
@@ -1703,6 +1792,17 @@ def test_a_tls_address_is_not_left_for_plain_text_on_announced_servers() -> None
     connection = new(Server.parse("tls://a"))
     log_in(connection, connection.pool.servers[0], tls_available=True, connect_urls=["b:4222"])
     assert connection.events()[0] == ServersDiscovered(("tls://b:4222",))
+
+
+def test_an_announced_address_has_the_name_of_the_server_that_announced_it() -> None:
+    connection = new(Server.parse("tls://a"))
+    log_in(connection, connection.pool.servers[0], tls_available=True, connect_urls=["10.0.0.2:4222"])
+    announced = connection.pool.servers[1]
+    assert (announced.host, announced.tls_name) == ("10.0.0.2", "a")
+    # The name goes on to what that one announces, which has none to give.
+    connection.end("gone")
+    log_in(connection, announced, tls_available=True, connect_urls=["10.0.0.3:4222"])
+    assert [(server.host, server.tls_name) for server in connection.pool.servers[1:]] == [("10.0.0.3", "a")]
 
 
 # ---- time ------------------------------------------------------------------------------------------------------
