@@ -378,10 +378,11 @@ async def test_a_cancelled_write_may_be_stored_and_is_stored_once_with_ids(
 # ---- atomic ----------------------------------------------------------------------------------------------------------
 
 
-def test_bounds_of_the_atomic_sink_are_checked() -> None:
-    for options, message in (({"max_messages": 0}, "max_messages=0"), ({"doubt_s": -1}, "doubt_s=-1")):
-        with pytest.raises(ConfigError, match=message):
-            jetspark.batcher.blocking.jetstream.AtomicSink(None, "s", **options)  # type: ignore[arg-type]
+def test_bounds_of_the_atomic_sink_are_checked(server: NatsServer) -> None:
+    with jetspark.blocking.connect(server.url) as client:
+        for options, message in (({"max_messages": 0}, "max_messages=0"), ({"doubt_s": -1}, "doubt_s=-1")):
+            with pytest.raises(ConfigError, match=message):
+                jetspark.batcher.blocking.jetstream.AtomicSink(client.jetstream(), "s", **options)  # type: ignore[arg-type]
 
 
 async def batches_of(here: Place) -> list[int]:

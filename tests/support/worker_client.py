@@ -14,7 +14,11 @@ try:
     asking.connect(os.environ["JETSPARK_TESTS_WORKERS"])
 except OSError:  # nobody forks, or no more
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-task = {"arguments": sys.argv[1:], "folder": os.getcwd(), "variables": dict(os.environ)}
+try:
+    folder = os.getcwd()
+except OSError:  # of a Spark that has outlived the folder it was started in
+    folder = "/"
+task = {"arguments": sys.argv[1:], "folder": folder, "variables": dict(os.environ)}
 text = marshal.dumps(task)
 asking.sendmsg([len(text).to_bytes(4, "little")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array("i", [0, 1, 2]))])
 asking.sendall(text)

@@ -616,7 +616,7 @@ def test_a_letter_has_a_subject_of_its_own() -> None:
     origin = Origin("ORDERS", 7, 12)
     assert letter_subject("orders", "billing", "o.1", origin) == "dlq.orders.billing.o=2E1.ORDERS.7.12"
     assert letter_subject("orders", "billing", None, origin) != letter_subject("orders", "billing", "", origin)
-    assert letter_filter("orders") == "dlq.orders.>"
+    assert letter_filter("orders") == "dlq.orders.*.*.*.*.*"
     assert letter_filter("orders", "billing", "o.1") == "dlq.orders.billing.o=2E1.*.*.*"
     for text in ("", " x", "a\r\nb", "é\\n", "\udc80"):
         assert unescape_line(escape_line(text)) == text
