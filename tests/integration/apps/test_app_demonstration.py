@@ -187,13 +187,14 @@ async def test_a_process_that_was_stopped_comes_back_to_what_others_have_taken_o
         async with jetspark.connect(server.url) as client:
             js = client.jetstream()
             await set_up(js, app)
-            workers = [
-                await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.DEVNULL)
-                for _ in range(2)
-            ]
+            said = [tmp_path / f"worker {number}" for number in range(2)]
+            workers = []
+            for path in said:
+                with path.open("wb") as file:
+                    workers.append(await asyncio.create_subprocess_exec(*command, env=environment, stderr=file))
             try:
-                # Both are ready before there is work: else one of them may do all of it.
-                await until(lambda: all((tmp_path / f"{worker.pid}.log").exists() for worker in workers))
+                # Both run before there is work: else one of them may do all of it, and the other is stopped too early.
+                await until(lambda: all(": running " in path.read_text() for path in said))
                 order = await publish_all(server.url, random.Random(1), events)
                 workers[0].send_signal(signal.SIGSTOP)
                 await asyncio.sleep(2.5 * app.handlers["once"].ack_wait_s)  # by then others have all it had
