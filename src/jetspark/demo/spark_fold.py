@@ -73,7 +73,7 @@ class SparkBeside:
     async def _end(self) -> None:
         await asyncio.wait([self._starting])
         if not self._starting.cancelled():
-            self._starting.exception()  # whoever waited for it has raised it
+            self._starting.exception()  # raised where it was waited for
         if self._made:
             await finish_in_thread(lambda: _end(self._made.pop()))
 

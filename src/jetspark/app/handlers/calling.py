@@ -117,7 +117,7 @@ class HandlerCalls:
         return raised
 
     async def _forget_cancels(self, task: asyncio.Task[Any], before: int) -> None:
-        """The runner goes on, whoever has cancelled it: the time-out, or the handler's own code."""
+        """Let the runner go on, after the time-out or the handler's own code has cancelled it."""
         while task.cancelling() > before:
             task.uncancel()
         try:

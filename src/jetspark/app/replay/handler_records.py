@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jetspark.app.replay.outlines import RangeOutline
-from jetspark.app.replay.ranges import Extent, ReplayRequest
-from jetspark.errors import ProtocolError
+from jetspark.app.replay.ranges import Extent
+from jetspark.app.replay.records import RequestRecord
 
 __all__ = ["HandlerReplayPlan", "HandlerReplayRecord"]
 
 
 @dataclass(slots=True, kw_only=True)
-class HandlerReplayRecord:
+class HandlerReplayRecord(RequestRecord):
     """One replay of a handler: a key of the bucket ``<app>_handlers``, ``replay.<handler>.<id>``, which stays."""
 
     id: str
     handler: str
-    request: ReplayRequest
     effects: bool
     """Whether effects are carried out."""
     stream: str
@@ -61,21 +58,6 @@ class HandlerReplayRecord:
     @property
     def consumer(self) -> str:
         return f"{self.handler}--replay-{self.id}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "request": self.request.to_dict()}
-
-    @classmethod
-    def decode(cls, value: bytes) -> HandlerReplayRecord:
-        """
-        Raises:
-            ProtocolError: It is no such record.
-        """
-        try:
-            fields = json.loads(value)
-            return cls(**{**fields, "request": ReplayRequest.from_dict(fields["request"])})
-        except (ValueError, KeyError, TypeError) as error:
-            raise ProtocolError(f"the record of a replay is not readable: {value[:200]!r}") from error
 
     def __str__(self) -> str:
         how = "with effects" if self.effects else "without effects"

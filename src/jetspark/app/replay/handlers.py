@@ -202,7 +202,7 @@ async def _tell_plan(
     keeper: NoteKeeper[HandlerReplayRecord],
     on_plan: Callable[[HandlerReplayPlan], Any] | None,
 ) -> None:
-    """Note what is to be read, and tell it whoever wants to know."""
+    """Note what is to be read, and pass it to ``on_plan``."""
     record = keeper.record
     extent = Extent(stream=record.stream, created=record.created, first=record.at + 1, last=record.last)
     plan = HandlerReplayPlan(handler=spec.name, extent=extent)

@@ -26,6 +26,7 @@ __all__ = [
     "RecordKeeper",
     "ReplayKind",
     "ReplayRecord",
+    "RequestRecord",
     "begin_record",
     "new_id",
     "noting",
@@ -36,7 +37,29 @@ ReplayKind: TypeAlias = Literal["replay", "rebuild", "repair"]
 
 
 @dataclass(slots=True, kw_only=True)
-class ReplayRecord:
+class RequestRecord:
+    """What was asked for, and where the work is, as JSON."""
+
+    request: ReplayRequest
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "request": self.request.to_dict()}
+
+    @classmethod
+    def decode(cls, value: bytes) -> Self:
+        """
+        Raises:
+            ProtocolError: It is no such record.
+        """
+        try:
+            fields = json.loads(value)
+            return cls(**{**fields, "request": ReplayRequest.from_dict(fields["request"])})
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProtocolError(f"the record of a replay is not readable: {value[:200]!r}") from error
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplayRecord(RequestRecord):
     """One replay, rebuild of a whole projection, or repair of single keys."""
 
     id: str
@@ -45,7 +68,6 @@ class ReplayRecord:
     version: int
     bucket: str
     """What it writes to."""
-    request: ReplayRequest
     stream: str
     created: str
     """Tells the stream from a later one of the same name."""
@@ -86,21 +108,6 @@ class ReplayRecord:
     @property
     def is_done(self) -> bool:
         return self.status in ("done", "swapped", "dropped")
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "request": self.request.to_dict()}
-
-    @classmethod
-    def decode(cls, value: bytes) -> ReplayRecord:
-        """
-        Raises:
-            ProtocolError: It is no such record.
-        """
-        try:
-            fields = json.loads(value)
-            return cls(**{**fields, "request": ReplayRequest.from_dict(fields["request"])})
-        except (ValueError, KeyError, TypeError) as error:
-            raise ProtocolError(f"the record of a replay is not readable: {value[:200]!r}") from error
 
     def __str__(self) -> str:
         what = f"{self.kind} {self.id} of {self.projection}"
