@@ -1318,6 +1318,22 @@ def test_a_chunk_is_delivered_once_and_nothing_of_it_is_remembered() -> None:
     assert not connection.subscriptions.parser.touched
 
 
+def test_answers_are_messages_unless_they_are_asked_for_in_runs() -> None:
+    connection = connected()
+    assert connection.subscribe("a", is_inbox=True).answer_runs is None
+    assert connection.subscribe("b", is_inbox=True, takes_runs=True).answer_runs is not None
+
+
+def test_a_message_with_a_reply_subject_may_fill_the_buffer_to_the_last_byte() -> None:
+    frame = b"PUB a _INBOX.me.1 2\r\nhi\r\n"
+    connection = connected(send_buffer_bytes=2 * len(frame))
+    connection.publish_with_reply("a", b"_INBOX.me.1", b"hi")
+    connection.publish_with_reply("a", b"_INBOX.me.1", b"hi")
+    with pytest.raises(BufferFull):
+        connection.publish_with_reply("a", b"_INBOX.me.1", b"hi")
+    assert connection.data_to_send() == 2 * frame
+
+
 def test_answers_to_requests_have_no_bound_of_their_own_and_are_not_remembered() -> None:
     connection = connected(max_pending_messages=2)
     tokens = [connection.request(number, "ask", b"", None) for number in range(5)]

@@ -723,6 +723,24 @@ def full_window(max_outstanding: int) -> tuple[Bench, Publisher, list[str]]:
     return bench, publisher, bench.send()
 
 
+def test_a_publisher_tells_what_is_outstanding_and_when_there_is_no_room() -> None:
+    bench = Bench(max_outstanding=1)
+    publisher = Publisher(bench)
+    assert publisher._attempt(Ack(), "orders", b"", None)
+    assert publisher.outstanding == 1
+    assert not publisher._attempt(Ack(), "orders", b"", None)
+
+
+def test_answers_that_are_read_one_by_one_are_not_kept() -> None:
+    bench = Bench()
+    bench.publish()
+    [reply] = bench.send()
+    bench.answer(reply, b"{}")
+    inbox = bench.window._inbox
+    assert inbox is not None
+    assert not inbox.pending
+
+
 def test_those_who_wait_for_room_go_on_when_an_eighth_of_the_window_is_free() -> None:
     bench, publisher, replies = full_window(80)
     for number in range(10):
