@@ -64,6 +64,24 @@ async def test_what_a_handler_did_is_there() -> None:
     assert record.getMessage().startswith("charged at 2026-03-31 10:15:30+00:00 as ")
 
 
+async def test_an_effect_that_is_not_async_is_seen_as_a_worker_does_it() -> None:
+    other = App("orders", stream="ORDERS", subjects=["orders.>"])
+    charged: list[str] = []
+
+    def charge(order_id: str) -> int:
+        charged.append(order_id)
+        return len(charged)
+
+    @other.handler(Paid, durable="billing")
+    async def bill_at_once(event: Paid, ctx: Context) -> None:
+        await ctx.once("charge", charge, event.order_id)  # type: ignore[arg-type]
+
+    run = await run_handler(bill_at_once, Paid(order_id="a"), app=other)
+    assert (run.outcome, run.error) == ("done", None)
+    assert [(each.name, each.result) for each in run.effects] == [("charge", 1)]
+    assert charged == ["a"]
+
+
 async def test_the_same_call_has_the_same_result() -> None:
     one, other = [await run_handler(bill, Paid(order_id="a"), Bank(), app=app) for _ in range(2)]
     assert one.messages == other.messages

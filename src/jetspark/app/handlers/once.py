@@ -40,7 +40,7 @@ from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyExists, Key
 if TYPE_CHECKING:
     from jetspark.app.handlers.context import Context
 
-__all__ = ["EffectTransaction", "OnceRecords", "once_key"]
+__all__ = ["EffectTransaction", "OnceRecords", "call_effect", "once_key"]
 
 T = TypeVar("T")
 
@@ -95,9 +95,7 @@ class OnceRecords:
         if "idempotency_key" not in named and _takes(function, "idempotency_key"):
             named = {**named, "idempotency_key": context.idempotency_key(name)}
         try:
-            result = function(*arguments, **named)
-            # One that is not async has had its effect by now, and must not have it again.
-            value: T = await result if inspect.isawaitable(result) else cast("T", result)
+            value = await call_effect(function, arguments, named)
         except BaseException:
             # The next attempt need not wait for the lease. If this is lost, it waits; the caller hears in any case why
             # the effect failed, which decides whether there is a next attempt. A cancellation, by the handler's
@@ -109,16 +107,22 @@ class OnceRecords:
         try:
             record = b'{"state":"done","result":' + msgspec.json.encode(value) + b"}"
         except Exception as error:
-            unusable = _unusable(name, value, f"nothing that JSON can hold: {error}")
-            await self._record(key, json.dumps({"state": "unusable", "reason": str(unusable)}).encode(), claimed)
-            raise unusable from error
+            raise await self._unusable(key, claimed, name, value, f"nothing that JSON can hold: {error}") from error
         try:
             await self._record(key, record, claimed)
         except PayloadTooLarge as error:
-            unusable = _unusable(name, value, f"more than the server stores at a time: {error}")
-            await self._record(key, json.dumps({"state": "unusable", "reason": str(unusable)}).encode(), claimed)
-            raise unusable from error
+            why = f"more than the server stores at a time: {error}"
+            raise await self._unusable(key, claimed, name, value, why) from error
         return value
+
+    async def _unusable(self, key: str, revision: int, name: str, value: Any, why: str) -> ConfigError:
+        """Record that the effect is done and has no result that can be recorded; returns the error of each attempt."""
+        reason = (
+            f"once({name!r}): its result of type {type(value).__name__} is {why}. The effect is done and not repeated; "
+            "to have it done again, give the effect another name"
+        )
+        await self._record(key, json.dumps({"state": "unusable", "reason": reason}).encode(), revision)
+        return ConfigError(reason)
 
     async def _record(self, key: str, record: bytes, revision: int) -> None:
         """Note what was done, however often it takes: what is done and not recorded would be done again."""
@@ -170,11 +174,10 @@ class _Recorded:
         self.result = result
 
 
-def _unusable(name: str, value: Any, why: str) -> ConfigError:
-    return ConfigError(
-        f"once({name!r}): its result of type {type(value).__name__} is {why}. The effect is done and not repeated; to "
-        "have it done again, give the effect another name"
-    )
+async def call_effect(function: Callable[..., Awaitable[T]], arguments: tuple[Any, ...], named: dict[str, Any]) -> T:
+    """The result of an effect. One that is not async has happened by the call alone: an error would repeat it."""
+    result = function(*arguments, **named)
+    return await result if inspect.isawaitable(result) else cast("T", result)
 
 
 class _Mark(msgspec.Struct, omit_defaults=True):

@@ -455,7 +455,7 @@ def _waiting_for(sequence: int, parked: ParkedRecord | None) -> tuple[int, tuple
     """The revision to replace, and the events that wait, once a key waits for ``sequence`` first."""
     if parked is None:
         return 0, (sequence,)
-    # An earlier event came again, and fails as well: the one that the key waits for is next, after this one.
+    # An earlier event has failed as well, or has a letter: the one that the key waits for is next, after this one.
     return parked.revision, (sequence, *(each for each in parked.waiting if each >= parked.head))
 
 

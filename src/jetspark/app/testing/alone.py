@@ -19,7 +19,7 @@ from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import Decoded, Encoded, decode, encode
 from jetspark.app.handlers.calling import returned_events
 from jetspark.app.handlers.context import Context, Dependencies, plan_arguments
-from jetspark.app.handlers.once import EffectTransaction, OnceRecords
+from jetspark.app.handlers.once import EffectTransaction, OnceRecords, call_effect
 from jetspark.app.handlers.retry import Bury, RetryPolicy, Skip, WaitHere, WaitLong, decide
 from jetspark.app.testing.memory import MemoryBucket
 from jetspark.app.timers import cancelling
@@ -300,7 +300,7 @@ class _WatchedOnce(OnceRecords):
         @functools.wraps(function)  # by its signature it is known whether it takes an idempotency key
         async def watched(*given: Any, **also: Any) -> T:
             try:
-                result = await function(*given, **also)
+                result = await call_effect(function, given, also)
             except BaseException as error:
                 self.calls.append(EffectCall(name=name, arguments=given, named=also, error=error))
                 raise
