@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from jetspark.app.projections.live import LiveOptions
 
-__all__ = ["Backlog", "FoldedAmount"]
+__all__ = ["FAR_BEHIND_WAIT_S", "Backlog", "FoldedAmount"]
 
 # A batch is full before it has to be, so that reading goes on while it is stored.
 FULL = 3 / 4
