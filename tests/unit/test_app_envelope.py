@@ -496,10 +496,27 @@ def check_whole(data: bytes, catalogue: Catalogue = CATALOGUE) -> bool:
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
-@given(st.dictionaries(st.sampled_from([*ENVELOPE, "data", "payload", "eventId"]), JSON), st.dictionaries(NAMES, JSON))
-def test_whatever_is_read_at_once_is_what_is_read_step_by_step(body: dict[str, Any], fields: dict[str, Any]) -> None:
+@given(
+    st.dictionaries(st.sampled_from([*ENVELOPE, "data", "payload", "eventId"]), JSON),
+    st.dictionaries(NAMES, JSON),
+    st.sets(st.sampled_from([*ENVELOPE])),
+    st.sampled_from([CATALOGUE, Catalogue(OrderPaid), Catalogue(OrderShipped)]),
+)
+def test_whatever_is_read_at_once_is_what_is_read_step_by_step(
+    body: dict[str, Any], fields: dict[str, Any], missing: set[str], catalogue: Catalogue
+) -> None:
+    envelope = {name: value for name, value in ENVELOPE.items() if name not in missing}
     for extra in ({}, {"data": fields}, {"data": {"order_id": "o", "amount_cents": 1, **fields}}):
-        check_whole(json.dumps({**ENVELOPE, **body, **extra}).encode())
+        check_whole(json.dumps({**envelope, **body, **extra}).encode(), catalogue)
+
+
+@pytest.mark.parametrize("catalogue", [CATALOGUE, Catalogue(OrderPaid)])
+@pytest.mark.parametrize("type", [{}, {"type": ""}, {"type": None}, {"type": "order.unknown"}])
+def test_nothing_without_a_type_is_read_at_once(type: dict[str, Any], catalogue: Catalogue) -> None:
+    body = {**ENVELOPE, "data": DATA}
+    assert check_whole(json.dumps(body).encode(), catalogue)
+    del body["type"]
+    assert not check_whole(json.dumps({**body, **type}).encode(), catalogue)
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

@@ -314,7 +314,8 @@ def whole_reader(catalogue: Catalogue) -> Callable[[bytes], Any]:
         else:
             newest[name] = contract
     kinds = tuple(_whole_kind(contract) for contract in newest.values())
-    return msgspec.json.Decoder(Union[kinds]).decode if kinds else _read_nothing  # noqa: UP007
+    # With a second kind, since msgspec asks for the type only where there is a choice.
+    return msgspec.json.Decoder(Union[(_NoEvent, *kinds)]).decode if kinds else _read_nothing
 
 
 def _whole_kind(contract: Contract) -> type[msgspec.Struct]:
@@ -341,6 +342,13 @@ def _whole_kind(contract: Contract) -> type[msgspec.Struct]:
         kw_only=True,
         gc=False,
     )
+
+
+class _NoEvent(msgspec.Struct, tag_field="type", tag="", gc=False):
+    """An envelope whose type is empty. No event has such a type, so it is never one."""
+
+    def __post_init__(self) -> None:
+        raise ValueError("the type is empty")
 
 
 def _read_nothing(data: bytes) -> NoReturn:
