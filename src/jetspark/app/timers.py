@@ -30,7 +30,8 @@ from jetspark.app.contracts.tokens import escape, unescape
 from jetspark.app.topology.keeping import check_keeps
 from jetspark.app.topology.names import escape_token, is_hash
 from jetspark.codes import Code
-from jetspark.errors import ConfigError, MessageNotFound, ServerError, WrongLastSequence
+from jetspark.core.subjects import matches
+from jetspark.errors import ConfigError, JetStreamUnavailable, MessageNotFound, ServerError, WrongLastSequence
 from jetspark.jetstream.operations import message_query
 from jetspark.jetstream.publishing import Expect
 
@@ -268,9 +269,18 @@ class Timers:
     async def _store(self, name: str, when: When, encoded: Encoded, set_id: str | None) -> None:
         message = timer_message(self._app, name, when, encoded)
         try:
-            await self._js.publish(message.subject, message.data, headers=message.headers, msg_id=set_id)
+            await self._publish(name, message, set_id)
         except ServerError as error:
             raise self._explained(error, name, when) or error from error
+
+    async def _publish(self, name: str, message: Encoded, id: str | None = None) -> None:
+        try:
+            await self._js.publish(message.subject, message.data, headers=message.headers, msg_id=id)
+        except JetStreamUnavailable as error:
+            subjects = (await (await self._opened()).info()).config.subjects or ()
+            if any(matches(each, message.subject) for each in subjects):
+                raise
+            raise self._no_timers(name) from error
 
     def _explained(self, error: ServerError, name: str, when: When) -> ConfigError | None:
         if error.err_code in (Code.SCHEDULES_DISABLED, Code.TTL_DISABLED):
@@ -292,6 +302,9 @@ class Timers:
 
         What it has published is in the stream, and ``ctx.is_current_timer()`` tells the handler that it does not count
         any more. To end it together with what makes it needless, publish that with ``cancels=name``.
+
+        Raises:
+            ConfigError: The stream of the application has no timers.
         """
         if await (await self._opened()).purge(subject=timer_subject(self._app, name)) > 0:
             return True
@@ -328,7 +341,7 @@ class Timers:
 
     async def _mark(self, name: str) -> None:
         """Say that what a timer has published up to now does not count."""
-        await self._js.publish(timer_subject(self._app, name) + _CANCELLED, b"", headers=_MARK)
+        await self._publish(name, Encoded(timer_subject(self._app, name) + _CANCELLED, b"", _MARK))
 
     async def is_current(self, fired: FiredTimer, decoded: Decoded, sequence: int) -> bool:
         """Whether an event that a timer has published counts; see :meth:`Context.is_current_timer`."""

@@ -318,3 +318,21 @@ async def test_an_app_without_timers_says_how_to_have_them(nats_url: str) -> Non
         timers = Timers("shop", "ORDERS", orders.js, orders.encode)  # of an app that is not applied yet
         with pytest.raises(ConfigError, match=r"apply the app"):
             await timers.set("x", Overdue(order_id="o-1"), after=1)
+
+
+async def test_a_handler_of_an_app_without_timers_is_told_how_to_have_them(nats_url: str) -> None:
+    app, found = shop(timers=False), list[str]()
+
+    @app.handler(Placed, durable="reminding")
+    async def remind(event: Placed, ctx: Context) -> None:
+        for attempt in (ctx.schedule(Overdue(order_id="o-1"), after=1), ctx.timers.cancel("x")):
+            try:
+                await attempt
+            except ConfigError as error:
+                found.append(str(error))
+
+    await app.apply(nats_url)
+    async with running(app, nats_url), app.connect(nats_url) as orders:
+        await orders.publish(Placed(order_id="o-1"))
+        await until(lambda: len(found) == 2)
+    assert all("timers=True" in each for each in found), found
