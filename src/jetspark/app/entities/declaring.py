@@ -158,5 +158,10 @@ class EntitySpec:
         except Exception as error:  # also of the class's own code, such as its ``__post_init__``
             raise ConfigError(
                 f"entities {self.name!r}: {'a state' if key is None else f'the state of {key!r}'} is no "
-                f"{self.state!r}: {error_text(error)}. Give fields that are new a default"
+                f"{self.state!r}: {error_text(error)}. Give fields that are new a default. A state that is broken "
+                + (
+                    "is made anew from its events by jetspark reconcile --repair"
+                    if self.truth == "events"
+                    else "has to be written or deleted where it is stored"
+                )
             ) from error
