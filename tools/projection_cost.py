@@ -1,0 +1,116 @@
+"""What an event costs a projection, by the number of events and of keys: ``python tools/projection_cost.py``.
+
+A server of its own with streams on disk. For each size the events are folded three times, into an empty bucket each
+time: live, by a worker in a process of its own; by a backfill and by a stream on Spark, which share one session on
+``local[2]``. It prints processor time for each event (of the worker, or of Java and all Python workers together), the
+rate, and the most memory that a Python process has had. Processor time hardly depends on what else the machine does;
+rates do. The first line of Spark is cold, and not to be compared.
+
+    python tools/projection_cost.py 100000x10000 1000000x10000 5000000x10000 1000000x1000 1000000x1000000
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from jetspark.bench.order_totals import app, messages
+from jetspark.bench.projection_spark import APP, cpu_s
+from jetspark.bench.spark import descendants, peak_mib
+from jetspark.blocking import JetStream, connect
+from jetspark.errors import StreamNotFound
+from jetspark.server import NatsServer
+from jetspark.spark import backfill, run, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SIZES = ("100000x10000", "100000x10000", "1000000x10000", "5000000x10000", "1000000x1000", "1000000x1000000")
+ENGINES = ("live", "backfill", "stream")
+
+
+class Cost(NamedTuple):
+    elapsed_s: float
+    cpu_s: float
+    memory_mib: float
+
+
+def empty(js: JetStream, url: str, *names: str) -> None:
+    for name in names:
+        with contextlib.suppress(StreamNotFound):
+            js.delete_stream(name)
+    asyncio.run(app.apply(url))
+
+
+async def fold_live(url: str, events: int) -> Cost:
+    """Fold all of them with a worker in this process."""
+    from jetspark.aio import connect
+    from jetspark.app.projections.worker import ProjectionWorker
+
+    async with connect(url) as client:
+        worker = ProjectionWorker(app, list(app.projections.values()), client.jetstream(), catalogue=app.catalogue)
+        cpu, began = time.process_time(), time.perf_counter()
+        task = asyncio.create_task(worker.run())
+        while worker.counts.position < events and not task.done():
+            await asyncio.wait([task], timeout=0.01)
+        elapsed, cpu = time.perf_counter() - began, time.process_time() - cpu
+        await worker.stop(task, 10.0)
+        task.result()
+    return Cost(elapsed, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def fold(spark: SparkSession, url: str, engine: str, events: int) -> Cost:
+    if engine == "live":
+        command = [sys.executable, __file__, "--live", url, str(events)]
+        return Cost(*json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
+    cpu, began = cpu_s(server=False), time.perf_counter()
+    if engine == "backfill":
+        backfill(APP, spark, url, partitions=2)
+    else:
+        run(APP, spark, url, partitions=2, until_now=True).awaitTermination()
+    elapsed, cpu = time.perf_counter() - began, cpu_s(server=False) - cpu
+    return Cost(elapsed, cpu, peak_mib(iter(descendants(os.getpid()))))
+
+
+def measure(spark: SparkSession, js: JetStream, url: str, size: str) -> None:
+    events, keys = map(int, size.split("x"))
+    empty(js, url, app.stream)
+    with js.fast_batch() as fast:
+        fast.add_many(messages(events, keys))
+    for engine in ENGINES:
+        empty(js, url, "KV_bench_totals")
+        elapsed, cpu, memory = fold(spark, url, engine, events)
+        found = js.stream("KV_bench_totals").info().state.messages - 1
+        assert found == min(keys, events), found
+        load = Path("/proc/loadavg").read_text().split()[0]
+        print(
+            f"{events:>9} events {keys:>8} keys {engine:>8}: {cpu / events * 1e6:6.2f} µs of processor time an event, "
+            f"{events / elapsed / 1000:6.1f} thousand/s, largest process {memory:.0f} MiB so far, load {load}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    with NatsServer() as server, connect(server.url) as client:
+        js = client.jetstream(timeout=60.0)
+        spark = session("jetspark-cost", cores=2)
+        try:
+            for size in sys.argv[1:] or SIZES:
+                measure(spark, js, server.url, size)
+        finally:
+            spark.stop()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--live"]:
+        print(json.dumps(asyncio.run(fold_live(sys.argv[2], int(sys.argv[3])))))
+    else:
+        main()
