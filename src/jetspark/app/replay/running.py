@@ -317,7 +317,8 @@ def check_known(spec: ProjectionSpec, unknown: Collection[str], extent: Extent) 
     """
     if unknown:
         keys = some_keys(sorted(map(spec.key_text, unknown)))
-        raise ConfigError(f"{keys} of projection {spec.name!r}: neither a state nor an event in {extent}")
+        where = f": stream {extent.stream} is empty" if extent.is_empty else f" in {extent}"
+        raise ConfigError(f"{keys} of projection {spec.name!r}: neither a state nor an event{where}")
 
 
 def _check_count(plan: ReplayPlan) -> None:
