@@ -54,6 +54,14 @@ class OrderShipped(BaseModel, frozen=True):
     parcels: int = Field(default=1, ge=1)
 
 
+class OrderQuoted(Event, type="order.quoted"):
+    quote: "Quote"
+
+
+class Quote(msgspec.Struct):
+    price: float
+
+
 CATALOGUE = Catalogue(OrderPaid, Tick, OrderShipped)
 PAID = OrderPaid(order_id="o-1", amount_cents=500)
 
@@ -517,6 +525,31 @@ def test_nothing_without_a_type_is_read_at_once(type: dict[str, Any], catalogue:
     assert check_whole(json.dumps(body).encode(), catalogue)
     del body["type"]
     assert not check_whole(json.dumps({**body, **type}).encode(), catalogue)
+
+
+def test_the_newest_version_is_read_at_once_and_no_older_one() -> None:
+    class First(Event, type="order.packed"):
+        order_id: str
+
+    class Second(Event, type="order.packed", version=2):
+        order_id: str
+        parcels: int
+
+    @event(type="order.packed", version=3)
+    class Third(BaseModel, frozen=True):
+        order_id: str
+        parcels: int
+
+    body = {**ENVELOPE, "type": "order.packed", "data": {"order_id": "o-1", "parcels": 2}}
+    messages = [json.dumps({**body, "schemaversion": version}).encode() for version in (1, 2, 3)]
+    of_structs, with_a_model = Catalogue(Second, First), Catalogue(First, Third, Second)
+    assert [check_whole(data, of_structs) for data in messages] == [False, True, False]
+    assert [check_whole(data, with_a_model) for data in messages] == [False, False, False]
+
+
+def test_a_class_that_refers_to_a_later_one_is_checked_before_anything_is_read_at_once() -> None:
+    with pytest.raises(errors.ConfigError, match="price"):
+        whole_reader(Catalogue(OrderQuoted))
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
