@@ -493,6 +493,15 @@ def test_the_largest_message_is_announced_without_error() -> None:
     assert parser._missing_bytes == MAX_MESSAGE_BYTES + 2
 
 
+def test_a_server_may_have_payloads_of_64_mib_and_no_more() -> None:
+    parser, _ = parser_for(b"1")
+    parser.receive_data(b"HMSG a 1 20 %d\r\n" % (64 << 20))
+    assert parser._missing_bytes == (64 << 20) + 2
+    for line in (b"HMSG a 1 20 %d", b"MSG a 1 %d"):
+        with pytest.raises(ProtocolError, match=r"not an? H?MSG line"):
+            parser_for(b"1")[0].receive_data(line % (65 << 20) + b"\r\n")
+
+
 @pytest.mark.parametrize(
     "fields",
     [b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}", b'{"a":' * 20_000 + b"1" + b"}" * 20_000, b'{"a":' + b"9" * 9999],
