@@ -448,6 +448,21 @@ def test_an_upcast_that_returns_something_else_than_data() -> None:
     assert "it returned NoneType, and not the data as a dict" in error.rule
 
 
+@pytest.mark.parametrize("keys_become_numbers", [False, True])
+def test_an_upcast_may_leave_the_keys_of_numbers_as_json_has_them(keys_become_numbers: bool) -> None:
+    class Counted(Event, type="stock.counted", version=2):
+        by_shelf: dict[int, str]
+
+    @upcast(Counted, from_version=1)
+    def renamed(old: dict[str, Any]) -> dict[str, Any]:
+        return {"by_shelf": {int(key) if keys_become_numbers else key: value for key, value in old["shelves"].items()}}
+
+    catalogue = Catalogue(Counted)
+    for version, data in ((1, {"shelves": {"7": "books"}}), (2, {"by_shelf": {"7": "books"}})):
+        body = {**ENVELOPE, "type": "stock.counted", "schemaversion": version, "data": data}
+        assert read(body, None, catalogue).event == Counted(by_shelf={7: "books"})
+
+
 def test_an_upcast_whose_result_breaks_the_contract() -> None:
     error = _violation({**ENVELOPE, "schemaversion": 2, "data": {"order_id": "o-1", "total_cents": -5}})
     assert (type(error), error.field, error.version) == (errors.BrokenRule, "amount_cents", 2)
