@@ -54,6 +54,14 @@ class OrderShipped(BaseModel, frozen=True):
     parcels: int = Field(default=1, ge=1)
 
 
+class OrderQuoted(Event, type="order.quoted"):
+    quote: "Quote"
+
+
+class Quote(msgspec.Struct):
+    price: float
+
+
 CATALOGUE = Catalogue(OrderPaid, Tick, OrderShipped)
 PAID = OrderPaid(order_id="o-1", amount_cents=500)
 
@@ -440,6 +448,21 @@ def test_an_upcast_that_returns_something_else_than_data() -> None:
     assert "it returned NoneType, and not the data as a dict" in error.rule
 
 
+@pytest.mark.parametrize("keys_become_numbers", [False, True])
+def test_an_upcast_may_leave_the_keys_of_numbers_as_json_has_them(keys_become_numbers: bool) -> None:
+    class Counted(Event, type="stock.counted", version=2):
+        by_shelf: dict[int, str]
+
+    @upcast(Counted, from_version=1)
+    def renamed(old: dict[str, Any]) -> dict[str, Any]:
+        return {"by_shelf": {int(key) if keys_become_numbers else key: value for key, value in old["shelves"].items()}}
+
+    catalogue = Catalogue(Counted)
+    for version, data in ((1, {"shelves": {"7": "books"}}), (2, {"by_shelf": {"7": "books"}})):
+        body = {**ENVELOPE, "type": "stock.counted", "schemaversion": version, "data": data}
+        assert read(body, None, catalogue).event == Counted(by_shelf={7: "books"})
+
+
 def test_an_upcast_whose_result_breaks_the_contract() -> None:
     error = _violation({**ENVELOPE, "schemaversion": 2, "data": {"order_id": "o-1", "total_cents": -5}})
     assert (type(error), error.field, error.version) == (errors.BrokenRule, "amount_cents", 2)
@@ -517,6 +540,31 @@ def test_nothing_without_a_type_is_read_at_once(type: dict[str, Any], catalogue:
     assert check_whole(json.dumps(body).encode(), catalogue)
     del body["type"]
     assert not check_whole(json.dumps({**body, **type}).encode(), catalogue)
+
+
+def test_the_newest_version_is_read_at_once_and_no_older_one() -> None:
+    class First(Event, type="order.packed"):
+        order_id: str
+
+    class Second(Event, type="order.packed", version=2):
+        order_id: str
+        parcels: int
+
+    @event(type="order.packed", version=3)
+    class Third(BaseModel, frozen=True):
+        order_id: str
+        parcels: int
+
+    body = {**ENVELOPE, "type": "order.packed", "data": {"order_id": "o-1", "parcels": 2}}
+    messages = [json.dumps({**body, "schemaversion": version}).encode() for version in (1, 2, 3)]
+    of_structs, with_a_model = Catalogue(Second, First), Catalogue(First, Third, Second)
+    assert [check_whole(data, of_structs) for data in messages] == [False, True, False]
+    assert [check_whole(data, with_a_model) for data in messages] == [False, False, False]
+
+
+def test_a_class_that_refers_to_a_later_one_is_checked_before_anything_is_read_at_once() -> None:
+    with pytest.raises(errors.ConfigError, match="price"):
+        whole_reader(Catalogue(OrderQuoted))
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

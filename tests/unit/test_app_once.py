@@ -104,12 +104,13 @@ async def test_an_effect_that_is_not_async_happens_once_too() -> None:
 class Receipt:
     number: int
     at: datetime.datetime
+    parts: dict[int, str]
 
 
 @pytest.mark.parametrize("is_annotated", [True, False])
 async def test_a_recorded_result_is_what_the_function_returned(is_annotated: bool) -> None:
     app, results = new_app(), list[Any]()
-    receipt = Receipt(5, datetime.datetime(2026, 3, 15, tzinfo=datetime.UTC))
+    receipt = Receipt(5, datetime.datetime(2026, 3, 15, tzinfo=datetime.UTC), {1: "book"})
 
     async def charge() -> tuple[Receipt, str]:
         return receipt, "paid"
@@ -126,7 +127,7 @@ async def test_a_recorded_result_is_what_the_function_returned(is_annotated: boo
     async with TestApp(app) as test:
         await test.publish(Paid(order_id="o-1"))
         await test.settled()
-    plain = [{"number": 5, "at": "2026-03-15T00:00:00Z"}, "paid"]
+    plain = [{"number": 5, "at": "2026-03-15T00:00:00Z", "parts": {"1": "book"}}, "paid"]
     assert results == [(receipt, "paid"), (receipt, "paid") if is_annotated else plain]
 
 

@@ -295,6 +295,18 @@ def test_a_router_sorts_many_messages_by_projection_and_tells_which_cannot_be_re
         (7, [("balances", "counts")]),
     ]
     assert router.route(messages[-1]) == Routing([], [])  # nobody has asked for it
+    rows_of_one, failures_of_one = router.route(messages[1])
+    assert [(row.projection, row.key) for row in rows_of_one] == [("balances", "c"), ("balances", "d")]
+    assert [(each.projections, each.sequence) for each in failures_of_one] == [(("counts",), 6)]
+    looked_at: list[int] = []
+
+    def recorded_of(message: Recorded) -> Recorded:
+        looked_at.append(message.sequence)
+        return message
+
+    again = {"balances": KeyRows(), "counts": KeyRows()}
+    assert len(router.sort_received(messages, [5, 6, 7, 8], recorded_of, again)) == 2
+    assert looked_at == [6, 7]  # those that fail; the first is read without
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from jetspark.app import HandlerTimeout, Reject, Retry, RetryIn, Skip
+from jetspark.app.clock import HUNDRED_YEARS_S
 from jetspark.app.handlers.retry import Breaker, Bury, Finish, WaitHere, WaitLong, decide, is_transient
 from jetspark.errors import ConfigError
 
@@ -64,6 +65,11 @@ def test_the_nearest_class_that_is_named_decides() -> None:
         {"max_s": 1e10},
         {"jitter": 1.5},
         {"in_lane_s": -1},
+        {"in_lane_s": 1e10},
+        {"transient": ConnectionError},
+        {"transient": (ConnectionError, "OSError")},
+        {"final": [OSError]},
+        {"final": (OSError, int)},
         {"unknown": "drop"},
     ],
 )
@@ -97,6 +103,13 @@ def test_limits_may_be_as_low_as_they_say() -> None:
     assert RetryIn(0).seconds == 0
     assert RetryIn(0.5).seconds == 0.5
     assert (Retry().attempts, Breaker().failures) == (5, 20)
+
+
+def test_limits_may_be_as_high_as_they_say() -> None:
+    long = HUNDRED_YEARS_S
+    policy = Retry(first_s=long, max_s=long, in_lane_s=long)
+    assert (policy.first_s, policy.max_s, policy.in_lane_s) == (long, long, long)
+    assert (Breaker(open_s=long).open_s, RetryIn(long).seconds) == (long, long)
 
 
 def test_what_a_handler_says_is_there_to_be_read() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetspark.app.contracts.tokens import Template, escape, text_of, unescape
+from jetspark.app.contracts.tokens import MAX_KEY_BYTES, Template, escape, key_fault, text_of, unescape
 from jetspark.core.subjects import matches, validate_subject
 from jetspark.errors import ConfigError, InvalidSubject
 from jetspark.jetstream.kv import check_key
@@ -63,6 +63,23 @@ def test_a_token_that_escape_does_not_make_is_refused(token: str) -> None:
 def test_a_lone_surrogate_is_refused() -> None:
     with pytest.raises(ConfigError, match="lone surrogate"):
         escape("a\ud800")
+
+
+@pytest.mark.parametrize(
+    ("key", "fault"),
+    [
+        ("", None),
+        ("o-1", None),
+        ("é", None),
+        ("x" * MAX_KEY_BYTES, None),
+        ("é" * (MAX_KEY_BYTES // 2), None),
+        ("x" * (MAX_KEY_BYTES + 1), "its key has 1001 bytes: expected up to 1000"),
+        ("é" * (MAX_KEY_BYTES // 2) + "x", "its key has 1001 bytes: expected up to 1000"),
+        ("a\ud800", "its key has a lone surrogate, which UTF-8 has no bytes for"),
+    ],
+)
+def test_a_key_has_a_bound_in_bytes_and_is_utf8(key: str, fault: str | None) -> None:
+    assert key_fault(key) == fault
 
 
 class Size(enum.Enum):

@@ -19,6 +19,7 @@ from jetspark.app.topology.declared import (
     Step,
     Topology,
     TopologyPlan,
+    inherit_advisories,
     inherit_replicas,
     plan_changes,
 )
@@ -242,6 +243,27 @@ def test_an_app_stores_the_advisories_about_its_own_consumers() -> None:
         "billing-mail": of_mail | retries,
         "billing-parts": of_parts | retries,
     }
+
+
+def test_the_stream_of_advisories_keeps_those_of_the_handlers_of_other_versions() -> None:
+    of_mail, of_old = (f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.ORDERS.{name}" for name in ("mail", "old"))
+    advisories = StreamConfig(name="ADVISORIES", subjects=[of_mail], max_age_s=5)
+    others = [
+        StreamConfig(name="ORDERS", subjects=["orders.>"]),
+        StreamConfig(name="MIXED", subjects=["mixed.>", of_mail]),
+        StreamConfig(name="COPY"),
+        StreamConfig(name="NEW", subjects=["$JS.EVENT.NEW"]),
+    ]
+    declared = Topology(app="billing", streams=[advisories, *others])
+
+    def found(subjects: list[str] | None) -> Found:
+        names = ("ADVISORIES", "ORDERS", "MIXED", "COPY")
+        return Found(streams={name: StreamConfig(name=name, subjects=subjects) for name in names})
+
+    inherited = inherit_advisories(declared, found([of_old, of_mail, "letters.>"]))
+    assert inherited.streams == [dataclasses.replace(advisories, subjects=[of_mail, of_old]), *others]
+    assert inherit_advisories(declared, found(None)).streams == declared.streams
+    assert inherit_advisories(declared, Found()).streams == declared.streams
 
 
 def test_advisories_that_another_stream_stores_are_read_there() -> None:

@@ -100,8 +100,22 @@ def test_an_older_state_is_brought_up_to_date() -> None:
     assert spec(Newer, version=3).state_of(record) == Flow("waiting!")
     with pytest.raises(ConfigError, match="def upcast"):
         spec(version=2).state_of(record)
+    fits = RunRecord(1, state=msgspec.Raw(b'{"step":"waiting"}'))
+    assert spec(version=2).state_of(fits) == Flow("waiting")  # all new fields have a default
     with pytest.raises(ConfigError, match="run the newer one"):
         spec().state_of(RunRecord(2))
+
+
+def test_an_upcast_may_leave_the_keys_of_numbers_as_json_has_them() -> None:
+    class Counting:
+        def react(self, state: dict[int, str] | None, event: Placed) -> Decision | None: ...
+
+        def upcast(self, state: dict[str, Any], version: int) -> dict[str, Any]:
+            return dict(state["shelves"])
+
+    workflow = spec(Counting, version=2)
+    for version, state in ((1, b'{"shelves":{"7":"books"}}'), (2, b'{"7":"books"}')):
+        assert workflow.state_of(RunRecord(version, state=msgspec.Raw(state))) == {7: "books"}
 
 
 def test_an_upcast_that_returns_nothing_does_not_empty_a_run() -> None:

@@ -299,6 +299,8 @@ def test_lines_that_are_no_headers_are_left_out(raw: bytes | None, pairs: list[t
         (b"NATS/1.0\r\nA: 1\r\nA:  2 x\r\nB: 3\r\n\r\n", "2 x"),
         (b"NATS/1.0\r\nX: yA: 4\r\n\r\n", "4"),
         (b"NATS/1.0\r\nA: 5", "5"),
+        (b"A: 6\r\n\r\n", "6"),
+        (b"NATS/1.0\r\nA:7\r\n\r\n", "7"),
     ],
 )
 def test_the_last_value_is_found_in_any_block(raw: bytes | None, value: str | None) -> None:

@@ -487,10 +487,24 @@ def test_whether_a_line_is_too_long_does_not_depend_on_the_split(line_bytes: int
     assert outcomes == [1 if line_bytes <= MAX_LINE_BYTES else 0] * len(outcomes)
 
 
+def test_the_bound_of_a_line_is_counted_from_its_own_beginning() -> None:
+    count = MAX_LINE_BYTES // len(b"PING\r\n")
+    assert read(b"PING\r\n" * count + b"PONG\r\n", [6 * count + 3]) == ([*[Ping()] * count, Pong()], [[], []])
+
+
 def test_the_largest_message_is_announced_without_error() -> None:
     parser, _ = parser_for(b"1")
     parser.receive_data(b"MSG a 1 %d\r\n" % MAX_MESSAGE_BYTES)
     assert parser._missing_bytes == MAX_MESSAGE_BYTES + 2
+
+
+def test_a_server_may_have_payloads_of_64_mib_and_no_more() -> None:
+    parser, _ = parser_for(b"1")
+    parser.receive_data(b"HMSG a 1 20 %d\r\n" % (64 << 20))
+    assert parser._missing_bytes == (64 << 20) + 2
+    for line in (b"HMSG a 1 20 %d", b"MSG a 1 %d"):
+        with pytest.raises(ProtocolError, match=r"not an? H?MSG line"):
+            parser_for(b"1")[0].receive_data(line % (65 << 20) + b"\r\n")
 
 
 @pytest.mark.parametrize(
@@ -856,6 +870,8 @@ def test_a_reader_that_takes_runs_gets_answers_as_columns_and_no_messages(size: 
     assert set(parser.touched) == {routes[b"1"]}
     runs, messages = taken(routes[b"1"]), [(each.subject, each.data) for each in routes[b"1"].arrived]
     assert sorted(runs + messages) == sorted(frame.seen[:2] for frame in frames if frame.seen)
+    # Who asked tells its answers by what is before their last token.
+    assert {run.prefix for run in routes[b"1"].answer_runs} <= {"_INBOX.me.many.1."}
     if chunk_bytes > 100:
         assert not messages
 
@@ -1180,6 +1196,17 @@ def test_a_parser_that_reads_columns_knows_what_the_server_has_counted() -> None
         )
 
 
+@pytest.mark.parametrize("status", [BLOCK, b""])
+def test_columns_are_expected_where_a_status_ends_the_chunk(status: bytes) -> None:
+    routes = {b"1": Destination(), b"2": Destination()}
+    parser = ColumnParser(routes)
+    frames = [*stream_messages(20, 2), message_frame("a", 1, None, status, b"hi")]
+    for _ in range(2):
+        parser.receive_data(b"".join(frame.wire for frame in frames))
+    assert parser.read_in_columns == 20
+    assert [each[:3] for each in routes[b"1"].seen] == [frame.seen[:3] for frame in frames if frame.seen] * 2
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -1245,7 +1272,7 @@ def test_a_malformed_line_among_columns_is_a_protocol_error_however_it_is_cut(li
         assert routes[b"1"].seen == [frame.seen for frame in frames]
 
 
-@pytest.mark.parametrize("line", [b"MSG a 1", b"MSG a 1 r s 2", b"MSG a 1 r  2"])
+@pytest.mark.parametrize("line", [b"MSG a", b"MSG a 1", b"MSG a 1 r s 2", b"MSG a 1 r  2"])
 def test_lines_that_are_malformed_all_alike_are_no_columns(line: bytes) -> None:
     parser, _ = parser_in_columns()
     with pytest.raises(ProtocolError, match="not a MSG line"):

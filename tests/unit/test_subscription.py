@@ -72,7 +72,7 @@ def test_a_new_subscription_is_nothing_special() -> None:
     state = subscription()
     assert (state.is_inbox, state.follows_sessions, state.is_finished, state.is_slow) == (False,) * 4
     assert (state.received, state.received_before, state.dropped, state.max_messages) == (0,) * 4
-    assert (state.message_class, state.error) == (None, None)
+    assert (state.message_class, state.error, state.answer_runs) == (None, None, None)
 
 
 def test_one_burst_over_the_bound_keeps_what_fits() -> None:

@@ -68,7 +68,7 @@ class AnswerRun(NamedTuple):
     more than reading them does."""
 
     prefix: str
-    """What all their subjects begin with."""
+    """What all their subjects begin with, up to the last dot of one of them."""
     tokens: list[bytes]
     """The rest of each subject."""
     payloads: list[bytes]

@@ -704,10 +704,10 @@ def _size(text: bytes) -> int:
 def _alike(lines: list[bytes]) -> int:
     """How many of the first have the same subscription and as many words."""
     words = lines[0].split(b" ")
-    sid, width = words[1] if len(words) > 1 else b"", len(words)
+    sid, width = words[1:2], len(words)  # none where the line has one word: it is no message, and others say so
     for place, line in enumerate(lines):
         words = line.split(b" ")
-        if len(words) != width or words[1] != sid or len(line) > MAX_LINE_BYTES - len(b"MSG "):
+        if len(words) != width or words[1:2] != sid or len(line) > MAX_LINE_BYTES - len(b"MSG "):
             return place
     return len(lines)
 

@@ -86,7 +86,8 @@ class Contract:
     def convert(self, data: dict[str, Any]) -> Any:
         """Read data that is parsed already, such as what an upcast returned."""
         self.check()
-        return self.kind.model_validate(data) if self.is_pydantic else msgspec.convert(data, self.kind)
+        # Keys of JSON are text, whatever they stand for.
+        return self.kind.model_validate(data) if self.is_pydantic else msgspec.convert(data, self.kind, str_keys=True)
 
     def encode(self, event: Any) -> bytes:
         """Write the data of an event, and read it again: what is not read back equal is not written.

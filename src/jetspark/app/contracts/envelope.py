@@ -306,14 +306,9 @@ def whole_reader(catalogue: Catalogue) -> Callable[[bytes], Any]:
     the newest version, if its class is a Struct. For anything else it raises some exception, also for whatever
     :func:`read_event` refuses; that one has the last word.
     """
-    newest: dict[str, Contract] = {}
-    for name, version in sorted(catalogue.readings):
-        contract, upcasts = catalogue.readings[name, version]
-        if contract.is_pydantic or upcasts:
-            newest.pop(name, None)
-        else:
-            newest[name] = contract
-    kinds = tuple(_whole_kind(contract) for contract in newest.values())
+    # By type and version: the newest of a type comes last, and is the one that no upcast leads away from.
+    newest = {name: contract for (name, _), (contract, _) in sorted(catalogue.readings.items())}
+    kinds = tuple(_whole_kind(contract) for contract in newest.values() if not contract.is_pydantic)
     # With a second kind, since msgspec asks for the type only where there is a choice.
     return msgspec.json.Decoder(Union[(_NoEvent, *kinds)]).decode if kinds else _read_nothing
 

@@ -267,7 +267,7 @@ def _as_returned(result: Any, function: Callable[..., Any]) -> Any:
     """A recorded result as the function returned it, where its annotation says what that was: JSON has few types."""
     try:
         kind = typing.get_type_hints(function).get("return", Any)
-        return msgspec.convert(result, kind)
+        return msgspec.convert(result, kind, str_keys=True)
     except (NameError, TypeError, ValueError):  # no annotation that helps, or a result that it is wrong about
         return result
 

@@ -173,8 +173,9 @@ class WorkflowSpec:
                 if key not in _field_names(each):
                     raise ConfigError(f"workflow {name!r}: key={key!r}: {each.__name__} has no such field")
         self._workflow: Any = kind()
-        self._decode = msgspec.json.Decoder(hints.get(parameters[1], Any)).decode
-        self._convert: Callable[[Any], Any] = lambda value: msgspec.convert(value, hints.get(parameters[1], Any))
+        state = hints.get(parameters[1], Any)
+        self._decode = msgspec.json.Decoder(state).decode
+        self._convert: Callable[[Any], Any] = lambda value: msgspec.convert(value, state, str_keys=True)
         self._upcast = getattr(self._workflow, "upcast", None)
         self._encode = msgspec.json.Encoder(order="sorted").encode
 
