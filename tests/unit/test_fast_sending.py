@@ -214,3 +214,53 @@ def test_every_sequence_is_sent_once_in_order_and_never_before_it_is_wanted(
         assert sender.sequence - sender.sent == len(sender._early)
         assert sender._early_bytes == sum(map(len, sender._early)) < 2 * CHUNK_BYTES + 100
         assert not sender._early or sender.sent >= sender.wanted
+
+
+# ---- made ahead of time ----------------------------------------------------------------------------------------------
+
+
+def _numbered(first: int, count: int = 20) -> list[Item]:
+    return [("s", b"m%d" % number) for number in range(first, first + count)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["prepare", "add", "buffer is full"]), st.integers(1, 9)), max_size=30))
+def test_frames_that_are_made_ahead_are_those_that_would_be_made_later(steps: list[tuple[str, int]]) -> None:
+    connection, sender = _sender()
+    sender.change_pace(1000)
+    for step, count in steps:
+        items = _numbered(sender.sequence + 1)
+        if step == "prepare":
+            sender.prepare(count, items)
+        elif step == "add":
+            sender.add_up_to(count, items, 1.0)
+        else:
+            room, connection._room_bytes = connection._room_bytes, 0
+            connection._out.append(b"")
+            with pytest.raises(BufferFull):
+                sender.add_up_to(count, items, 1.0)
+            connection._room_bytes = room
+    frames = re.findall(rb"\.(\d+)\.1\.\$FI \d+\r\nm(\d+)\r\n", connection.data_to_send())
+    assert [int(sequence) for sequence, _ in frames] == list(range(1, sender.sequence + 1))
+    assert all(sequence == number for sequence, number in frames)
+
+
+def test_no_more_is_made_ahead_than_a_chunk() -> None:
+    _, sender = _sender()
+    sender.prepare(1000, [("s", bytes(1000))] * 1000)
+    assert CHUNK_BYTES <= sum(map(len, sender._prepared)) < CHUNK_BYTES + 1100
+
+
+def test_frames_that_are_made_ahead_are_not_for_another_batch_or_session() -> None:
+    _, sender = _sender()
+    sender.change_pace(10)
+    sender.add_many(_numbered(1, 1), 1.0)
+    ways: list[Callable[[], None]] = [
+        lambda: sender.start(("s", b"first"), "_INBOX.me-2", 1.0, is_only=False),
+        sender.on_session,
+        sender.drop_kept,
+    ]
+    for forget in ways:
+        sender.prepare(5, _numbered(2))
+        assert sender._prepared
+        forget()
+        assert not sender._prepared

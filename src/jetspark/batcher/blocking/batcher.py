@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from jetspark.batcher.blocking.clock import WaitingClock
 from jetspark.batcher.blocking.sinks import Sink
+from jetspark.batcher.blocking.turns import TurnLock
 from jetspark.batcher.config import BatcherConfig, Flushed, Stats
 from jetspark.batcher.machine import BatchMachine, Flush, Ticket, no_room, not_drained, not_flushed
 from jetspark.batcher.reports import Reporter
@@ -82,7 +83,7 @@ class Batcher(Generic[T]):
         self._reporter = Reporter(config)
         self._clock: WaitingClock = _RealClock() if clock is None else cast(WaitingClock, clock)
         self._now = self._clock.now
-        self._lock = threading.RLock()
+        self._lock = TurnLock()
         self._keeper_wakes = threading.Condition(self._lock)
         self._writer_wakes = threading.Condition(self._lock)
         self._has_drained = threading.Condition(self._lock)
@@ -109,18 +110,22 @@ class Batcher(Generic[T]):
             BatcherTimeout: There was no room within ``timeout`` seconds.
             ConfigError: The item is larger than ``max_batch_bytes``.
         """
-        with self._lock:
-            try:  # costs nothing, which a second context manager would
-                machine = self._machine
-                if not machine.append(item):
-                    if machine.room <= 0:
-                        self._ask(1, timeout)
-                    flush = machine.add(item, self._now())
-                    if flush is not None or machine.has_new_deadline:
-                        self._advance(flush)
-            except BaseException:
-                self._mend()
-                raise
+        lock = self._lock
+        try:  # what `with lock` does, without a call into Python: it would take 0.2 us of 0.6
+            if not lock.acquire(False):
+                lock.wait()
+            machine = self._machine
+            if not machine.append(item):
+                if machine.room <= 0:
+                    self._ask(1, timeout)
+                flush = machine.add(item, self._now())
+                if flush is not None or machine.has_new_deadline:
+                    self._advance(flush)
+            lock.release()
+        except BaseException:
+            self._mend()  # takes the lock if we do not have it
+            lock.release()
+            raise
         self._tell_if_broken()
 
     def try_add(self, item: T) -> bool:
