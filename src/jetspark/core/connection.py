@@ -132,6 +132,8 @@ class Connection(Outbox):
         self.lost_messages = 0
         """Publishes that were unconfirmed when their session ended, of all sessions."""
         self.subscriptions = Subscriptions(message_class, client)
+        self.chunk_messages = 0
+        """How many messages the last chunk completed; answers that are read as a run are none."""
         self._events: list[Event] = []
         self._login = b""
         self._pings = Pings(options.ping_interval_s, options.max_outstanding_pings)
@@ -192,6 +194,7 @@ class Connection(Outbox):
             AuthenticationFailed: It does not accept us.
             ServerRefused: It ended the session for another reason.
         """
+        self.chunk_messages = 0
         if self.state is not State.CONNECTED:
             data = self._receive_before_session(data)
             if not data:
@@ -203,6 +206,7 @@ class Connection(Outbox):
             if parser.touched:
                 for subscription in parser.touched:
                     if subscription.arrived or subscription.answer_runs:
+                        self.chunk_messages += len(subscription.arrived)
                         if subscription is self.requests.replies:
                             self.requests.take(self._events)
                         else:
