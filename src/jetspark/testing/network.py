@@ -341,8 +341,13 @@ class Front:
 
     def cut_off_node(self, node: int, stream: str) -> None:
         """Cut a node off from the others, and with it, if it leads the stream, a leader who does not know it."""
+        is_leader = self.model.leader(stream) == node
+        if is_leader:
+            # What a leader has stored, a majority has. Behind the partition it may still say so.
+            store = self.model.stream(stream).store
+            store.promise(store.last_sequence)
         self.fork, self.parted_node, self.parted_at = self.model.fork(), node, self.clock.now
-        if self.model.leader(stream) == node:
+        if is_leader:
             self.fork.cut_off_leader(stream, self.clock.now)
         else:
             self.fork.lose_leader(stream, self.clock.now)
