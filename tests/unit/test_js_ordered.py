@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.connections import connected
 
 from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
@@ -529,6 +530,106 @@ def test_no_other_order_is_taken_for_the_right_one(stream_sequence: int, consume
     right = list(itertools.takewhile(lambda pair: pair[0] is pair[1], zip(came, sent, strict=False)))
     accepted, looked_at = reader.accept(list(came))
     assert (accepted, looked_at) == ([message for message, _ in right], len(right))
+
+
+def replies_of(sequences: list[int], *, pending: int = 5_000_000, stream_offset: int = 1_000_000) -> list[bytes]:
+    return [
+        b"$JS.ACK.S.one.1.%d.%d.1700000000000000000.%d" % (stream_offset + number, number, pending)
+        for number in sequences
+    ]
+
+
+@pytest.mark.parametrize("first", [1, 9, 10, 995, 9_990, 9_999, 10_000, 19_995, 99_990, 1_234_567, 99_999_995])
+@pytest.mark.parametrize("count", [1, 2, 5, 300, 10_000])
+def test_consecutive_sequences_are_seen_at_once_unless_they_get_longer(first: int, count: int) -> None:
+    is_as_long = len(str(first)) == len(str(first + count - 1))
+    replies = replies_of(list(range(first, first + count)), stream_offset=10**12)
+    assert ordered.are_consecutive(replies, first, 3) == is_as_long
+    assert not ordered.are_consecutive(replies, first + 1, 3)
+
+
+def test_more_than_can_be_compared_at_once_are_read_one_by_one() -> None:
+    replies = replies_of(list(range(20_000, 30_001)))
+    assert ordered.are_consecutive(replies[:-1], 20_000, 3)
+    assert not ordered.are_consecutive(replies, 20_000, 3)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.data())
+def test_what_is_seen_at_once_is_what_reading_every_number_finds(data: Any) -> None:
+    """Whatever is left out, repeated, moved, longer, shorter, or of another consumer."""
+    near = data.draw(st.sampled_from([1, 9, 99, 9_999, 10_000, 20_000, 99_999, 1_230_000]))
+    first = max(near + data.draw(st.integers(-12, 12)), 1)
+    replies = replies_of(list(range(first, first + data.draw(st.integers(1, 24)))))
+    for _ in range(data.draw(st.integers(0, 3))):
+        place = data.draw(st.integers(0, len(replies) - 1))
+        numbers = st.integers(max(first - 5, 1), first + 40)
+        other = st.one_of(
+            st.sampled_from(replies),
+            st.builds(lambda number: replies_of([number])[0], numbers),
+            st.builds(lambda number, stream: replies_of([number], stream_offset=stream)[0], numbers, numbers),
+            st.builds(lambda number, pending: replies_of([number], pending=pending)[0], numbers, st.integers(0, 10**8)),
+            st.builds(lambda number: replies_of([number])[0].replace(b"one", b"two"), numbers),
+        )
+        replies[place : place + data.draw(st.integers(0, 1))] = [data.draw(other)]
+    numbers_read = [int(reply.split(b".")[6]) for reply in replies]
+    if ordered.are_consecutive(replies, first, 3):
+        assert numbers_read == list(range(first, first + len(replies)))
+
+
+def frames_of(data: Any, first: int) -> bytes:
+    """What a consumer's inbox gets: messages with gaps, some with headers, and statuses between them."""
+    frames, number = bytearray(), first
+    for _ in range(data.draw(st.integers(1, 40))):
+        number += data.draw(st.sampled_from([0] * 30 + [1, -1]))
+        [reply] = replies_of([number])
+        match data.draw(st.sampled_from(["plain"] * 8 + ["headers", "status", "heartbeat"])):
+            case "plain":
+                frames += b"MSG s 1 %b 2\r\nab\r\n" % reply
+            case "headers":
+                frames += b"HMSG s 1 %b 18 20\r\nNATS/1.0\r\nA: b\r\n\r\nab\r\n" % reply
+            case "status":
+                block = b"NATS/1.0 409 Batch Completed\r\n\r\n"
+                frames += b"HMSG inbox.7 1 %d %d\r\n%b\r\n" % (len(block), len(block), block)
+                continue
+            case "heartbeat":
+                block = b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: %d\r\n\r\n" % (number - 1)
+                frames += b"HMSG inbox.7 1 %d %d\r\n%b\r\n" % (len(block), len(block), block)
+                continue
+        number += 1
+    return bytes(frames)
+
+
+def handed_out(chunks: list[bytes], first: int) -> tuple[list[bytes | None], bool, int]:
+    """What a flow gives out of these chunks, whether its consumer is lost, and where the next one begins."""
+    connection = connected()
+    reader = OrderedReader(OrderedOptions(deliver_policy="new"))
+    reader.config("one")
+    reader.created(SequencePair(), 0)
+    reader._last_consumer_sequence = first - 1
+    state = connection.subscribe("inbox.*", message_class=AckableMessage)
+    puller = OrderedPuller[AckableMessage]("inbox", "$JS.API.CONSUMER.MSG.NEXT.S.one", reader)
+    flow = OrderedFlow(puller, reader, connection.options, 1024)
+    given_out: list[bytes | None] = []
+    for chunk in chunks:
+        connection.receive_data(chunk)
+        puller.on_replies(state, 1.0)
+        while puller.buffer:
+            given_out += [each.raw_reply for each in flow.take(len(puller.buffer))]
+    return given_out, puller.is_lost, reader.config("two").start_sequence or 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_stream_of_frames_is_the_same_seen_at_once_and_read_one_by_one(data: Any) -> None:
+    first = data.draw(st.sampled_from([1, 95, 9_990, 123_456]))
+    frames = frames_of(data, first)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(frames)), max_size=6)))
+    chunks = [frames[start:end] for start, end in zip([0, *cuts], [*cuts, len(frames)], strict=True)]
+    at_once = handed_out(chunks, first)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ordered, "are_consecutive", lambda *_: False)
+        assert handed_out(chunks, first) == at_once
 
 
 def test_a_part_that_begins_and_ends_right_is_wrong_between_when_the_numbers_get_longer() -> None:

@@ -63,8 +63,9 @@ class OrderedConsumer:
         reading = Reading(self._context, self.stream_name, self.options)
         try:
             while messages := await reading.some():
-                for message in messages:
-                    yield message
+                messages.reverse()
+                while messages:
+                    yield messages.pop()  # it keeps none: what was read can go while it is at hand
         finally:
             await reading.close()
 

@@ -64,7 +64,9 @@ class OrderedConsumer:
         reading = Reading(self._context, self.stream_name, self.options)
         try:
             while messages := reading.some():
-                yield from messages
+                messages.reverse()
+                while messages:
+                    yield messages.pop()  # it keeps none: what was read can go while it is at hand
         finally:
             reading.close()
 

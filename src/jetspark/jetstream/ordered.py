@@ -40,7 +40,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter, lt
 from typing import TypedDict
 
 from jetspark.core.arguments import flag, instance, texts, unfit
@@ -99,7 +98,6 @@ MAX_ATTEMPTS_BEHIND = 7
 # Those that are described by a word alone.
 DELIVER_POLICIES: tuple[DeliverPolicy, ...] = ("all", "last", "new", "last_per_subject")
 RETRY = Backoff(first_s=0.05, max_s=1.0)
-DOT = ord(".")
 
 
 class OrderedKeywords(TypedDict, total=False):
@@ -143,13 +141,48 @@ class OrderedOptions:
         return cls(filter_subjects=filter_subjects, **given)
 
 
-def _have_dots_at(replies: list[bytes], *places: int) -> bool:
-    """Whether the numbers of replies end in the same places.
+# The digits of 0, 1, 2, ...: all the last ones as one text, all the last but one, and so on; each twice over.
+_COUNTED = 10_000
+_DIGITS = [
+    b"".join(b"%d" % digit * 10**place for digit in range(10)) * (20_000 // 10 ** (place + 1)) for place in range(4)
+]
 
-    Where a stream sequence and a consumer sequence end, there is no other way: were the first number shorter, the time
-    would stand in the second place, whose digits are more than any sequence of a consumer has.
+
+def are_consecutive(replies: list[bytes], first: int, tokens_after: int) -> bool:
+    """Whether the consumer sequences of replies are ``first`` and those that follow it; False if that is hard to say.
+
+    Reading a million messages, this is what being in order costs, so it is done without taking each of them apart.
+    Replies that are equally long and begin alike stand below one another like rows, and a slice with their length as
+    its step is a column. Where the first has its sequence, all others must have theirs, with dots around it: were its
+    stream sequence shorter, the time would stand there, whose digits are more than any sequence of a consumer has.
     """
-    return all(set(map(itemgetter(place), replies)) == {DOT} for place in places)
+    head, stream_sequence, sequence, _ = replies[0].rsplit(b".", tokens_after + 1)[:4]
+    count, width = len(replies), len(replies[0]) + 1
+    rows = b" ".join(replies)  # no reply has a space in it
+    start = len(head) + 1 + len(stream_sequence)
+    end = start + 1 + len(sequence)
+    dots = b"." * count
+    if (
+        int(sequence) != first
+        or count > _COUNTED
+        or len(rows) != count * width - 1
+        or rows[width - 1 :: width] != b" " * (count - 1)
+        or rows.count(b" %b." % head) != count - 1
+        or rows[start::width] != dots
+        or rows[end::width] != dots
+    ):
+        return False
+    upper, lower = divmod(first, _COUNTED)
+    for place in range(min(len(sequence), len(_DIGITS))):
+        if rows[end - 1 - place :: width] != _DIGITS[place][lower : lower + count]:
+            return False
+    # The other digits are the same in all rows, or those of the next number from some row on.
+    before = min(_COUNTED - lower, count)
+    for place in range(len(sequence) - len(_DIGITS)):
+        digits = (b"%d" % upper)[place : place + 1], (b"%d" % (upper + 1))[place : place + 1]
+        if rows[start + 1 + place :: width] != digits[0] * before + digits[1] * (count - before):
+            return False
+    return True
 
 
 class OrderedReader:
@@ -302,13 +335,7 @@ class OrderedReader:
         return accepted, count
 
     def _count_in_order(self, replies: list[bytes]) -> int:
-        """How many of them follow one another, up to the end of the listing, or of what was there in the beginning.
-
-        Reading a million messages, this is what being in order costs, so it is done without taking each of them apart.
-        Where all stream sequences have as many digits, texts that grow have sequences that grow, also the consumer's.
-        If those of the first and the last are as far apart as there are replies, none is missing between, and none is
-        there twice. Else every number is read, which takes seven times as long.
-        """
+        """How many of them follow one another, up to the end of the listing, or of what was there in the beginning."""
         first = self._last_consumer_sequence + 1
         if first == 1:
             self._tokens_after = 3 + max(replies[0].count(b".") - 10, 0)  # the longer form may have more in its end
@@ -321,15 +348,7 @@ class OrderedReader:
         if self._is_listing or may_end:
             pending = [reply.rsplit(b".", after)[3] for reply in replies[:count]]
             count = pending.index(b"0") + 1 if b"0" in pending else count
-        one, other = (replies[place].rsplit(b".", after + 1) for place in (0, -1))
-        if (
-            int(one[2]) == first
-            and int(other[2]) == first + len(replies) - 1
-            and (digits := len(one[1])) == len(other[1])
-            and (more_digits := len(one[2])) == len(other[2])
-            and all(map(lt, replies, itertools.islice(replies, 1, None)))
-            and _have_dots_at(replies, end := len(one[0]) + 1 + digits, end + 1 + more_digits)
-        ):
+        if are_consecutive(replies, first, after):
             return count
         sequences = [int(reply.rsplit(b".", after)[1]) for reply in replies]
         if sequences == list(range(first, first + len(replies))):
