@@ -309,6 +309,62 @@ def test_a_router_sorts_many_messages_by_projection_and_tells_which_cannot_be_re
     assert looked_at == [6, 7]  # those that fail; the first is read without
 
 
+class Named(str):
+    """A text of a class of its own, such as a member of an enumeration."""
+
+
+class ByName:
+    """Its keys are of every kind; most are plain."""
+
+    def key(self, event: Opened | Closed) -> Any:
+        name = event.account
+        if name == "raises":
+            raise ValueError("no such key")
+        special = {"none": None, "number": 7, "two": ["t1", "t2"], "twice": ["t", "t"], "text": Named("text")}
+        return special.get(name, name)
+
+    def apply(self, state: int | None, event: Opened | Closed) -> int:
+        return (state or 0) + 1
+
+
+PLAIN = ["a", "b-1", "C_2"]
+
+
+@pytest.mark.parametrize(
+    "special", ["", "a.b", "é", "none", "number", "two", "twice", "text", "raises", "unreadable", "a"]
+)
+@pytest.mark.parametrize("place", [0, 2, 5])
+def test_many_messages_have_the_rows_that_each_has_alone(special: str, place: int) -> None:
+    """Keys are looked at together where all of them are plain: one that is not must not be taken for one."""
+    names = ProjectionSpec("names", ByName, events=[Opened], bucket="names")
+    all_names = ProjectionSpec("all_names", ByName, events=[Opened, Closed], bucket="all_names")
+    app = App("bank", stream="BANK", subjects=["accounts.>"], events=[Opened, Moved, Closed])
+    router = Router([names, all_names, balances()], app.catalogue)
+    given: list[str] = [*PLAIN, *PLAIN]
+    given[place] = special
+    messages = []
+    for sequence, name in enumerate(given, 10):
+        event = Closed(account=name) if sequence % 3 == 0 else Opened(account=name)
+        data = encode(event, id=str(sequence), source="/bank", time=utc_now()).data
+        messages.append(Recorded(sequence, "accounts.a.opened", b"{" if name == "unreadable" else data, None, 0))
+    for some in (messages, messages[:1]):
+        rows = {name: KeyRows() for name in router.specs}
+        failed = [
+            (message, [(each.projections, each.sequence, str(each.error)) for each in failures])
+            for message, failures in router.sort(some, rows)
+        ]
+        alone = [(message, router.route(message)) for message in some]
+        for name, found in rows.items():
+            wanted = [row for _, routing in alone for row in routing.rows if row.projection == name]
+            assert list(found) == [(row.key, row.sequence, row.event) for row in wanted]
+            assert {type(key) for key in found.keys} <= {str}
+        assert failed == [
+            (message, [(each.projections, each.sequence, str(each.error)) for each in routing.failures])
+            for message, routing in alone
+            if routing.failures
+        ]
+
+
 @pytest.mark.parametrize(
     ("owns_stream", "filtered", "reading"),
     [

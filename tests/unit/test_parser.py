@@ -1225,6 +1225,39 @@ def test_columns_go_on_behind_a_few_others(other: Frame) -> None:
     assert parser.read_in_columns >= 150
 
 
+@pytest.mark.parametrize("others", [1, 3, parser_module.MAX_INTERRUPTIONS])
+@pytest.mark.parametrize(
+    "other",
+    [
+        message_frame("_INBOX.me.1", 2, None, None, b"an answer"),
+        message_frame("_INBOX.me.1", 2, b"r", None, b"a line\r\nbreak"),
+        message_frame("a", 1, None, BLOCK, b""),
+    ],
+)
+def test_columns_go_on_behind_answers_and_statuses_before_them(other: Frame, others: int) -> None:
+    """A chunk may begin with them, and several may come together."""
+    parser, routes = parser_in_columns()
+    routes[b"2"].is_inbox = True
+    first, second = orders(50), [other] * others + orders(50, first=50)
+    for frames in (first, second):
+        parser.receive_data(b"".join(frame.wire for frame in frames))
+    assert seen_by(parser, routes) == meaning([*first, *second])
+    assert parser.read_in_columns == 100
+    assert parser._expects_columns
+
+
+def test_a_chunk_of_answers_ends_the_columns_of_others() -> None:
+    parser, routes = parser_in_columns()
+    routes[b"2"].is_inbox = True
+    other = message_frame("_INBOX.me.1", 2, None, None, b"an answer" * 1000)
+    first, second = orders(50), [other] * (parser_module.MAX_INTERRUPTIONS + 1) + orders(50, first=50)
+    for frames in (first, second):
+        parser.receive_data(b"".join(frame.wire for frame in frames))
+    assert seen_by(parser, routes) == meaning([*first, *second])
+    assert parser.read_in_columns == 50
+    assert not parser._expects_columns
+
+
 @settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_no_split_of_interrupted_columns_changes_what_comes_out(data: st.DataObject) -> None:

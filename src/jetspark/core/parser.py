@@ -198,6 +198,8 @@ class Parser:
         self._known_sizes = _Sizes()
         self._learned = 0
         self._expects_columns = False
+        self._column_sid = b""
+        """The subscription whose messages were read in columns last."""
         self._chunks_until_columns = self._next_wait = 0
 
     def forget_routes(self) -> None:
@@ -296,16 +298,28 @@ class Parser:
         return rest
 
     def _read_all_columns(self, data: bytes) -> bytes:
-        """Read messages of one subscription and the few others between them; returns what follows."""
-        data = self._read_columns(data)
+        """Read messages of one subscription and the few others before and between them; returns what follows."""
         for _ in range(MAX_INTERRUPTIONS):
+            # Cutting the whole chunk would show no more than this: that its first frame is another one.
+            if not self._begins_other(data):
+                data = self._read_columns(data)
             if not self._expects_columns or not data.startswith((b"HMSG ", b"MSG ")):
-                break
+                return data
             position = self._read_frames(data, max_frames=1)
-            if not position or not data.startswith(b"MSG ", position):
-                return data[position:]
-            data = self._read_columns(data[position:])
-        return data
+            if not position:
+                return data
+            data = data[position:]
+        return self._read_columns(data)
+
+    def _begins_other(self, data: bytes) -> bool:
+        """Whether the first frame has headers, or is an answer that comes between the messages of columns."""
+        if data.startswith(b"HMSG "):
+            return True
+        words = data[: data.find(b"\r\n")].split(b" ", 3)
+        if len(words) < 4 or words[2] == self._column_sid:
+            return False
+        route = self._routes.get(words[2])
+        return route is not None and route.is_inbox and words[0] == b"MSG"
 
     def _read_columns(self, data: bytes) -> bytes:
         """Read messages of one subscription, whatever their subjects and sizes; returns what follows them."""
@@ -327,6 +341,7 @@ class Parser:
             self._chunks_until_columns = self._next_wait = min(2 * self._next_wait + 1, MAX_CHUNKS_WITHOUT_COLUMNS)
             return data
         self._next_wait = 0
+        self._column_sid = sid
         # The last payload has everything behind it in it, since no further line of a plain message cut it off. If it
         # begins with as many bytes as announced and a line break, the message is complete and the rest another frame.
         rest_bytes = -2

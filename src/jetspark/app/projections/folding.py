@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import compress
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
@@ -80,6 +81,12 @@ class KeyRows:
         self.keys.append(key)
         self.sequences.append(sequence)
         self.events.append(event)
+
+    def extend(self, keys: Iterable[str], sequences: Iterable[int], events: Iterable[Any]) -> None:
+        """Add many rows, as columns of the same length."""
+        self.keys.extend(keys)
+        self.sequences.extend(sequences)
+        self.events.extend(events)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -170,47 +177,71 @@ class Router:
         """As :meth:`sort`, of messages that few have to be made a :class:`Recorded` of.
 
         Of each message it finds what :meth:`spread` finds. This is the inner loop of live engines and rebuilds: most
-        messages are read at once, and nothing is made of a message but its event.
+        messages are read at once, nothing is made of a message but its event, and where every event has one plain key
+        the rows are added as columns.
         """
-        failed: list[tuple[Recorded, list[Failure]]] = []
-        catalogue, is_wanted, read_whole = self._catalogue, self.is_wanted, self._read_whole
-        of_kind = {
-            kind: [
-                (spec, rows[spec.name].keys.append, rows[spec.name].sequences.append, rows[spec.name].events.append)
-                for spec in specs
-            ]
-            for kind, specs in self._of_kind.items()
-        }
-        for sequence, message in zip(sequences, messages, strict=True):
-            if is_wanted is not None and not is_wanted(message.subject):
+        failures: dict[int, list[Failure]] = {}
+        events, envelopes = self._read_all(messages, sequences, recorded_of, failures)
+        kinds = set(map(type, events))
+        for name, spec in self.specs.items():
+            wanted = kinds.intersection(spec.events)
+            if not wanted:
                 continue
-            try:
-                envelope = read_whole(message.data)
-                event = envelope.data
-            except Exception:
-                recorded = recorded_of(message)
-                try:
-                    envelope, _, event = read_event(recorded.subject, recorded.data, recorded.headers, catalogue)
-                except ContractViolation as error:
-                    failed.append((recorded, [Failure(tuple(self.specs), sequence, error)]))
+            mine, of_events, of_sequences = rows[name], events, sequences
+            if len(wanted) < len(kinds):
+                is_wanted = [type(event) in wanted for event in events]
+                of_events, of_sequences = list(compress(events, is_wanted)), list(compress(sequences, is_wanted))
+            if spec.window is None and (plain := spec.plain_keys_of(of_events)) is not None:
+                mine.extend(plain, of_sequences, of_events)
+                continue
+            for place, event in enumerate(events):
+                if type(event) not in wanted:
                     continue
-            failures: list[Failure] | None = None
-            for spec, add_key, add_sequence, add_event in of_kind.get(type(event), ()):
                 try:
                     if spec.window is None:
                         keys = spec.keys_of(event)
                     else:
-                        keys = spec.windowed_keys_of(event, envelope.time, recorded_of(message).time_us)
+                        time_us = recorded_of(messages[place]).time_us
+                        keys = spec.windowed_keys_of(event, envelopes[place].time, time_us)
                 except Exception as error:
-                    failures = [*(failures or ()), Failure((spec.name,), sequence, error)]
+                    failures.setdefault(place, []).append(Failure((name,), sequences[place], error))
                     continue
                 for key in keys:
-                    add_key(key)
-                    add_sequence(sequence)
-                    add_event(event)
-            if failures is not None:
-                failed.append((recorded_of(message), failures))
-        return failed
+                    mine.add(key, sequences[place], event)
+        return [(recorded_of(messages[place]), failures[place]) for place in sorted(failures)]
+
+    def _read_all(
+        self,
+        messages: Sequence[M],
+        sequences: Sequence[int],
+        recorded_of: Callable[[M], Recorded],
+        failures: dict[int, list[Failure]],
+    ) -> tuple[list[Any], list[Any]]:
+        """The event of each message, and its envelope where somebody needs it; None for a message that has none.
+
+        Why a message cannot be read is noted in ``failures``, by its place.
+        """
+        catalogue, is_wanted, read_whole = self._catalogue, self.is_wanted, self._read_whole
+        needs_envelopes = any(spec.window is not None for spec in self.specs.values())
+        events, envelopes = list[Any](), list[Any]()
+        add_event = events.append
+        for message in messages:
+            envelope = event = None
+            if is_wanted is None or is_wanted(message.subject):
+                try:
+                    envelope = read_whole(message.data)
+                    event = envelope.data
+                except Exception:
+                    recorded = recorded_of(message)
+                    try:
+                        envelope, _, event = read_event(recorded.subject, recorded.data, recorded.headers, catalogue)
+                    except ContractViolation as error:
+                        place = len(events)
+                        failures[place] = [Failure(tuple(self.specs), sequences[place], error)]
+            add_event(event)
+            if needs_envelopes:
+                envelopes.append(envelope)
+        return events, envelopes
 
     def spread(self, messages: Iterable[Recorded]) -> Iterator[Spread]:
         """The keys of each of many messages; of none that is on no filter."""

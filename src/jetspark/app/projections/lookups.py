@@ -82,6 +82,9 @@ class LookupSpec(ProjectionSpec):
             found += spec.keys_of(event)
         return tuple(dict.fromkeys(found))
 
+    def plain_keys_of(self, events: Sequence[Any]) -> list[str] | None:
+        return None  # an event may have keys of several projections
+
     def fold(self, key: str, value: bytes | None, event: Any) -> bytes | None:
         """The state with the copies beside it. ``apply`` sees the copies as they were before the event."""
         held = _JoinedValue() if value is None else _decode(value)

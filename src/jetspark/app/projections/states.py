@@ -57,7 +57,7 @@ class StateGone(Exception):
 class _CachedKey(KeyState):
     """A key in hand, and what of it is on its way."""
 
-    __slots__ = ("counted", "is_sure", "passed", "sent", "size")
+    __slots__ = ("counted", "is_dirty", "is_sure", "passed", "sent", "size")
 
     def __init__(self, spec: ProjectionSpec, key: str, loaded: Current) -> None:
         super().__init__(spec, key, loaded)
@@ -67,6 +67,8 @@ class _CachedKey(KeyState):
         """How many events were applied to the state that is under way to the bucket; None if none is."""
         self.counted = 0
         """How many of them were in the state that was stored before."""
+        self.is_dirty = False
+        """It is among those that have to be stored: asking it is quicker than asking them."""
         self.is_sure = True
         """The revision is known."""
         self.size = 0
@@ -102,6 +104,8 @@ class LiveStates:
     def missing(self, rows: KeyRows) -> list[str]:
         """Keys that have to be loaded before the rows can be applied."""
         known = self._keys
+        if all(map(known.__contains__, rows.keys)):
+            return []
         return list({key: None for key in rows.keys if key not in known})
 
     def add(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
@@ -119,8 +123,8 @@ class LiveStates:
         spec, keys, dirty = self.spec, self._keys, self._dirty
         is_crowded = 2 * len(keys) > self._limits.keys
         self._rows.append(rows)
-        for key, sequence, event in rows:
-            entry = keys[key]
+        entries = map(keys.__getitem__, rows.keys)
+        for key, entry, sequence, event in zip(rows.keys, entries, rows.sequences, rows.events, strict=True):
             if sequence <= entry.sequence:
                 self.known += 1
                 continue
@@ -131,7 +135,9 @@ class LiveStates:
                 if entry.is_parked_in_bucket:
                     entry.passed = sequence
                     continue
-            dirty[key] = entry
+            if not entry.is_dirty:
+                entry.is_dirty = True
+                dirty[key] = entry
             if is_crowded:
                 keys[key] = keys.pop(key)  # to the end, as the one used last
         if rows:
@@ -155,6 +161,7 @@ class LiveStates:
         """Everything that has to be stored. What comes meanwhile is stored the next time."""
         spec, changes = self.spec, []
         for key, entry in self._dirty.items():
+            entry.is_dirty = False
             change = entry.change(spec, key)
             if change is not None:
                 entry.sent = entry.applied
@@ -218,6 +225,7 @@ class LiveStates:
                 self.waiting += taken
                 entry.passed = self._last
             elif taken:
+                entry.is_dirty = True
                 self._dirty[key] = entry
             self._note_parked(key, entry)
             self._measure(key, entry)
