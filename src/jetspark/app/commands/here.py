@@ -144,6 +144,8 @@ class DecidingHere:
 
     async def _open(self, timeout_s: float) -> CommandRunner | Exception | None:
         """What decides, when the stream was looked at; else why not, or None if that takes too long."""
+        if self._is_closed:
+            return None
         if self._opening is None:
             self._opening = self._loop.create_task(self._start())
         opening = self._opening  # one for all who call meanwhile, and none of them may cancel it
