@@ -1,5 +1,7 @@
 """Callers, workers and the model server in virtual time: workers killed, replies lost, leaders and connections gone.
 
+Some callers decide their commands themselves. They lose their patience now and then, and close their clients.
+
 Everything but the network, the server and the clock is the real thing. One seed is one run.
 """
 
@@ -16,7 +18,7 @@ from support.linear import REFUSED, Entry, Operation
 from jetspark.app import App, AppClient, Refused, decode
 from jetspark.app.running import run_app
 from jetspark.app.topology.provisioning import apply_topology
-from jetspark.errors import BoundaryConflict, JetSparkError, NetworkError
+from jetspark.errors import BoundaryConflict, CommandInDoubt, JetSparkError, NetworkError
 from jetspark.testing.network import Publication
 from jetspark.testing.virtual_loop import VirtualLoop, VirtualProcess, model_network
 
@@ -26,15 +28,17 @@ URL = "nats://model:4222"
 class CommandWorld:
     """One run."""
 
-    def __init__(self, seed: int, kind: type[Enter], *, workers: int = 3, callers: int = 5, calls: int = 4) -> None:
+    def __init__(
+        self, seed: int, kind: type[Enter], *, workers: int = 3, callers: int = 5, calls: int = 4, here: int = 0
+    ) -> None:
         self.rng = random.Random(seed)
         self.network = model_network(seed)
         self.loop = VirtualLoop(self.network)
         self.app: App = bank("sim", replicas=self.rng.choice((1, 3)))
         self.app.command("ledgers.limited")(kind)
-        self.kind, self.callers, self.calls = kind, callers, calls
+        self.kind, self.callers, self.calls, self.here = kind, callers, calls, here
         self.operations: list[Operation] = []
-        self.lost_replies = self.kills = self.conflicts = self.doubts = 0
+        self.lost_replies = self.kills = self.conflicts = self.doubts = self.cancelled = self.closed = 0
         self._processes: list[VirtualProcess] = []
         self._workers: list[VirtualProcess] = []
         self._count = workers
@@ -93,7 +97,7 @@ class CommandWorld:
         for number in range(12):
             await asyncio.sleep(self.rng.uniform(0.005, 0.3) * (1 + number / 4))
             match self.rng.randrange(5):
-                case 0 | 1:
+                case 0 | 1 if self._workers:
                     self._kill(self.rng.choice(self._workers))
                 case 2:
                     self.network.cut()
@@ -119,13 +123,16 @@ class CommandWorld:
         return True
 
     async def _call(self, number: int) -> None:
-        client = await self._connect()
+        is_here = number < self.here
+        client = await self._connect(is_here)
         try:
             for count in range(self.calls):
                 id = f"c{number}-{count}"
                 operation = Operation(id, self.kind(ledger="x", writer=id), self.loop.time())
                 self.operations.append(operation)
                 for _ in range(self.rng.choice((1, 1, 2))):  # some ask again although they have the answer
+                    if is_here and self.rng.random() < 0.5:
+                        client = await self._give_up(client, operation)
                     operation.replies.append(await self._answer(client, operation))
                     operation.returned = min(operation.returned, self.loop.time())
                     if REFUSED in operation.replies:
@@ -135,8 +142,24 @@ class CommandWorld:
             with contextlib.suppress(NetworkError):  # the server may be gone just now
                 await client.__aexit__(None, None, None)
 
-    async def _connect(self) -> AppClient:
-        client = self.app.connect(URL)
+    async def _give_up(self, client: AppClient, operation: Operation) -> AppClient:
+        """Call, and do not wait for the answer: cancel the call, or close the client. Returns one that is open."""
+        call = asyncio.create_task(client.call(operation.command, command_id=operation.id, timeout=5.0))
+        await asyncio.wait([call], timeout=self.rng.choice((0.0, 0.001, 0.01, 0.1)))
+        if self.rng.random() < 0.5:
+            self.cancelled += call.cancel()
+        else:
+            with contextlib.suppress(NetworkError):
+                await client.__aexit__(None, None, None)
+            client = await self._connect(True)
+            done, _ = await asyncio.wait([call], timeout=0.0)
+            assert done, "a call outlived its client"
+            self.closed += isinstance(call.exception(), CommandInDoubt)
+        await asyncio.wait([call])
+        return client
+
+    async def _connect(self, is_here: bool) -> AppClient:
+        client = self.app.connect(URL, decide_here=is_here)
         while True:
             try:
                 return await client.__aenter__()

@@ -26,6 +26,14 @@ def test_commands_are_linearizable_whatever_dies_and_gets_lost(seed: int) -> Non
     assert len(world.operations) == 20, seeds.again(seed)
 
 
+@pytest.mark.parametrize("workers", [0, 2], ids=["no workers", "beside workers"])
+@pytest.mark.parametrize("seed", seeds.tried(range(8), 2))
+def test_commands_that_callers_decide_themselves_are_linearizable_too(seed: int, workers: int) -> None:
+    world = CommandWorld(seed, EnterFive, workers=workers, callers=5, here=3 if workers else 5)
+    check(world)
+    assert len(world.operations) == 20, seeds.again(seed)
+
+
 def test_the_checker_finds_a_decision_that_does_not_look_at_the_past() -> None:
     with pytest.raises(NotLinearizable):
         check(CommandWorld(1, EnterBlindly))
@@ -49,3 +57,13 @@ def test_the_seeds_reach_what_they_are_for() -> None:
         world.run()
         kills, lost, doubts = kills + world.kills, lost + world.lost_replies, doubts + world.doubts
     assert (kills > 2, lost > 0, doubts > 2) == (True, True, True), (kills, lost, doubts)
+
+
+def test_the_seeds_reach_what_callers_that_decide_themselves_are_for() -> None:
+    cancelled = closed = doubts = conflicts = 0
+    for seed in range(12):
+        world = CommandWorld(seed, EnterFive, workers=0, here=5)
+        world.run()
+        cancelled, closed = cancelled + world.cancelled, closed + world.closed
+        doubts, conflicts = doubts + world.doubts, conflicts + world.conflicts
+    assert (cancelled > 2, closed > 2, doubts > 2) == (True, True, True), (cancelled, closed, doubts, conflicts)

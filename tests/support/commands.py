@@ -32,6 +32,28 @@ async def served(app: App, url: str, workers: int = 1, **options: Any) -> AsyncI
                 raise error
 
 
+WAYS = ("by a worker", "here")
+"""Where a command is decided: nobody who calls one can tell."""
+
+
+@asynccontextmanager
+async def deciding(app: App, url: str, way: str, **options: Any) -> AsyncIterator[AppClient]:
+    """A client of an application whose commands are decided in one of two ways; the options are those of ``served``."""
+    if way == "by a worker":
+        async with served(app, url, **options) as client:
+            yield client
+        return
+    await app.apply(url)
+    projecting = [asyncio.create_task(app.run(url, only=[*app.projections]))] if app.projections else []
+    try:
+        async with app.connect(url, decide_here=options.get("serving", True)) as client:
+            yield client
+    finally:
+        for task in projecting:
+            task.cancel()
+            await asyncio.wait([task])
+
+
 async def are_serving(url: str | list[str], name: str, workers: int = 1) -> None:
     """Wait until that many workers answer for the service."""
     async with asyncio.timeout(60), jetspark.connect(url) as nc:

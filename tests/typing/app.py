@@ -11,6 +11,7 @@ from jetspark.app import (
     App,
     AppClient,
     Command,
+    CommandOptions,
     CommandReply,
     Context,
     Decision,
@@ -132,6 +133,10 @@ def wrong_options(app: App) -> None:
 async def wrong_ways_in(app: App, orders: AppClient) -> None:
     async with app.connect("nats://127.0.0.1:4222", auth=jetspark.UserPassword("me", "secret"), name="shop") as client:
         assert_type(client, AppClient)
+    async with app.connect("nats://127.0.0.1:4222", decide_here=CommandOptions(queue=10), name="shop") as client:
+        assert_type(client, AppClient)
+    app.connect(decide_here=True)
+    app.connect(decide_here="here")  # type: ignore[arg-type]
     app.connect(nmae="shop")  # type: ignore[call-arg]
     await app.plan("nats://127.0.0.1:4222", request_timeout_s="5")  # type: ignore[arg-type]
     await app.apply("nats://127.0.0.1:4222", user="me")  # type: ignore[call-arg]

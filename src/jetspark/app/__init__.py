@@ -4,7 +4,7 @@ from jetspark.app._extra import INSTALLED as _INSTALLED  # noqa: F401
 from jetspark.app.application import App, HandlerSpec
 from jetspark.app.client import AppClient, BulkPublisher
 from jetspark.app.commands.declaring import Command, CommandReply, CommandSpec, Decision, Past, PastEvent
-from jetspark.app.commands.worker import CommandOptions
+from jetspark.app.commands.running import CommandOptions
 from jetspark.app.contracts.catalogue import Catalogue, Contract, contract_of
 from jetspark.app.contracts.envelope import Decoded, Encoded, decode, derived_id, encode
 from jetspark.app.contracts.events import Event, event, unchanged, upcast

@@ -25,7 +25,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
 
 if TYPE_CHECKING:
-    from jetspark.app.commands.worker import CommandOptions
+    from jetspark.app.commands.running import CommandOptions
     from jetspark.app.projections.live import LiveOptions
     from jetspark.app.telemetry import HandlerObserver
 

@@ -28,6 +28,8 @@ from jetspark.publish.outgoing import Item
 
 if TYPE_CHECKING:
     from jetspark.app.commands.declaring import Command, CommandReply
+    from jetspark.app.commands.here import DecidingHere
+    from jetspark.app.commands.running import CommandOptions
     from jetspark.app.connecting import ConnectArguments
     from jetspark.app.declarations import Declarations
     from jetspark.app.entities.committing import Committer
@@ -49,9 +51,17 @@ class AppClient:
     being handled, outside something new begins.
     """
 
-    def __init__(self, app: Declarations, servers: str | Iterable[str], options: ConnectArguments) -> None:
+    def __init__(
+        self,
+        app: Declarations,
+        servers: str | Iterable[str],
+        options: ConnectArguments,
+        *,
+        decide_here: CommandOptions | None = None,
+    ) -> None:
         self.app = app
-        self._servers, self._options = servers, options
+        self._servers, self._options, self._decide_here = servers, options, decide_here
+        self._here: DecidingHere | None = None
         self._nc: Client | None = None
         self._js: JetStream | None = None
         self._views: Views | None = None
@@ -79,10 +89,22 @@ class AppClient:
         self._nc = await connect(self._servers, **self._options)
         self._js = self._nc.jetstream()
         self._ask_loop()
+        if self._decide_here is not None:
+            from jetspark.app.commands.here import DecidingHere
+
+            self._here = DecidingHere(self.app, self._js, self._decide_here)
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         nc, self._nc, self._js = self._nc, None, None
+        here, self._here = self._here, None
+        try:
+            if here is not None:
+                await here.close()
+        finally:
+            await self._close(nc)
+
+    async def _close(self, nc: Client | None) -> None:
         committer, self._committer = self._committer, None
         if committer is not None:
             await committer.close()
@@ -244,7 +266,9 @@ class AppClient:
         correlation_id: str | None = None,
         timeout: float | None = None,
     ) -> CommandReply:
-        """Have a worker decide a command, and return when its events are stored.
+        """Have a command decided, and return when its events are stored.
+
+        A worker decides it; or this program does, if it was connected with ``decide_here``.
 
         Args:
             command_id: Identifies the command: asked again with the same id, and the same fields, it is answered with
@@ -252,8 +276,8 @@ class AppClient:
             expected_version: A sequence, such as that of a reply or of a view's entry: decide only if nothing inside
                 the boundary is newer. 0 says that there must be nothing.
             correlation_id: Of what led to it; inside of a handler that of the event being handled.
-            timeout: Seconds to wait for the reply, the connection's ``request_timeout_s`` if not given. The request is
-                sent once more after half of them.
+            timeout: Seconds to wait for the reply, the connection's ``request_timeout_s`` if not given. A request to a
+                worker is sent once more after half of them.
 
         Raises:
             Refused: The decision is no; ``reason`` says why.
@@ -274,6 +298,7 @@ class AppClient:
             expected_version=expected_version,
             correlation_id=correlation_id,
             timeout=timeout,
+            here=self._here,
         )
 
     def encode(

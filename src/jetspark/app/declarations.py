@@ -43,6 +43,7 @@ from jetspark.jetstream.kv import KVConfig
 if TYPE_CHECKING:
     from jetspark.app.application import HandlerSpec, Lifespan
     from jetspark.app.commands.declaring import CommandSpec
+    from jetspark.app.commands.running import CommandOptions
     from jetspark.app.projections.declaring import ProjectionSpec
     from jetspark.app.settings import Setting, SettingsSpec
     from jetspark.app.telemetry import HandlerObserver
@@ -337,13 +338,28 @@ class Declarations:
             return await apply_topology(nc.jetstream(), self, allow=allow)
 
     def connect(
-        self, servers: str | Iterable[str] = "nats://127.0.0.1:4222", **options: Unpack[ConnectArguments]
+        self,
+        servers: str | Iterable[str] = "nats://127.0.0.1:4222",
+        *,
+        decide_here: bool | CommandOptions = False,
+        **options: Unpack[ConnectArguments],
     ) -> AppClient:
         """A client that publishes its events: ``async with app.connect(url) as orders``.
 
-        The options are those of :func:`jetspark.connect`.
+        Args:
+            decide_here: Have ``call`` decide commands in this program, and ask no worker: True, or options. It needs
+                the permissions of a worker on the stream.
+            options: Those of :func:`jetspark.connect`.
+
+        Raises:
+            ConfigError: ``decide_here`` is neither True, nor False, nor :class:`CommandOptions`.
         """
-        return AppClient(self, servers, options)
+        from jetspark.app.commands.running import CommandOptions
+
+        if isinstance(decide_here, bool):
+            return AppClient(self, servers, options, decide_here=CommandOptions() if decide_here else None)
+        instance("decide_here", decide_here, CommandOptions, "True, False, or CommandOptions(...)")
+        return AppClient(self, servers, options, decide_here=decide_here)
 
     def _all_buckets(self) -> list[KVConfig]:
         """Those it declares, and those in which handlers make transactions.

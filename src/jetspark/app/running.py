@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
 from jetspark.aio.connecting import connect
-from jetspark.app.commands.worker import CommandOptions, CommandWorker
+from jetspark.app.commands.running import CommandOptions
+from jetspark.app.commands.worker import CommandWorker
 from jetspark.app.connecting import ConnectArguments
 from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.context import open_lifespans

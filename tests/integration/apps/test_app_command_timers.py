@@ -11,7 +11,7 @@ from collections import Counter
 import msgspec
 import pytest
 from support.apps import until
-from support.commands import served
+from support.commands import WAYS, deciding
 from support.paying import Pay, Place, Prolong, paying
 
 from jetspark.app import AppClient, Command, Refused
@@ -63,9 +63,9 @@ async def events_of(orders: AppClient) -> dict[str, Counter[str]]:
     return found
 
 
-async def race(url: str, replicas: int) -> None:
+async def race(url: str, replicas: int, way: str = WAYS[0]) -> None:
     app, rng = paying(replicas=replicas), random.Random(4)
-    async with served(app, url, workers=2) as orders:
+    async with deciding(app, url, way, workers=2) as orders:
         ends = await asyncio.gather(*(order(orders, number, rng) for number in range(ORDERS)))
 
         async def is_quiet() -> bool:
@@ -80,8 +80,9 @@ async def race(url: str, replicas: int) -> None:
         assert set(ends) == {"order.paid", "order.overdue"}
 
 
-async def test_a_payment_and_its_time_out_never_both_count(nats_url: str) -> None:
-    await race(nats_url, 1)
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_payment_and_its_time_out_never_both_count(nats_url: str, way: str) -> None:
+    await race(nats_url, 1, way)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from support.accounts import (
     bank_with_balances,
 )
 from support.apps import until
-from support.commands import are_serving, served, start_worker
+from support.commands import WAYS, are_serving, deciding, served, start_worker
 
 import jetspark
 from jetspark import StreamConfig
@@ -35,9 +35,10 @@ from jetspark.app.commands.store import CommandStore
 from jetspark.server import NatsServer
 
 
-async def test_a_command_is_decided_stored_and_answered_again(url: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_command_is_decided_stored_and_answered_again(url: str, way: str) -> None:
     app = bank()
-    async with served(app, url) as client:
+    async with deciding(app, url, way) as client:
         first = await client.call(OpenAccount(account="a", cents=100), command_id="open-a")
         again = await client.call(OpenAccount(account="a", cents=100), command_id="open-a")
         assert (first, first.events, first.is_repeated, again.is_repeated) == (again, 1, False, True)
@@ -49,21 +50,23 @@ async def test_a_command_is_decided_stored_and_answered_again(url: str) -> None:
         assert await client.call(Transfer(source="a", target="b", cents=30), command_id="t-1") == moved
 
 
-async def test_a_retry_after_the_duplicate_window_gets_the_recorded_reply(url: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_retry_after_the_duplicate_window_gets_the_recorded_reply(url: str, way: str) -> None:
     config = StreamConfig(name="BANK", subjects=["accounts.>", "ledgers.>"], duplicate_window_s=0.1)
     app = App("bank", stream=config, events=[Entered])
     app.command("ledgers.enter")(Enter)
-    async with served(app, url) as client:
+    async with deciding(app, url, way) as client:
         first = await client.call(Enter(ledger="x", writer="w"), command_id="e-1")
     await asyncio.sleep(0.3)  # the window is over, and so is the worker that decided
-    async with served(app, url) as client:
+    async with deciding(app, url, way) as client:
         again = await client.call(Enter(ledger="x", writer="w"), command_id="e-1")
         assert (again, again.is_repeated) == (first, True)
 
 
-async def test_an_id_that_was_used_elsewhere_is_an_error_and_not_a_conflict(url: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_id_that_was_used_elsewhere_is_an_error_and_not_a_conflict(url: str, way: str) -> None:
     app = bank()
-    async with served(app, url) as client:
+    async with deciding(app, url, way) as client:
         await client.call(Enter(ledger="x", writer="w"), command_id="same")
         with pytest.raises(jetspark.CommandFailed, match="command_id was used before with other fields"):
             await client.call(Enter(ledger="y", writer="w"), command_id="same")
@@ -77,10 +80,11 @@ async def test_many_callers_of_one_boundary_get_each_number_once_from_several_wo
     assert sorted(reply.data for reply in replies) == list(range(1, 61))
 
 
-async def test_transfers_never_change_the_sum_at_any_sequence(url: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_transfers_never_change_the_sum_at_any_sequence(url: str, way: str) -> None:
     """Each transfer is one atomic batch with a guard for each account, so no reader sees half of one."""
     app, accounts, rng = bank(), [f"a{n}" for n in range(20)], random.Random(7)
-    async with served(app, url, workers=2) as client:
+    async with deciding(app, url, way, workers=2) as client:
         await asyncio.gather(*(client.call(OpenAccount(account=each, cents=50)) for each in accounts))
 
         async def transfer(number: int) -> None:
@@ -135,10 +139,11 @@ class Slow(Command):
         return Decision(events=[Entered(ledger=self.name, number=len(past) + 1, writer="slow")], reply=self.name)
 
 
-async def test_a_caller_that_gave_up_learns_the_truth_by_asking_again(url: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_caller_that_gave_up_learns_the_truth_by_asking_again(url: str, way: str) -> None:
     app = bank()
     app.command("slow")(Slow)
-    async with served(app, url) as client:
+    async with deciding(app, url, way) as client:
         with pytest.raises(jetspark.CommandInDoubt, match="command_id='s-1'"):
             await client.call(Slow(name="x"), command_id="s-1", timeout=0.1)
         for _ in range(2):
@@ -147,10 +152,11 @@ async def test_a_caller_that_gave_up_learns_the_truth_by_asking_again(url: str) 
         assert (await stream.info()).state.messages == 1
 
 
-async def test_a_worker_with_a_full_queue_says_that_it_is_busy(url: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_worker_with_a_full_queue_says_that_it_is_busy(url: str, way: str) -> None:
     app = bank()
     app.command("slow")(Slow)
-    async with served(app, url, serving=CommandOptions(concurrency=1, queue=1)) as client:
+    async with deciding(app, url, way, serving=CommandOptions(concurrency=1, queue=1)) as client:
         calls = [client.call(Slow(name=f"n{n}"), timeout=20.0) for n in range(6)]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         busy = [each for each in answers if isinstance(each, jetspark.WorkersBusy)]
@@ -158,33 +164,36 @@ async def test_a_worker_with_a_full_queue_says_that_it_is_busy(url: str) -> None
         assert "busy" in str(busy[0])
 
 
-async def test_a_long_past_is_read_as_a_projections_state_and_its_tail(url: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_long_past_is_read_as_a_projections_state_and_its_tail(url: str, way: str) -> None:
     app = bank_with_balances(remember_s=0.001)
-    async with served(app, url) as client:
+    async with deciding(app, url, way) as client:
         for number in range(1, 6):
             reply = await client.call(Deposit(account="a", cents=1), command_id=f"d-{number}", timeout=20.0)
         assert reply.data == 5
         assert await client.view("balances").get("a", at_least=reply.sequence, timeout=30.0) == 5
         # What is older than the snapshot is not read any more: five events would be more than it may read.
     app = bank_with_balances(remember_s=0.001, max_past=3)
-    async with served(app, url) as client:
+    async with deciding(app, url, way) as client:
         assert (await client.call(Deposit(account="a", cents=1), timeout=20.0)).data == 6
 
 
-async def test_a_snapshot_does_not_hide_commands_that_were_decided_lately(url: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_snapshot_does_not_hide_commands_that_were_decided_lately(url: str, way: str) -> None:
     app = bank_with_balances()
-    async with served(app, url) as client:
+    async with deciding(app, url, way) as client:
         first = await client.call(Deposit(account="a", cents=1), command_id="d-1", timeout=20.0)
         last = await client.call(Deposit(account="a", cents=1), command_id="d-2", timeout=20.0)
         await client.view("balances").get("a", at_least=last.sequence, timeout=30.0)
-    async with served(app, url) as client:
+    async with deciding(app, url, way) as client:
         assert await client.call(Deposit(account="a", cents=1), command_id="d-1", timeout=20.0) == first
 
 
-async def test_a_worker_notices_that_its_stream_was_deleted_and_made_again(url: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_worker_notices_that_its_stream_was_deleted_and_made_again(url: str, way: str) -> None:
     """Sequences begin at 1 again, and the boundary ends where the worker remembers it: the guard would hold."""
     app = bank()
-    async with served(app, url) as client:
+    async with deciding(app, url, way) as client:
         await client.call(Enter(ledger="x", writer="w"), command_id="e-1")
         second = await client.call(Enter(ledger="x", writer="w"), command_id="e-2")
         await client.js.delete_stream(app.stream)
@@ -196,9 +205,10 @@ async def test_a_worker_notices_that_its_stream_was_deleted_and_made_again(url: 
         assert (again.data, again.sequence, again.is_repeated) == (2, 3, False)
 
 
-async def test_a_worker_without_a_stream_says_so_and_goes_on_when_there_is_one(url: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_worker_without_a_stream_says_so_and_goes_on_when_there_is_one(url: str, way: str) -> None:
     app = bank()
-    async with served(app, url) as client:
+    async with deciding(app, url, way) as client:
         await client.call(Enter(ledger="x", writer="w"))
         await client.js.delete_stream(app.stream)
         with pytest.raises(jetspark.CommandFailed, match="StreamNotFound"):
@@ -207,11 +217,12 @@ async def test_a_worker_without_a_stream_says_so_and_goes_on_when_there_is_one(u
         assert (await client.call(Enter(ledger="x", writer="w"), timeout=20.0)).data == 1
 
 
-async def test_a_server_that_hangs_leaves_callers_in_doubt_and_each_command_is_decided_once() -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_server_that_hangs_leaves_callers_in_doubt_and_each_command_is_decided_once(way: str) -> None:
     """The worker's own message may be on its way: it is neither sent twice nor forgotten."""
     app = bank()
     with NatsServer() as server:
-        async with served(app, server.url, serving=CommandOptions(concurrency=4)) as client:
+        async with deciding(app, server.url, way, serving=CommandOptions(concurrency=4)) as client:
             await client.call(Enter(ledger="x", writer="w"))
             commands = {f"e-{n}": Enter(ledger=f"l{n % 3}", writer="w") for n in range(12)}
             calls = [client.call(each, command_id=id, timeout=1.0) for id, each in commands.items()]
@@ -226,9 +237,10 @@ async def test_a_server_that_hangs_leaves_callers_in_doubt_and_each_command_is_d
             assert (await (await client.js.stream(app.stream)).info()).state.messages == 13
 
 
-async def test_callers_that_are_cancelled_anywhere_leave_a_worker_that_goes_on(url: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_callers_that_are_cancelled_anywhere_leave_a_worker_that_goes_on(url: str, way: str) -> None:
     app, rng = bank(), random.Random(3)
-    async with served(app, url, serving=CommandOptions(concurrency=2)) as client:
+    async with deciding(app, url, way, serving=CommandOptions(concurrency=2)) as client:
         for n in range(60):
             call = asyncio.create_task(client.call(Enter(ledger=f"l{n % 2}", writer="w"), command_id=f"e-{n}"))
             for _ in range(rng.randrange(12)):
@@ -302,10 +314,11 @@ class OddRefusal(Refused):
         self.args = (reason, fact)
 
 
-async def test_a_refusal_of_ones_own_class_is_a_refusal_whatever_it_says(url: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_refusal_of_ones_own_class_is_a_refusal_whatever_it_says(url: str, way: str) -> None:
     app = bank()
     app.command("say")(Say)
-    async with served(app, url) as client:
+    async with deciding(app, url, way) as client:
         for how, length in (("surrogate", 1), ("long", wire.MAX_TEXT + 3), ("lines", 4)):
             with pytest.raises(Refused) as caught:
                 await client.call(Say(how=how), timeout=20.0)
@@ -342,10 +355,13 @@ class Misbehave(Command):
 
 @pytest.mark.parametrize("what", RAISED)
 @pytest.mark.parametrize("where", ["reads", "decide"])
-async def test_whatever_a_command_raises_is_answered_and_its_boundary_goes_on(url: str, where: str, what: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_whatever_a_command_raises_is_answered_and_its_boundary_goes_on(
+    url: str, where: str, what: str, way: str
+) -> None:
     app = bank()
     app.command("misbehave")(Misbehave)
-    async with served(app, url) as client:
+    async with deciding(app, url, way) as client:
         for number in (1, 2):  # the boundary is read the first time, and remembered the second
             with pytest.raises(jetspark.CommandFailed, match=f"{where}: {what}: on purpose"):
                 await client.call(Misbehave(ledger="x", where=where, what=what), timeout=20.0)
@@ -362,10 +378,11 @@ class Tamper(Command):
         past.entries.clear()  # type: ignore[attr-defined]
 
 
-async def test_a_command_cannot_change_the_past_that_others_are_decided_on(url: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_command_cannot_change_the_past_that_others_are_decided_on(url: str, way: str) -> None:
     app = bank()
     app.command("tamper")(Tamper)
-    async with served(app, url) as client:
+    async with deciding(app, url, way) as client:
         assert (await client.call(Enter(ledger="x", writer="w"))).data == 1
         with pytest.raises(jetspark.CommandFailed, match="'tuple' object has no attribute 'clear'"):
             await client.call(Tamper(ledger="x"))
@@ -383,19 +400,21 @@ class Describe(Command):
         return Decision(reply="x" * self.size)
 
 
-async def test_a_reply_that_no_message_can_carry_is_told_as_what_it_is(url: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_reply_that_no_message_can_carry_is_told_as_what_it_is(url: str, way: str) -> None:
     app = bank()
     app.command("describe")(Describe)
-    async with served(app, url) as client:
+    async with deciding(app, url, way) as client:
         assert len((await client.call(Describe(ledger="x", size=100_000))).data) == 100_000
         with pytest.raises(jetspark.CommandFailed, match=r"its reply cannot be sent: message of .* bytes"):
             await client.call(Describe(ledger="x", size=2_000_000), timeout=20.0)
 
 
-async def test_those_that_wait_for_one_boundary_leave_room_for_others(url: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_those_that_wait_for_one_boundary_leave_room_for_others(url: str, way: str) -> None:
     """With a place for each that waits, two callers of a slow boundary would stop a worker with two places."""
     app = bank()
-    async with served(app, url, serving=CommandOptions(concurrency=2)) as client:
+    async with deciding(app, url, way, serving=CommandOptions(concurrency=2)) as client:
         worker_may_go_on, is_held = asyncio.Event(), asyncio.Event()
         append = CommandStore._append
 
@@ -502,11 +521,12 @@ async def test_a_worker_that_is_told_to_end_answers_what_it_has(url: str) -> Non
 
 
 @pytest.mark.parametrize("accounts", ["a", "ab"])
+@pytest.mark.parametrize("way", WAYS)
 async def test_a_worker_says_why_a_full_stream_leaves_callers_in_doubt(
-    url: str, accounts: str, caplog: pytest.LogCaptureFixture
+    url: str, accounts: str, caplog: pytest.LogCaptureFixture, way: str
 ) -> None:
     app = bank()
-    async with served(app, url) as client:
+    async with deciding(app, url, way) as client:
         for account in "ab":
             await client.call(OpenAccount(account=account, cents=100))
         info = (await client.js.stream(app.stream)).cached_info

@@ -1,4 +1,4 @@
-"""The caller's side of commands: send one to a worker, and get its reply or its error."""
+"""The caller's side of commands: send one to a worker, or decide it here, and get its reply or its error."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from jetspark.errors import (
 
 if TYPE_CHECKING:
     from jetspark.app.client import AppClient
+    from jetspark.app.commands.here import DecidingHere
 
 __all__ = ["call_command"]
 
@@ -38,8 +39,9 @@ async def call_command(
     expected_version: int | None,
     correlation_id: str | None,
     timeout: float | None,
+    here: DecidingHere | None = None,
 ) -> CommandReply:
-    """What :meth:`AppClient.call` does."""
+    """What :meth:`AppClient.call` does; ``here`` decides the command, if it is given, and a worker otherwise."""
     app = client.app
     contract = getattr(type(command), "__contract__", None)
     name = "" if contract is None else contract.type
@@ -55,15 +57,21 @@ async def call_command(
     outer = current_cause.get()
     id = command_id or client.new_id()
     cause = Cause(id, correlation_id or (outer.correlation_id if outer is not None else id), client.child_trace(outer))
-    body, headers = wire.write_request(
-        command,
-        cause=cause,
-        caused_by=None if outer is None else outer.id,
-        source=app.source,
-        time=utc_now(),
-        expected_version=expected_version,
-        timeout_s=timeout_s,
-    )
+
+    def write() -> tuple[bytes, dict[str, str]]:
+        return wire.write_request(
+            command,
+            cause=cause,
+            caused_by=None if outer is None else outer.id,
+            source=app.source,
+            time=utc_now(),
+            expected_version=expected_version,
+            timeout_s=timeout_s,
+        )
+
+    if here is not None:
+        return await here.call(app.commands[name], command, cause, expected_version, timeout_s, write)
+    body, headers = write()
     subject = wire.command_subject(app.name, name)
     asking = _Asking(context, subject, body, headers)
     try:

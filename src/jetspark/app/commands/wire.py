@@ -13,9 +13,12 @@ from typing import Any
 
 import msgspec
 
-from jetspark.app.causes import CauseLike
-from jetspark.app.commands.declaring import Command, CommandReply
-from jetspark.app.contracts.envelope import encode
+from jetspark.app.causes import Cause, CauseLike
+from jetspark.app.commands.deciding import CommandRequest
+from jetspark.app.commands.declaring import Command, CommandReply, CommandSpec
+from jetspark.app.contracts.catalogue import Catalogue
+from jetspark.app.contracts.envelope import RawHeaders, decode, encode
+from jetspark.app.contracts.other_forms import header_of
 from jetspark.app.contracts.tokens import escape
 from jetspark.core.numbers import UINT64
 from jetspark.errors import (
@@ -23,6 +26,7 @@ from jetspark.errors import (
     CommandFailed,
     CommandInDoubt,
     CommandRefused,
+    ContractViolation,
     JetSparkError,
     ProtocolError,
     WorkersBusy,
@@ -35,6 +39,7 @@ __all__ = [
     "kind_of",
     "read_expected_version",
     "read_reply",
+    "read_request",
     "read_timeout",
     "write_error",
     "write_reply",
@@ -138,6 +143,37 @@ def read_expected_version(name: str, headers: Mapping[str, str]) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_VERSION and int(text) <= UINT64):
         raise CommandFailed(name, f"header {EXPECTED_VERSION}: {text[:40]!r}: expected a sequence, 0 or more")
     return int(text)
+
+
+def read_request(
+    spec: CommandSpec,
+    commands: Catalogue,
+    subject: str,
+    data: bytes,
+    raw_headers: RawHeaders,
+    headers: Mapping[str, str],
+) -> CommandRequest:
+    """
+    Args:
+        spec: Of the command that belongs here.
+        commands: Those that can be read.
+        raw_headers: As the message has them; ``headers`` are the same.
+
+    Raises:
+        CommandFailed: It is no such command, or breaks its contract.
+    """
+    try:
+        decoded = decode(subject, data, raw_headers, commands)
+    except ContractViolation as error:
+        raise CommandFailed(spec.name, f"the worker cannot read the command: {error}") from error
+    if type(decoded.event) is not spec.kind:
+        # Who may call one command need not be allowed to call another, which has other guards besides.
+        raise CommandFailed(spec.name, f"{decoded.type!r} came to {subject!r}: send it to its own subject")
+    return CommandRequest(
+        command=decoded.event,
+        cause=Cause(decoded.id, decoded.correlation_id, header_of(headers, "traceparent", "ce-traceparent")),
+        expected_version=read_expected_version(spec.name, headers),
+    )
 
 
 def write_reply(reply: CommandReply) -> bytes:

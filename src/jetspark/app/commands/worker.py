@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import secrets
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,45 +18,20 @@ from jetspark.aio.subscription import Subscription, SubscriptionReader
 from jetspark.aio.transport import Link
 from jetspark.app.clock import utc_now
 from jetspark.app.commands import wire
-from jetspark.app.commands.boundaries import BoundaryCache
-from jetspark.app.commands.deciding import Deciding
 from jetspark.app.commands.declaring import CommandSpec
+from jetspark.app.commands.running import CommandOptions, CommandRunner
 from jetspark.app.commands.service import QUEUE_GROUP, Endpoint, ServiceRecord
 from jetspark.app.commands.serving import Serving
-from jetspark.app.commands.store import CommandStore, stream_end
 from jetspark.app.contracts.catalogue import Catalogue
-from jetspark.app.patience import patiently
-from jetspark.app.projections.views import Views
-from jetspark.core.numbers import seconds, whole
 from jetspark.core.version import VERSION
-from jetspark.errors import JetSparkError, PermissionDenied
+from jetspark.errors import JetSparkError
 
 if TYPE_CHECKING:
     from jetspark.app.application import App
 
-__all__ = ["CommandOptions", "CommandWorker"]
+__all__ = ["CommandWorker"]
 
 _logger = logging.getLogger("jetspark.app")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandOptions:
-    """How a worker serves commands."""
-
-    concurrency: int = 64
-    """Commands that are decided at a time; those of one boundary are one after the other."""
-    queue: int = 1000
-    """Commands that wait for their turn; one more is answered with ``WorkersBusy``."""
-    timeout_s: float = 30.0
-    """For how long a command is tried whose caller does not say how long it waits."""
-    cache_events: int = 100_000
-    """Events of boundaries that are remembered, so that the next command on them need not read."""
-
-    def __post_init__(self) -> None:
-        whole("concurrency", self.concurrency)
-        whole("queue", self.queue, low=0)
-        seconds("timeout_s", self.timeout_s)
-        whole("cache_events", self.cache_events, low=0)
 
 
 class _Taker(SubscriptionReader):
@@ -95,7 +68,6 @@ class CommandWorker:
         self._link = self._context.link
         self._catalogue, self._options = catalogue, options or CommandOptions()
         self._commands = Catalogue(*(spec.kind for spec in specs))
-        self._views = Views(app, self._js)
         self._ended = asyncio.Event()
         self._subscriptions: list[Subscription] = []
         self._loop = asyncio.get_running_loop()
@@ -108,8 +80,7 @@ class CommandWorker:
             started=utc_now(),
             endpoints=[],
         )
-        self._serving: Serving | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._runner: CommandRunner | None = None
 
     # ---- life --------------------------------------------------------------------------------------------------
 
@@ -119,13 +90,8 @@ class CommandWorker:
             await self._open()
             await self._ended.wait()
         finally:
-            if self._serving is not None:
-                self._link.dispatcher.detach(self._serving)
-                await self._serving.close()
-            if self._watching is not None:
-                self._watching.cancel()
-                await asyncio.wait([self._watching])
-            await self._views.close()
+            if self._runner is not None:
+                await self._runner.close()
 
     async def stop(self, runners: asyncio.Task[None], timeout: float) -> None:
         """Take no more commands, decide those that are here for at most ``timeout`` seconds, and end."""
@@ -133,8 +99,8 @@ class CommandWorker:
         with contextlib.suppress(JetSparkError):
             # The server stops sending, and what it has sent already is taken.
             await asyncio.gather(*(each.drain(max(0.1, timeout)) for each in self._subscriptions))
-        if self._serving is not None:
-            await self._serving.finish(max(0.0, deadline - self._loop.time()))
+        if self._runner is not None:
+            await self._runner.finish(max(0.0, deadline - self._loop.time()))
         self._ended.set()
         await asyncio.wait([runners], timeout=max(1.0, deadline - self._loop.time()))
         if not runners.done():
@@ -142,47 +108,17 @@ class CommandWorker:
             await asyncio.wait([runners])
 
     async def _open(self) -> None:
-        app, js = self._app, self._js
-        stream = await patiently(partial(js.stream, app.stream))
-        # For pauses and spans, not for secrets: asking the system each time would be a twentieth of a command.
-        rng = getattr(self._loop, "rng", None) or random.Random()
-        deciding = Deciding(
-            stream=app.stream,
-            end=stream_end(stream.cached_info),
-            source=app.source,
-            catalogue=self._catalogue,
-            projections=app.projections,
-            cache=BoundaryCache(self._options.cache_events),
-            clock=utc_now,
-            random=rng.random,
-            random_bits=rng.getrandbits,
-            timers_of=app.name if app.has_timers else None,
-        )
-        store = CommandStore(js, stream, self._views)
-        self._serving = Serving(self._context, self._commands, deciding, store, self._options)
-        self._link.dispatcher.attach(self._serving)
-        self._watching = self._loop.create_task(self._watch_stream(deciding))
+        app = self._app
+        self._runner = await CommandRunner.open(app, self._js, catalogue=self._catalogue, options=self._options)
+        serving = Serving(self._context, self._commands, self._runner)
         for spec in self._specs:
             endpoint = Endpoint(spec.name.replace(".", "_"), wire.command_subject(app.name, spec.name))
             self.service.endpoints.append(endpoint)
-            self._subscribe(endpoint.subject, partial(self._serving.take, spec, endpoint))
+            self._subscribe(endpoint.subject, partial(serving.take, spec, endpoint))
         for subject, verb in self.service.subjects().items():
             self._subscriptions.append(await self._client.subscribe(subject, callback=self._answerer(verb)))
         await self._client.flush()
         _logger.info("app %s: serving %d commands as service %s", app.name, len(self._specs), self.service.id)
-
-    async def _watch_stream(self, deciding: Deciding) -> None:
-        """Hear of it when the stream is deleted, made, or changed."""
-        subject = f"$JS.EVENT.ADVISORY.STREAM.*.{self._app.stream}"
-        try:
-            async with await self._client.subscribe(subject) as advisories:
-                async for advisory in advisories:
-                    if advisory.subject.split(".")[4] in ("CREATED", "DELETED", "UPDATED"):
-                        deciding.doubt()
-        except PermissionDenied:
-            _logger.info(
-                "app %s: may not subscribe to %s, and looks at the stream from time to time", self._app.name, subject
-            )
 
     def _subscribe(self, subject: str, take: Callable[[Message], None]) -> None:
         reader = _Taker(self._link, take)

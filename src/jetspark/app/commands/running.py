@@ -1,0 +1,408 @@
+"""Runs commands in this process: a request in, a reply or an error out, each in one of two ways.
+
+Most commands have what they need in memory: they are decided as soon as they are asked for, one guarded message is
+sent, and its acknowledgement, in the connection's own callback, is made the reply. No task, no future and no timer of
+the event loop is made for them; those took half of the time of a command.
+
+A command that has to wait for anything else (its turn, a place, something to read, a batch, another attempt) goes on in
+a task, from the very step at which it is. The steps are those of :mod:`~jetspark.app.commands.deciding` either way.
+
+Who asks is not known here: :mod:`~jetspark.app.commands.serving` has requests from the network,
+:mod:`~jetspark.app.commands.here` those of a program that decides its commands itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from jetspark.aio.context import DriverContext, context_of
+from jetspark.aio.jetstream import JetStream
+from jetspark.aio.message import Message
+from jetspark.aio.subscription import Subscription
+from jetspark.app.clock import utc_now
+from jetspark.app.commands.boundaries import BoundaryCache
+from jetspark.app.commands.deciding import Append, Appended, AppendMoved, AppendUnknown, CommandRequest, Deciding
+from jetspark.app.commands.declaring import CommandReply, CommandSpec
+from jetspark.app.commands.store import REQUEST_S, CommandStore, stream_end
+from jetspark.app.patience import patiently
+from jetspark.app.projections.views import Views
+from jetspark.app.turns import DecidingPlaces, Turns
+from jetspark.core.events import ConnectionEvent, Disconnected, Reconnected
+from jetspark.core.numbers import seconds, whole
+from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError, PermissionDenied, RequestTimeout, WorkersBusy
+from jetspark.jetstream.publishing import read_pub_ack
+
+if TYPE_CHECKING:
+    from jetspark.app.commands.deciding import CommandStep, CommandSteps
+    from jetspark.app.contracts.catalogue import Catalogue
+    from jetspark.app.declarations import Declarations
+
+__all__ = ["CommandOptions", "CommandRun", "CommandRunner"]
+
+_logger = logging.getLogger("jetspark.app")
+
+# What a stream answers mostly. Read in a twentieth of the time that any answer takes.
+_read_plain_ack = re.compile(rb'\{"stream":"[^"\\]*", ?"seq":([0-9]+)\}').fullmatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandOptions:
+    """How a process decides commands: a worker, or a program that decides its own."""
+
+    concurrency: int = 64
+    """Commands that are decided at a time; those of one boundary are one after the other."""
+    queue: int = 1000
+    """Commands that wait for their turn; one more is answered with ``WorkersBusy``."""
+    timeout_s: float = 30.0
+    """For how long a command is tried whose caller does not say how long it waits."""
+    cache_events: int = 100_000
+    """Events of boundaries that are remembered, so that the next command on them need not read."""
+
+    def __post_init__(self) -> None:
+        whole("concurrency", self.concurrency)
+        whole("queue", self.queue, low=0)
+        seconds("timeout_s", self.timeout_s)
+        whole("cache_events", self.cache_events, low=0)
+
+
+class CommandRun:
+    """One command. While its message is on its way, it is what the connection tells of the acknowledgement."""
+
+    __slots__ = (
+        "_runner",
+        "began",
+        "boundary",
+        "deadline",
+        "has_place",
+        "has_turn",
+        "is_over",
+        "is_wanted",
+        "spec",
+        "steps",
+        "token",
+        "wait_until",
+    )
+
+    steps: CommandSteps[CommandReply]
+
+    def __init__(self, runner: CommandRunner, spec: CommandSpec, began: float, deadline: float) -> None:
+        self._runner, self.spec, self.began, self.deadline = runner, spec, began, deadline
+        self.boundary: tuple[str, ...] = ()
+        self.has_turn = self.has_place = self.is_over = False
+        self.is_wanted = True
+        """Whether somebody waits for it: one that nobody waits for is not begun."""
+        self.token = ""
+        self.wait_until = 0.0
+
+    def on_end(self, outcome: CommandReply | Exception) -> None:
+        """It has a reply or an error; a ``TimeoutError`` says that nobody knows. Turn and place are free already."""
+        raise NotImplementedError
+
+    def on_left(self) -> None:
+        """It is left as it is, and nobody knows whether it is decided."""
+        raise NotImplementedError
+
+    # ---- what the connection calls -----------------------------------------------------------------------------
+
+    def done(self) -> bool:
+        return not self.token
+
+    def set_result(self, message: Message) -> None:
+        self._runner.on_ack(self, message)
+
+    def set_exception(self, error: Exception) -> None:
+        self._runner.on_ack_failed(self, error)
+
+
+class CommandRunner:
+    """Decides the commands of one application in this process, within its bounds; made by :meth:`open`."""
+
+    def __init__(
+        self,
+        context: DriverContext,
+        deciding: Deciding,
+        store: CommandStore,
+        views: Views,
+        watching: asyncio.Task[None],
+        options: CommandOptions,
+    ) -> None:
+        self._connection, self._link = context.connection, context.link
+        self._deciding, self._store, self._views, self._watching = deciding, store, views, watching
+        self.options = options
+        self._turns, self._places = Turns(), DecidingPlaces(options.concurrency)
+        self._loop = asyncio.get_running_loop()
+        self._count = 0
+        """Commands that are not over."""
+        self._on_their_way: dict[CommandRun, None] = {}
+        """Those whose message was sent and is not acknowledged."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle: asyncio.Future[None] | None = None
+        self._link.dispatcher.attach(self)
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    @classmethod
+    async def open(
+        cls, app: Declarations, js: JetStream, *, catalogue: Catalogue, options: CommandOptions
+    ) -> CommandRunner:
+        """Look at the stream, and hear of it from now on when it is deleted, made, or changed.
+
+        Args:
+            catalogue: The events of the application.
+
+        Raises:
+            JetSparkError: There is no stream, or the server does not answer for a minute.
+        """
+        context = context_of(js)
+        # Before anybody looks at the stream: what happens to it after that is heard of.
+        advisories = await context.client.subscribe(f"$JS.EVENT.ADVISORY.STREAM.*.{app.stream}")
+        try:
+            stream = await patiently(partial(js.stream, app.stream))
+        except BaseException:
+            await advisories.unsubscribe()
+            raise
+        # For pauses and spans, not for secrets: asking the system each time would be a twentieth of a command.
+        rng = getattr(asyncio.get_running_loop(), "rng", None) or random.Random()
+        deciding = Deciding(
+            stream=app.stream,
+            end=stream_end(stream.cached_info),
+            source=app.source,
+            catalogue=catalogue,
+            projections=app.projections,
+            cache=BoundaryCache(options.cache_events),
+            clock=utc_now,
+            random=rng.random,
+            random_bits=rng.getrandbits,
+            timers_of=app.name if app.has_timers else None,
+        )
+        views = Views(app, js)
+        watching = asyncio.create_task(_watch_stream(app, advisories, deciding))
+        return cls(context, deciding, CommandStore(js, stream, views), views, watching, options)
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The subjects of the stream; none if they are not known."""
+        return self._deciding.stored
+
+    async def finish(self, timeout: float) -> None:
+        """Wait until all that was begun is over, for at most ``timeout`` seconds."""
+        if self._count:
+            self._idle = self._loop.create_future()
+            await asyncio.wait([self._idle], timeout=timeout)
+
+    async def close(self) -> None:
+        """Leave what is not over: whether it is decided is told to those who ask again."""
+        self._link.dispatcher.detach(self)
+        for run in [*self._on_their_way]:
+            self._forget(run)
+            run.steps.close()
+            self._leave(run)
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        self._watching.cancel()
+        await asyncio.wait([self._watching, *tasks])
+        await self._views.close()
+
+    # ---- attached to the connection ----------------------------------------------------------------------------
+
+    def on_event(self, event: ConnectionEvent) -> None:
+        if isinstance(event, Disconnected | Reconnected):
+            self._deciding.doubt()  # nobody told us what happened to the stream meanwhile
+
+    def next_deadline(self) -> float | None:
+        return min((run.wait_until for run in self._on_their_way), default=None)
+
+    def on_time(self, now: float) -> None:
+        for run in [run for run in self._on_their_way if run.wait_until <= now]:
+            self._forget(run)
+            if run.deadline <= now:
+                run.steps.close()
+                self._end(run, RequestTimeout(f"command {run.spec.name!r}", now - run.began))
+            else:
+                self._go_on(run, AppendUnknown())
+
+    # ---- a command ---------------------------------------------------------------------------------------------
+
+    def start(self, run: CommandRun, read: Callable[[], CommandRequest]) -> None:
+        """Decide a command, which ``read`` reads; ``run`` is told when it is over, maybe before this returns."""
+        waiting = self._count - self.options.concurrency
+        self._count += 1
+        if waiting >= self.options.queue:
+            self._end(run, WorkersBusy(run.spec.name, max(0, waiting)))
+            return
+        try:
+            self._begin(run, read())
+        except Exception as error:
+            self._end(run, error)
+        except BaseException:
+            self._leave(run)
+            raise
+
+    def _begin(self, run: CommandRun, request: CommandRequest) -> None:
+        run.boundary = boundary = self._deciding.boundary(run.spec, request.command)
+        run.steps = self._deciding.run(run.spec, request, boundary)
+        # A turn first, then a place: those that wait for one boundary must not hold the places of all the others.
+        run.has_turn = self._turns.try_begin(boundary)
+        run.has_place = run.has_turn and self._places.try_take()
+        if run.has_place:
+            self._go_on(run, None)
+        else:
+            self._start_task(run, None)
+
+    # ---- without waiting ---------------------------------------------------------------------------------------
+
+    def _go_on(self, run: CommandRun, answer: Any) -> None:
+        """Do what can be done at once with the answer to the last step."""
+        try:
+            step = run.steps.send(answer)
+            if type(step) is not Append or len(step.messages) > 1 or not self._send(run, step):
+                self._start_task(run, step)
+        except StopIteration as finished:
+            self._end(run, finished.value)
+        except Exception as error:
+            self._end(run, error)
+        except BaseException:
+            self._leave(run)  # others wait for the turn and the place
+            raise
+
+    def _send(self, run: CommandRun, step: Append) -> bool:
+        """Send the one message of a decision; False if that has to wait."""
+        encoded = step.messages[0].encoded
+        headers = encoded.headers | self._store.guard_headers(step, 0)
+        now = self._loop.time()
+        try:
+            run.token = self._connection.request(run, encoded.subject, encoded.data, headers)
+        except BufferFull:
+            return False
+        self.flush()
+        run.wait_until = min(now + REQUEST_S, run.deadline)
+        self._on_their_way[run] = None
+        self._link.set_alarm(run.wait_until)
+        return True
+
+    def on_ack(self, run: CommandRun, message: Message) -> None:
+        """The stream has answered."""
+        self._forget(run)
+        plain = _read_plain_ack(message.data)
+        if plain is not None:
+            self._go_on(run, Appended(int(plain[1])))
+            return
+        try:
+            ack = read_pub_ack(message)
+        except JetSparkError as error:
+            self.on_ack_failed(run, error)
+        else:
+            self._go_on(run, AppendMoved(is_duplicate=True) if ack.duplicate else Appended(ack.sequence))
+
+    def on_ack_failed(self, run: CommandRun, error: Exception) -> None:
+        """Nobody will answer, or the stream refuses."""
+        self._forget(run)
+        try:
+            outcome = self._store.judge(error)
+        except Exception as fatal:
+            self._end(run, fatal)
+        else:
+            self._go_on(run, outcome)
+
+    def _forget(self, run: CommandRun) -> None:
+        self._on_their_way.pop(run, None)
+        token, run.token = run.token, ""
+        if token:
+            self._connection.requests.forget(token)
+
+    # ---- with waiting ------------------------------------------------------------------------------------------
+
+    def _start_task(self, run: CommandRun, step: CommandStep | None) -> None:
+        def over(task: asyncio.Task[None]) -> None:
+            if not run.is_over:
+                self._leave(run)  # cancelled before its first step, it could not do that itself
+
+        self.spawn(self._work(run, step)).add_done_callback(over)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something that has to wait; :meth:`close` ends it."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _work(self, run: CommandRun, step: CommandStep | None) -> None:
+        outcome: Any = None
+        try:
+            async with asyncio.timeout_at(run.deadline):
+                if not run.has_turn:
+                    await self._turns.begin(run.boundary)
+                    run.has_turn = True
+                if not run.has_place:
+                    await self._places.take()
+                    run.has_place = True
+                if step is not None or run.is_wanted:
+                    outcome = await self._store.run(run.steps, step)
+        except TimeoutError:
+            # Nobody waits for an answer any more. Whether it was decided is told to those who ask again.
+            outcome = RequestTimeout(f"command {run.spec.name!r}", self._loop.time() - run.began)
+        except Exception as error:
+            outcome = error
+        finally:
+            # Also when cancelled: others wait for the turn and the place.
+            if outcome is None:
+                self._leave(run)
+            else:
+                self._end(run, outcome)
+
+    # ---- the end -----------------------------------------------------------------------------------------------
+
+    def _end(self, run: CommandRun, outcome: CommandReply | Exception) -> None:
+        self._free(run)
+        if isinstance(outcome, TimeoutError):
+            if self._store.refused_at >= run.began:
+                reason = f": the stream does not take its events now: {self._store.refusal}"
+                _logger.warning("command %s: not decided within the caller's time%s", run.spec.name, reason)
+            else:
+                _logger.debug("command %s: not decided within the caller's time", run.spec.name)
+        run.on_end(outcome)
+
+    def _leave(self, run: CommandRun) -> None:
+        self._free(run)
+        run.on_left()
+
+    def _free(self, run: CommandRun) -> None:
+        assert not run.is_over
+        run.is_over = True
+        if run.has_place:
+            self._places.give_back()
+        if run.has_turn:
+            self._turns.end(run.boundary)
+        self._count -= 1
+        if self._count == 0 and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    def flush(self) -> None:
+        """Write what was sent: now, or with what the others send where there are some."""
+        if self._count <= 1:
+            self._link.flush()
+        else:
+            self._link.flush_soon()
+
+
+async def _watch_stream(app: Declarations, advisories: Subscription, deciding: Deciding) -> None:
+    """Hear of it when the stream is deleted, made, or changed."""
+    try:
+        async with advisories:
+            async for advisory in advisories:
+                if advisory.subject.split(".")[4] in ("CREATED", "DELETED", "UPDATED"):
+                    deciding.doubt()
+    except ConnectionClosed:
+        pass  # nothing is decided without it
+    except PermissionDenied as error:
+        _logger.info(
+            "app %s: may not subscribe to %s, and looks at the stream from time to time", app.name, error.subject
+        )
