@@ -101,10 +101,14 @@ def test_crashes_lose_nothing_and_keep_the_order_of_a_key(seed: int) -> None:
     finish(world)
 
 
-# In the last six somebody lets a key go on at the very moment when a letter of it is written: one that is put behind
-# the key's first, or one of an event that others gave up.
+LEFT_BEHIND = (960483099, 960483916, 960483968, 960485376)
+
+
+# In the last ten somebody lets a key go on at the very moment when a letter of it is written: one that is put behind
+# the key's first, or one of an event that others gave up. In the last four of them the worker dies then, and the letter
+# is found later, when another event of the key, behind it, is done already.
 @pytest.mark.parametrize("given_up", [0.0, 0.3])
-@pytest.mark.parametrize("seed", seeds.tried([*range(70), 1125, 1200, 1067, 1159, 1185, 1248], 10))
+@pytest.mark.parametrize("seed", seeds.tried([*range(70), 1125, 1200, 1067, 1159, 1185, 1248, *LEFT_BEHIND], 10))
 def test_no_key_stands_still_when_an_operator_discards_while_workers_work(seed: int, given_up: float) -> None:
     world = world_of(seed, Faults(crash=0.01 if given_up else 0.005, lost_answer=0.05, given_up=given_up))
     world.trouble |= {each: ["reject"] * 1000 for each in world.stream if world.rng.random() < 0.2}

@@ -738,6 +738,13 @@ def test_a_key_that_has_gone_on_before_a_crash_has_its_request_stored(
     assert run(advance(KEY, SEQUENCE), script) == 9
 
 
+def test_a_key_that_goes_back_to_a_letter_waits_for_nothing_that_is_done() -> None:
+    earlier = letter("behind", sequence=2)
+    script: Script = [(ReadParked(KEY), parked(5, 3, 5, 8)), (NextLetter(KEY), earlier)]
+    back: Script = [(WriteParked(KEY, 2, 4, (8,)), True), (RequestRedrive(earlier), None)]
+    assert run(advance(KEY, SEQUENCE), [*script, *back]) == 2
+
+
 def test_an_event_that_is_done_before_its_turn_is_not_waited_for() -> None:
     script: Script = [(ReadParked(KEY), parked(3, 3, 5, 8)), (NextLetter(KEY), letter(sequence=3))]
     assert run(advance(KEY, SEQUENCE), [*script, (WriteParked(KEY, 3, 4, (3, 8)), True)]) == 3

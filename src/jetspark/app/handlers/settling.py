@@ -508,9 +508,14 @@ def advance(key: str, sequence: int) -> SettlingSteps[int | None]:
         elif letter is None:
             if (yield DropParked(key, parked.revision)):
                 return None
-        elif (yield WriteParked(key, letter.sequence, parked.revision, parked.waiting)):
-            yield RequestRedrive(letter)
-            return int(letter.sequence)
+        else:
+            waiting = parked.waiting
+            if letter.sequence < sequence:
+                # A worker that died has left it behind. What is named behind a head is waited for, and these are done.
+                waiting = tuple(each for each in waiting if each > sequence)
+            if (yield WriteParked(key, letter.sequence, parked.revision, waiting)):
+                yield RequestRedrive(letter)
+                return int(letter.sequence)
 
 
 def is_plain(machine: HandlerMachine, item: WorkItem) -> bool:
