@@ -306,7 +306,7 @@ def test_a_router_sorts_many_messages_by_projection_and_tells_which_cannot_be_re
 
     again = {"balances": KeyRows(), "counts": KeyRows()}
     assert len(router.sort_received(messages, [5, 6, 7, 8], recorded_of, again)) == 2
-    assert looked_at == [6, 7]  # those that fail; the first is read without
+    assert {*looked_at} == {6, 7}  # those that fail; the first is read without
 
 
 class Named(str):
