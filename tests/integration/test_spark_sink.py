@@ -8,21 +8,24 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.names import new_stream
 
-from jetspark.blocking import JetStream, Stream
+from jetspark.blocking import JetStream, Stream, connect
 from jetspark.server import NatsServer
 
 pytest.importorskip("pyspark")
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from jetspark.spark.stream import publishing
+from jetspark.spark.stream.publishing import AsyncPublishing, FastPublishing, Pace, Publisher
 from jetspark.spark.stream.sink import SinkOptions, Task, TaskPlace
-from jetspark.spark.stream.writing import Layout
+from jetspark.spark.stream.writing import Layout, Rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -179,6 +182,39 @@ def test_a_named_write_that_failed_half_way_goes_on_after_the_duplicate_window_f
     time.sleep(1.2)
     write(rows.selectExpr("cast(id as string) data"), server, **options)
     assert stored(stream) == [b"%d" % number for number in range(15_000)]
+
+
+PUBLISHERS = [partial(FastPublishing, has_ids=False), AsyncPublishing]
+
+
+def fail(publisher: Publisher, stream: Stream, count: int) -> None:
+    """As a task that has sent some rows, and cannot read the next."""
+    with pytest.raises(ZeroDivisionError), publisher:  # noqa: PT012
+        publisher.send(Rows(0, None, [b"x"] * count, [], None, f"{stream.name}.x"))
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("make", PUBLISHERS, ids=["fast", "async"])
+def test_a_task_that_fails_leaves_nothing_under_way(
+    js: JetStream, make: Callable[[JetStream, Pace], Publisher]
+) -> None:
+    """Else the next attempt would ask what is stored before all of it is, and send the rest twice."""
+    stream = new_stream(js)
+    fail(make(js, Pace(max_messages=20_000, max_bytes=1 << 30, patience_s=30.0)), stream, 10_000)
+    assert stream.info().state.messages == 10_000
+
+
+@pytest.mark.parametrize("make", PUBLISHERS, ids=["fast", "async"])
+def test_a_task_that_fails_waits_for_a_server_that_hangs_no_longer_than_its_bound(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[JetStream, Pace], Publisher]
+) -> None:
+    monkeypatch.setattr(publishing, "GIVING_UP_S", 0.5)
+    with NatsServer() as server, connect(server.url) as client:
+        js = client.jetstream()
+        stream, publisher = new_stream(js), make(js, Pace(max_messages=100, max_bytes=1 << 30, patience_s=300.0))
+        server.pause()
+        fail(publisher, stream, 50)
+        server.resume()
 
 
 def test_a_committed_batch_that_spark_did_not_note_is_not_written_again_and_the_state_goes_on(

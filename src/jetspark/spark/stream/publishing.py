@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -28,6 +29,9 @@ __all__ = ["AsyncPublishing", "AtomicPublishing", "FastPublishing", "Pace", "Pub
 
 _logger = logging.getLogger("jetspark.spark")
 
+GIVING_UP_S = 5.0
+"""Longest wait, in a task that has failed, for what it has sent. A server that is well answers within milliseconds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
@@ -52,7 +56,7 @@ class Publisher(ABC):
     def finish(self) -> None: ...
 
     def give_up(self) -> None:
-        """The task has failed elsewhere."""
+        """The task has failed elsewhere. What is under way is waited for: the next attempt asks what is stored."""
         return
 
     def __enter__(self) -> Publisher:
@@ -88,7 +92,7 @@ class FastPublishing(Publisher):
 
     def give_up(self) -> None:
         try:
-            self._publisher.close(timeout=1.0)  # what it was given may as well be stored
+            self._publisher.close(timeout=GIVING_UP_S)  # what it was given may as well be stored
         except JetSparkError as error:
             _logger.info("%s", error)
 
@@ -114,6 +118,16 @@ class AsyncPublishing(Publisher):
     def finish(self) -> None:
         while self._waiting:
             self._settle_one()
+
+    def give_up(self) -> None:
+        until = time.monotonic() + GIVING_UP_S
+        for place, (_, _, future) in enumerate(self._waiting):
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                _logger.info("%d messages of a task that has failed may still be stored", len(self._waiting) - place)
+                return
+            with contextlib.suppress(JetSparkError):
+                future.result(left_s)
 
     def _publish(self, item: Item, repeats: int) -> None:
         if not self._waiting:
