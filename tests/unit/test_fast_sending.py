@@ -93,6 +93,45 @@ def test_nothing_more_is_taken_when_a_whole_chunk_is_kept() -> None:
     assert (sender._early_bytes, sender.room) == (CHUNK_BYTES, 0)
 
 
+ITEMS: list[Item] = [("s", b"%d" % number) for number in range(9)]
+
+
+@pytest.mark.parametrize("pieces", [[9], [4, 5], [1, 1, 7], [3, 6], [8, 1]])
+def test_what_is_made_ahead_of_time_is_sent_once_and_as_it_would_have_been(pieces: list[int]) -> None:
+    bytes_sent = []
+    for ahead in (False, True):
+        connection, sender = _sender(acks=1)
+        sender.change_pace(20)
+        if ahead:
+            sender.prepare(9, ITEMS)
+            assert (connection.data_to_send(), sender.sequence) == (b"", 0)
+        done = 0
+        for count in pieces:
+            # Those that are ready are not read again: nothing is left to read.
+            sender.add_up_to(count, [] if ahead else ITEMS[done:], 1.0)
+            done += count
+            assert sender.sequence == done
+        bytes_sent.append(connection.data_to_send())
+    assert bytes_sent[0] == bytes_sent[1]
+    sender.add_up_to(1, ITEMS, 1.0)
+    assert _sent(connection) == [10]  # none of them is left
+
+
+def test_what_is_made_ahead_of_time_is_for_the_next_messages_only() -> None:
+    connection, sender = _sender(acks=1)
+    sender.change_pace(20)
+    sender.prepare(2, ITEMS)
+    sender.prepare(2, iter(()))  # it is ready already
+    sender.add(("s", b"another"), 1.0)
+    sender.add_up_to(2, ITEMS, 1.0)
+    assert _sent(connection) == [1, 2, 3]
+    sender.prepare(2, ITEMS)
+    sender.add(("s", b"another"), 1.0)
+    sender.prepare(1, ITEMS)
+    sender.add_up_to(2, iter(()), 1.0)
+    assert _sent(connection) == [4, 5]
+
+
 def test_what_is_kept_and_dropped_takes_no_room_any_more() -> None:
     _, sender = _sender(acks=1)
     sender.add_many([("s", b"x"), ("s", b"x" * CHUNK_BYTES)], 1.0)
