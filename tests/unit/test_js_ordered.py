@@ -548,6 +548,22 @@ def test_consecutive_sequences_are_seen_at_once_unless_they_get_longer(first: in
     assert not ordered.are_consecutive(replies, first + 1, 3)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [1_234_567, 2_234_568],
+        [1_234_567, 1_244_568],
+        [1_239_999, 1_230_000],
+        [1_239_999, 1_250_000],
+        [1_239_998, 1_249_999, 1_240_000],
+    ],
+)
+def test_digits_that_seldom_change_are_compared_too(wrong: list[int]) -> None:
+    right = list(range(wrong[0], wrong[0] + len(wrong)))
+    assert ordered.are_consecutive(replies_of(right), right[0], 3)
+    assert not ordered.are_consecutive(replies_of(wrong), wrong[0], 3)
+
+
 def test_more_than_can_be_compared_at_once_are_read_one_by_one() -> None:
     replies = replies_of(list(range(20_000, 30_001)))
     assert ordered.are_consecutive(replies[:-1], 20_000, 3)

@@ -144,7 +144,8 @@ class OrderedOptions:
 # The digits of 0, 1, 2, ...: all the last ones as one text, all the last but one, and so on; each twice over.
 _COUNTED = 10_000
 _DIGITS = [
-    b"".join(b"%d" % digit * 10**place for digit in range(10)) * (20_000 // 10 ** (place + 1)) for place in range(4)
+    b"".join(b"%d" % digit * 10**place for digit in range(10)) * (2 * _COUNTED // 10 ** (place + 1))
+    for place in range(4)
 ]
 
 
