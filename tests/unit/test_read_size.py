@@ -65,13 +65,13 @@ class Peer:
 class BlockingLink(blocking.Link):
     def __init__(self, connection: Connection, peer: Peer) -> None:
         self.connection, self._socket = connection, cast(socket.socket, peer)
-        self._arrived, self.read_size, self._is_moving = memoryview(bytearray(MOST_BYTES)), ReadSize(), False
+        self._arrived, self._is_moving = memoryview(bytearray(MOST_BYTES)), False
 
 
 class AioLink(aio.Link):
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.arrived, self.read_size = memoryview(bytearray(MOST_BYTES)), ReadSize()
+        self.arrived = memoryview(bytearray(MOST_BYTES))
         self._session = aio._Session(self)
 
     def settle(self) -> None:

@@ -30,7 +30,7 @@ from jetspark.core.lifecycle import (
 )
 from jetspark.core.link import InterruptGuard, time_left_s
 from jetspark.core.options import TLSConfig
-from jetspark.core.read_size import MOST_BYTES, ReadSize
+from jetspark.core.read_size import MOST_BYTES
 from jetspark.core.tls import describe_error, tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
@@ -65,7 +65,6 @@ class Link:
         self._session: _Session | None = None
         self.arrived = memoryview(bytearray(MOST_BYTES))
         """What a transport has just read."""
-        self.read_size = ReadSize()
         self._is_establishing = False
         self._reconnecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -323,7 +322,6 @@ class Link:
             _logger.exception("reading what the server sent failed; the session ends")
             self.on_lost(session, error)
             return
-        self.read_size.on_chunk(len(data), self.connection.chunk_messages)
         if session.progress is not None and not session.progress.done():
             session.progress.set_result(None)
         self.settle()
@@ -420,7 +418,7 @@ class _Session(asyncio.BufferedProtocol):
         self.is_server_here = bool(address) and ip_address(address[0]).is_loopback
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._link.arrived[: self._link.read_size.bytes]
+        return self._link.arrived[: self._link.connection.read_size.bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         self.data_received(bytes(self._link.arrived[:nbytes]))

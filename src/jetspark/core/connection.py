@@ -59,6 +59,7 @@ from jetspark.core.outbox import Outbox
 from jetspark.core.outcomes import Done, Event, Failed, Ready
 from jetspark.core.parser import Control, Info, Ping, Pong
 from jetspark.core.pings import Pings, SentPing
+from jetspark.core.read_size import ReadSize
 from jetspark.core.reconnect import Server, ServerPool
 from jetspark.core.requests import Requests
 from jetspark.core.subjects import validate_filter, validate_queue
@@ -132,8 +133,8 @@ class Connection(Outbox):
         self.lost_messages = 0
         """Publishes that were unconfirmed when their session ended, of all sessions."""
         self.subscriptions = Subscriptions(message_class, client)
-        self.chunk_messages = 0
-        """How many messages the last chunk completed; answers that are read as a run are none."""
+        self.read_size = ReadSize()
+        """How much a driver reads at a time."""
         self._events: list[Event] = []
         self._login = b""
         self._pings = Pings(options.ping_interval_s, options.max_outstanding_pings)
@@ -194,24 +195,24 @@ class Connection(Outbox):
             AuthenticationFailed: It does not accept us.
             ServerRefused: It ended the session for another reason.
         """
-        self.chunk_messages = 0
         if self.state is not State.CONNECTED:
             data = self._receive_before_session(data)
             if not data:
                 return
-        parser = self.subscriptions.parser
+        parser, messages = self.subscriptions.parser, 0
         try:
             parser.receive_data(data)
         finally:  # what came before the first bad byte is good
             if parser.touched:
                 for subscription in parser.touched:
                     if subscription.arrived or subscription.answer_runs:
-                        self.chunk_messages += len(subscription.arrived)
+                        messages += len(subscription.arrived)  # answers that are read as a run are no objects each
                         if subscription is self.requests.replies:
                             self.requests.take(self._events)
                         else:
                             self.subscriptions.deliver(subscription, self._events)
                 parser.touched.clear()
+        self.read_size.on_chunk(len(data), messages)
         # Messages of a chunk before its control frames: a PONG that ends a drain, or a flush of a publisher's own
         # subscription, must find every message in front of it delivered. Finding those behind it too does no harm.
         if parser.control:

@@ -23,7 +23,7 @@ class ReadSize:
         self.bytes = MOST_BYTES
 
     def on_chunk(self, size: int, messages: int) -> None:
-        """A chunk of ``size`` bytes had so many messages."""
+        """Choose the next size, after a chunk of ``size`` bytes with this number of messages."""
         if messages > MAX_CHUNK_MESSAGES:
             self.bytes = max(size * MAX_CHUNK_MESSAGES // messages, LEAST_BYTES)
         elif size >= self.bytes and 2 * messages < MAX_CHUNK_MESSAGES:  # there was more, of larger ones than before

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import random
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -72,7 +73,7 @@ class CommandOptions:
         whole("cache_events", self.cache_events, low=0)
 
 
-class CommandRun:
+class CommandRun(ABC):
     """One command. While its message is on its way, it is what the connection tells of the acknowledgement."""
 
     __slots__ = (
@@ -101,13 +102,13 @@ class CommandRun:
         self.token = ""
         self.wait_until = 0.0
 
+    @abstractmethod
     def on_end(self, outcome: CommandReply | Exception) -> None:
         """It has a reply or an error; a ``TimeoutError`` says that nobody knows. Turn and place are free already."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_left(self) -> None:
         """It is left as it is, and nobody knows whether it is decided."""
-        raise NotImplementedError
 
     # ---- what the connection calls -----------------------------------------------------------------------------
 
