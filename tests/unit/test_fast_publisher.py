@@ -202,30 +202,6 @@ def test_small_pieces_share_a_write() -> None:
     assert (len(driver.writes), driver.flush_is_scheduled) == (1, True)
 
 
-def test_the_next_piece_is_made_before_it_is_wanted_and_counts_as_nothing_until_then() -> None:
-    peer = Peer()
-    peer.accept(*range(1, 1001))
-    peer.open(msgs=10)
-    batch = peer.endless.batch
-    assert batch is not None
-    assert len(batch.sender._prepared) == PIECE_MESSAGES
-    assert (batch.sender.sequence, len(peer.endless.places.sent)) == (20, 20)
-    peer.say(ack(20, 200))
-    assert peer.pump() == [(number, 1, b"m%d" % number) for number in range(21, 421)]
-
-
-def test_what_is_published_is_let_go_when_there_is_nothing_to_send() -> None:
-    peer = Peer()
-    peer.accept(1, 2)
-    peer.open()
-    peer.endless.close()
-    assert [each[:2] for each in peer.pump()] == [(3, 3)]
-    peer.say(final(2))
-    assert peer.endless.places._freed
-    peer.pump()
-    assert not peer.endless.places._freed
-
-
 def test_a_flush_ends_the_batch_because_only_that_tells() -> None:
     peer = Peer()
     peer.accept(1, 2)

@@ -93,45 +93,6 @@ def test_nothing_more_is_taken_when_a_whole_chunk_is_kept() -> None:
     assert (sender._early_bytes, sender.room) == (CHUNK_BYTES, 0)
 
 
-ITEMS: list[Item] = [("s", b"%d" % number) for number in range(9)]
-
-
-@pytest.mark.parametrize("pieces", [[9], [4, 5], [1, 1, 7], [3, 6], [8, 1]])
-def test_what_is_made_ahead_of_time_is_sent_once_and_as_it_would_have_been(pieces: list[int]) -> None:
-    bytes_sent = []
-    for ahead in (False, True):
-        connection, sender = _sender(acks=1)
-        sender.change_pace(20)
-        if ahead:
-            sender.prepare(9, ITEMS)
-            assert (connection.data_to_send(), sender.sequence) == (b"", 0)
-        done = 0
-        for count in pieces:
-            # Those that are ready are not read again: nothing is left to read.
-            sender.add_up_to(count, [] if ahead else ITEMS[done:], 1.0)
-            done += count
-            assert sender.sequence == done
-        bytes_sent.append(connection.data_to_send())
-    assert bytes_sent[0] == bytes_sent[1]
-    sender.add_up_to(1, ITEMS, 1.0)
-    assert _sent(connection) == [10]  # none of them is left
-
-
-def test_what_is_made_ahead_of_time_is_for_the_next_messages_only() -> None:
-    connection, sender = _sender(acks=1)
-    sender.change_pace(20)
-    sender.prepare(2, ITEMS)
-    sender.prepare(2, iter(()))  # it is ready already
-    sender.add(("s", b"another"), 1.0)
-    sender.add_up_to(2, ITEMS, 1.0)
-    assert _sent(connection) == [1, 2, 3]
-    sender.prepare(2, ITEMS)
-    sender.add(("s", b"another"), 1.0)
-    sender.prepare(1, ITEMS)
-    sender.add_up_to(2, iter(()), 1.0)
-    assert _sent(connection) == [4, 5]
-
-
 def test_what_is_kept_and_dropped_takes_no_room_any_more() -> None:
     _, sender = _sender(acks=1)
     sender.add_many([("s", b"x"), ("s", b"x" * CHUNK_BYTES)], 1.0)
@@ -253,53 +214,3 @@ def test_every_sequence_is_sent_once_in_order_and_never_before_it_is_wanted(
         assert sender.sequence - sender.sent == len(sender._early)
         assert sender._early_bytes == sum(map(len, sender._early)) < 2 * CHUNK_BYTES + 100
         assert not sender._early or sender.sent >= sender.wanted
-
-
-# ---- made ahead of time ----------------------------------------------------------------------------------------------
-
-
-def _numbered(first: int, count: int = 20) -> list[Item]:
-    return [("s", b"m%d" % number) for number in range(first, first + count)]
-
-
-@given(st.lists(st.tuples(st.sampled_from(["prepare", "add", "buffer is full"]), st.integers(1, 9)), max_size=30))
-def test_frames_that_are_made_ahead_are_those_that_would_be_made_later(steps: list[tuple[str, int]]) -> None:
-    connection, sender = _sender()
-    sender.change_pace(1000)
-    for step, count in steps:
-        items = _numbered(sender.sequence + 1)
-        if step == "prepare":
-            sender.prepare(count, items)
-        elif step == "add":
-            sender.add_up_to(count, items, 1.0)
-        else:
-            room, connection._room_bytes = connection._room_bytes, 0
-            connection._out.append(b"")
-            with pytest.raises(BufferFull):
-                sender.add_up_to(count, items, 1.0)
-            connection._room_bytes = room
-    frames = re.findall(rb"\.(\d+)\.1\.\$FI \d+\r\nm(\d+)\r\n", connection.data_to_send())
-    assert [int(sequence) for sequence, _ in frames] == list(range(1, sender.sequence + 1))
-    assert all(sequence == number for sequence, number in frames)
-
-
-def test_no_more_is_made_ahead_than_a_chunk() -> None:
-    _, sender = _sender()
-    sender.prepare(1000, [("s", bytes(1000))] * 1000)
-    assert CHUNK_BYTES <= sum(map(len, sender._prepared)) < CHUNK_BYTES + 1100
-
-
-def test_frames_that_are_made_ahead_are_not_for_another_batch_or_session() -> None:
-    _, sender = _sender()
-    sender.change_pace(10)
-    sender.add_many(_numbered(1, 1), 1.0)
-    ways: list[Callable[[], None]] = [
-        lambda: sender.start(("s", b"first"), "_INBOX.me-2", 1.0, is_only=False),
-        sender.on_session,
-        sender.drop_kept,
-    ]
-    for forget in ways:
-        sender.prepare(5, _numbered(2))
-        assert sender._prepared
-        forget()
-        assert not sender._prepared

@@ -33,9 +33,7 @@ class FastPlaces:
         self.sent: deque[Item] = deque()
         """In the present batch, and not acknowledged."""
         self.backlog: deque[Item] = deque()
-        self._pending_bytes = 0
-        self._freed: list[Item] = []
-        """Published, and counted in ``_pending_bytes`` until :meth:`forget_published`."""
+        self.pending_bytes = 0
 
     @property
     def accepted(self) -> int:
@@ -46,12 +44,6 @@ class FastPlaces:
     def pending(self) -> int:
         """Accepted and not known to be stored."""
         return len(self.claimed) + len(self.sent) + len(self.backlog)
-
-    @property
-    def pending_bytes(self) -> int:
-        """What pending messages count for in ``max_pending_bytes``."""
-        self.forget_published()
-        return self._pending_bytes
 
     @property
     def sent_to(self) -> int:
@@ -65,7 +57,7 @@ class FastPlaces:
     def accept(self, items: Sequence[Item]) -> None:
         size = _kept_bytes(items)
         self.backlog.extend(items)
-        self._pending_bytes += size
+        self.pending_bytes += size
 
     def send(self, count: int) -> None:
         """The first of the backlog are sent. One call into C, so an interrupt finds each of them in one place."""
@@ -83,19 +75,9 @@ class FastPlaces:
 
         They are counted before they are forgotten: an interrupt may leave some in both, never in neither.
         """
-        self._freed.extend(islice(source, count))
+        self.pending_bytes -= _kept_bytes(list(islice(source, count)))
         self.published += count
         _drop(source, count)
-
-    def forget_published(self) -> None:
-        """Weigh what was published, and let go of it.
-
-        This is not done at once: the answer that published it also wants other messages, and the server is idle
-        until they are sent.
-        """
-        if self._freed:
-            freed, self._freed = self._freed, []
-            self._pending_bytes -= _kept_bytes(freed)
 
     def send_again(self, source: deque[Item]) -> None:
         """All of ``source``, which are those before the backlog, go back into it."""
@@ -124,7 +106,4 @@ def has_id(item: Item) -> bool:
 
 def _drop(items: deque[Item], count: int) -> None:
     """Remove the first ones, in one call into C, as an interrupt sees it."""
-    if count == len(items):
-        items.clear()
-    else:
-        deque(islice(iter(items.popleft, None), count), maxlen=0)
+    deque(islice(iter(items.popleft, None), count), maxlen=0)

@@ -217,7 +217,6 @@ class FastPublisherMachine:
             if not (self.places.claimed or self.places.backlog) or (
                 self._retry_at is not None and now < self._retry_at
             ):
-                self.places.forget_published()
                 return False
             batch = self._batch = self._new_batch()
             self._settled_in_batch = 0
@@ -237,8 +236,6 @@ class FastPublisherMachine:
                 return True  # to more of it, or to the end that a flush is waiting for
             if self._wants_end(batch):
                 batch.end(now)
-            elif len(self.places.backlog) >= PIECE_MESSAGES:
-                batch.sender.prepare(PIECE_MESSAGES, self.places.backlog)
         return False
 
     def _new_batch(self) -> FastMachine:

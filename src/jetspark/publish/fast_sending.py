@@ -79,9 +79,6 @@ class FastSender:
         self._early: list[bytes] = []
         """Frames of messages that are not wanted yet."""
         self._early_bytes = 0
-        self._prepared: list[bytes] = []
-        """Frames of the next messages, made for the sequences after ``_prepared_after``, which they do not have yet."""
-        self._prepared_after = 0
         self._frames = FastFrames(machine)
         self._heads, self._max_payload_bytes = self._frames.heads, self._frames.max_payload_bytes
         """Those of ``_frames``, for :meth:`add`."""
@@ -110,7 +107,6 @@ class FastSender:
 
     def start(self, item: Item, reply_prefix: str, now: float, *, is_only: bool) -> None:
         """Send the first message; with ``is_only`` it is the last, too. Answers go below ``reply_prefix``."""
-        self._prepared.clear()
         self._frames.reply_to(reply_prefix, self._options.flow, self._options.gap)
         self._send([self._frames.frame(item, 1, FrameKind.COMMIT if is_only else FrameKind.START)], 1, now)
         self.first_subject = item[0]
@@ -183,30 +179,9 @@ class FastSender:
         Raises:
             BufferFull, ConnectionClosed: None is added.
         """
-        ready = self._take_prepared(count)
-        if not ready:
-            self._frames.build(islice(items, count), self.sequence, ready, CHUNK_BYTES)
-        self._place(ready, now)
-
-    def prepare(self, count: int, items: Iterable[Item]) -> None:
-        """Make frames of the first messages ahead of time; the next call of :meth:`add_up_to` must be given the same.
-
-        Nothing is added by this, and at most one message more than ``CHUNK_BYTES`` is kept.
-        """
-        if self._prepared and self._prepared_after == self.sequence:
-            return
         ready: list[bytes] = []
         self._frames.build(islice(items, count), self.sequence, ready, CHUNK_BYTES)
-        self._prepared, self._prepared_after = ready, self.sequence
-
-    def _take_prepared(self, count: int) -> list[bytes]:
-        """Some of the frames that were made for the next sequences, or none."""
-        ready, self._prepared = self._prepared, []
-        if self._prepared_after != self.sequence:
-            return []
-        if len(ready) > count:
-            self._prepared, self._prepared_after = ready[count:], self.sequence + count
-        return ready[:count]
+        self._place(ready, now)
 
     @property
     def may_add_some(self) -> bool:
@@ -301,7 +276,6 @@ class FastSender:
     def drop_kept(self) -> None:
         """What is kept is not sent any more, and nothing is added: the batch is over, or will be without it."""
         self._early.clear()
-        self._prepared.clear()
         self._early_bytes = 0
         self.take_more(False)
 
@@ -311,7 +285,6 @@ class FastSender:
 
     def on_session(self) -> None:
         """Another server may take larger messages, or only smaller ones."""
-        self._prepared.clear()
         self._frames.on_session()
         self._max_payload_bytes = self._frames.max_payload_bytes
 
