@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,7 +184,7 @@ def read_plain_acks(payloads: list[bytes]) -> list[PubAck] | None:
         return None
     streams = pieces[1::3]
     names = {raw: raw.decode() for raw in set(streams)}
-    return _plain_acks(map(names.__getitem__, streams), map(int, pieces[2::3]))
+    return list(map(plain_ack, map(names.__getitem__, streams), map(int, pieces[2::3])))
 
 
 class _Draft:
@@ -195,25 +194,18 @@ class _Draft:
 
 
 def plain_ack(stream: str, sequence: int) -> PubAck:
-    """``PubAck(stream=stream, sequence=sequence)``, in less time."""
-    return _plain_acks((stream,), (sequence,))[0]
+    """``PubAck(stream=stream, sequence=sequence)``, past the detour by which frozen dataclasses fill themselves.
 
-
-def _plain_acks(streams: Iterable[str], sequences: Iterable[int]) -> list[PubAck]:
-    """An acknowledgement for each, past the detour by which frozen dataclasses fill themselves.
-
-    One takes 0.2 µs instead of 1.4. A call for each of them would add 0.1.
+    It takes 0.2 µs instead of 1.4.
     """
-    acks: list[PubAck] = []
-    for stream, sequence in zip(streams, sequences, strict=True):
-        draft: Any = _Draft()
-        draft.stream, draft.sequence = stream, sequence
-        draft.duplicate = False
-        draft.domain = draft.batch = draft.batch_size = draft.value = None
-        draft.extra = {}
-        draft.__class__ = PubAck
-        acks.append(draft)
-    return acks
+    draft: Any = object.__new__(_Draft)
+    draft.stream, draft.sequence = stream, sequence
+    draft.duplicate = False
+    draft.domain = draft.batch = draft.batch_size = draft.value = None
+    draft.extra = {}
+    draft.__class__ = PubAck
+    ack: PubAck = draft
+    return ack
 
 
 def may_be_stored(error: JetSparkError) -> bool:

@@ -193,8 +193,7 @@ class PublishWindow:
         self._last_token += 1
         token = b"%d" % self._last_token
         machine.publish_with_reply(subject, self._raw_reply_prefix + token, data, headers)
-        handle.window, handle.subject = self, subject
-        handle.number, handle.accepted_at = machine.published, now
+        handle.window, handle.subject, handle.number, handle.accepted_at = self, subject, machine.published, now
         waiting[token] = handle
         return True
 
