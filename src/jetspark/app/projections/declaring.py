@@ -187,14 +187,7 @@ class ProjectionSpec:
         state = None if value is None else self._decode(value)
         if self._wants_key:
             return self._made(value, self._apply(state, event, self.key_text(key)))
-        new = self._apply(state, event)
-        if new is None or new is DELETE or self.invariants:
-            return self._made(value, new)
-        # The rest of `_made`, for most projections: a call more took a tenth of the time of a fold.
-        encoded = _encode(new)
-        if len(encoded) > self.max_state_bytes:
-            raise self._too_large(encoded)
-        return encoded
+        return self._made(value, self._apply(state, event))
 
     def _made(self, value: bytes | None, new: Any) -> bytes | None:
         """The bytes of what ``apply`` has made of a state."""

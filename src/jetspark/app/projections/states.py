@@ -57,7 +57,7 @@ class StateGone(Exception):
 class _CachedKey(KeyState):
     """A key in hand, and what of it is on its way."""
 
-    __slots__ = ("counted", "is_dirty", "is_sure", "passed", "sent", "size")
+    __slots__ = ("counted", "is_sure", "passed", "sent", "size")
 
     def __init__(self, spec: ProjectionSpec, key: str, loaded: Current) -> None:
         super().__init__(spec, key, loaded)
@@ -67,8 +67,6 @@ class _CachedKey(KeyState):
         """How many events were applied to the state that is under way to the bucket; None if none is."""
         self.counted = 0
         """How many of them were in the state that was stored before."""
-        self.is_dirty = False
-        """It is among those that have to be stored: asking it is quicker than asking them."""
         self.is_sure = True
         """The revision is known."""
         self.size = 0
@@ -135,9 +133,7 @@ class LiveStates:
                 if entry.is_parked_in_bucket:
                     entry.passed = sequence
                     continue
-            if not entry.is_dirty:
-                entry.is_dirty = True
-                dirty[key] = entry
+            dirty[key] = entry
             if is_crowded:
                 keys[key] = keys.pop(key)  # to the end, as the one used last
         if rows:
@@ -161,7 +157,6 @@ class LiveStates:
         """Everything that has to be stored. What comes meanwhile is stored the next time."""
         spec, changes = self.spec, []
         for key, entry in self._dirty.items():
-            entry.is_dirty = False
             change = entry.change(spec, key)
             if change is not None:
                 entry.sent = entry.applied
@@ -225,7 +220,6 @@ class LiveStates:
                 self.waiting += taken
                 entry.passed = self._last
             elif taken:
-                entry.is_dirty = True
                 self._dirty[key] = entry
             self._note_parked(key, entry)
             self._measure(key, entry)
