@@ -1318,6 +1318,20 @@ def test_a_chunk_is_delivered_once_and_nothing_of_it_is_remembered() -> None:
     assert not connection.subscriptions.parser.touched
 
 
+def test_the_messages_of_all_subscriptions_say_how_much_is_read_next() -> None:
+    connection = connected()
+    for subject in ("a", "b"):
+        connection.subscribe(subject)
+    most = connection.read_size.bytes
+    frame = b"MSG %b %d 0\r\n\r\n"
+    connection.receive_data(frame % (b"a", 1) * 600)
+    assert connection.read_size.bytes == most  # as many as may be
+    chunk = frame % (b"a", 1) * 500 + frame % (b"b", 2) * 500
+    chunk += b"+OK\r\n" * 10_000
+    connection.receive_data(chunk)
+    assert connection.read_size.bytes == len(chunk) * 600 // 1000
+
+
 def test_answers_are_messages_unless_they_are_asked_for_in_runs() -> None:
     connection = connected()
     assert connection.subscribe("a", is_inbox=True).answer_runs is None
