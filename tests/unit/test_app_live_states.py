@@ -85,6 +85,42 @@ def test_what_is_not_stored_or_parked_is_kept_whatever_the_limits() -> None:
     assert list(cache.parked) == ["parked"]
 
 
+class LookedThrough(dict[Any, Any]):
+    """Counts how often all of it was looked at."""
+
+    times = 0
+
+    def items(self) -> Any:
+        self.times += 1
+        return super().items()
+
+
+def test_states_that_have_to_be_stored_are_not_looked_through_with_every_piece() -> None:
+    cache = states(keys=8)
+    cache._keys = looked = LookedThrough()
+    for number in range(100):
+        fold(cache, (f"k{number}", number + 1, 1))
+        cache.shrink()
+    assert (len(cache), looked.times) == (100, 1)
+    changes = cache.take()
+    cache.shrink()
+    cache.shrink()
+    assert (len(cache), looked.times) == (100, 2)
+    cache.settle(changes, Outcome(100, revisions={each.key: n for n, each in enumerate(changes, start=1)}))
+    cache.shrink()
+    assert (len(cache), looked.times) == (7, 3)
+
+
+def test_states_that_need_not_be_stored_after_all_are_dropped() -> None:
+    cache = states(keys=2)
+    fold(cache, *((key, number, 0) for number, key in enumerate("abcd", start=1)))
+    cache.shrink()
+    assert len(cache) == 4
+    assert cache.take() == []  # an end of what never was
+    cache.shrink()
+    assert len(cache) == 1
+
+
 def test_events_that_come_while_a_state_is_stored_are_stored_the_next_time() -> None:
     cache = states()
     fold(cache, ("a", 1, 1))

@@ -13,6 +13,7 @@ import typer
 from jetspark.cli.apps import AppName, Servers, connection_options, load_app
 from jetspark.cli.spark_place import Master, PyFiles, SparkPlace
 from jetspark.cli.supervising import Supervisor, end_with_parent, watched_folder
+from jetspark.core.garbage import seldom_collecting
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def run_workers(
         end_with_parent()
         declared = load_app(app)
         live = _live_options(partitions, lease)
-        asyncio.run(declared.run(only=only or (), stop_timeout=stop_timeout, apply=apply, live=live, **options))
+        with seldom_collecting():
+            asyncio.run(declared.run(only=only or (), stop_timeout=stop_timeout, apply=apply, live=live, **options))
         return
     if apply:
         asyncio.run(load_app(app).apply(**options))

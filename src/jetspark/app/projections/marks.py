@@ -67,7 +67,7 @@ def position_key(part: str = "") -> str:
 
 def mark_of(current: Current) -> Mark | None:
     """The mark of what a bucket has for a key; None for a key that has nothing, or something foreign."""
-    return Mark.read(current.mark)
+    return None if current.mark is None else Mark.read(current.mark)
 
 
 def parked_of(current: Current) -> Parked | None:

@@ -87,6 +87,8 @@ class LiveStates:
         self._last = 0
         """The last event that came."""
         self._size = 0
+        self._is_all_busy = False
+        """There was no state left to drop, and nothing was stored since."""
         self.applied = self.known = self.waiting = 0
         self.parked: dict[str, Parked] = {}
 
@@ -161,7 +163,7 @@ class LiveStates:
             if change is not None:
                 entry.sent = entry.applied
                 changes.append(change)
-        self._dirty = {}
+        self._dirty, self._is_all_busy = {}, False
         self._rows, self._sent_rows = [], self._rows if changes else []
         return changes
 
@@ -171,6 +173,7 @@ class LiveStates:
         Raises:
             StateGone: The bucket has less of some keys than it had.
         """
+        self._is_all_busy = False
         conflicts = set(outcome.conflicts)
         keys, revisions, present = self._keys, outcome.revisions, {}
         for change in changes:
@@ -243,9 +246,12 @@ class LiveStates:
     # ---- the cache ---------------------------------------------------------------------------------------------
 
     def shrink(self) -> None:
-        """Drop the states used longest ago, as far as there are too many."""
+        """Drop the states used longest ago, as far as there are too many.
+
+        Where too many have to be stored yet, all were looked at in vain, and that is not done again before it changes.
+        """
         limits = self._limits
-        if len(self._keys) <= limits.keys and self._size <= limits.bytes:
+        if self._is_all_busy or (len(self._keys) <= limits.keys and self._size <= limits.bytes):
             return
         for key, entry in list(self._keys.items()):
             if len(self._keys) <= limits.keys * 7 // 8 and self._size <= limits.bytes * 7 // 8:
@@ -253,6 +259,7 @@ class LiveStates:
             if key not in self._dirty and entry.sent is None and key not in self.parked:
                 del self._keys[key]
                 self._size -= entry.size
+        self._is_all_busy = True
 
     def _measure(self, key: str, entry: _CachedKey) -> None:
         size = ENTRY_BYTES + len(key) + 2 * len(entry.value or b"")

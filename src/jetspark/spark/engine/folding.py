@@ -38,8 +38,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceWriter, WriterCommitMessage
 from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
+from jetspark.core.garbage import seldom_collecting
 from jetspark.errors import ConfigError, UsageError
-from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.connections import runner_for
 from jetspark.spark.engine.sorting import SequenceSort
 from jetspark.spark.options import Connecting, choice, count, milliseconds, option, read_options, size, text

@@ -18,8 +18,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from jetspark.core.garbage import seldom_collecting
 from jetspark.errors import ConfigError
-from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.connections import runner_for
 from jetspark.spark.engine.covering import Covered, check_seen, merge
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions

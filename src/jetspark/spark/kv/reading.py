@@ -24,9 +24,9 @@ from pyspark.sql.types import StructType
 
 from jetspark.blocking import JetStream
 from jetspark.blocking.steps import ProcedureRunner
+from jetspark.core.garbage import seldom_collecting
 from jetspark.errors import ConfigError, JetSparkError
 from jetspark.spark import offsets
-from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.connections import runner_for
 from jetspark.spark.following import PATIENCE_S, Follower
 from jetspark.spark.kv.options import FORMAT, ReadOptions, StreamOptions

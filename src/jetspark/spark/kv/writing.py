@@ -30,8 +30,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from jetspark.core.garbage import seldom_collecting
 from jetspark.errors import ConfigError, Conflict, UsageError
-from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.connections import runner_for
 from jetspark.spark.kv.options import FORMAT, WriteOptions
 from jetspark.spark.kv.rows import changes_of

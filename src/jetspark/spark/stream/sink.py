@@ -31,6 +31,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from jetspark.blocking import JetStream
+from jetspark.core.garbage import seldom_collecting
 from jetspark.core.subjects import matches
 from jetspark.errors import (
     ConfigError,
@@ -40,7 +41,6 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import check_bucket
-from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.connections import client_for, jetstream_for
 from jetspark.spark.options import Connecting, boolean, choice, count, milliseconds, option, read_options, size, text
 from jetspark.spark.retrying import patiently

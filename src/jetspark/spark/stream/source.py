@@ -15,8 +15,8 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from jetspark.blocking import JetStream
+from jetspark.core.garbage import seldom_collecting
 from jetspark.errors import ConfigError
-from jetspark.spark.collector import seldom_collecting
 from jetspark.spark.following import Follower, check_loss
 from jetspark.spark.offsets import Limits, Offset, StreamPosition, admit, plan, position_of
 from jetspark.spark.options import read_options

@@ -1,7 +1,8 @@
-"""The garbage collector of a Python worker, and what it need not look at.
+"""Python's garbage collector in processes that are ours: a worker of an application, a Python worker of Spark.
 
-Messages and rows come and go by the ten thousand and are never part of a cycle. Spark, moreover, collects after every
-task of a worker, and looks through everything the worker has ever imported to do so.
+Messages, rows and states come and go by the ten thousand and are never part of a cycle. Spark, moreover, collects after
+every task of a worker, and looks through everything the worker has ever imported to do so. In a process of somebody
+else's the collector is left alone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _frozen_in = 0
 
 @contextlib.contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """While a task runs. Without it reading took 1.9 microseconds a message in place of 1.3.
+    """While a task or a worker runs. Without it reading on Spark took 1.9 microseconds a message in place of 1.3, and a
+    live projection of a million keys 30 microseconds an event in place of 19.
 
     The first task of a process also takes what is there by then, modules above all, out of all later collections: of
     reading a million messages in ten tasks, Spark's own took a quarter.
