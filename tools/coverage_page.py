@@ -1,4 +1,4 @@
-"""Make ``docs/coverage.md`` from the JSON report of ``coverage``: lines and branches, by module.
+"""Make ``docs/coverage.md`` from the JSON report of ``coverage``: lines, by module.
 
 ``make coverage`` runs it. Modules below ``LOW_PERCENT`` are listed first, with the lines no test runs.
 """
@@ -19,9 +19,9 @@ LOW_PERCENT = 80.0
 
 INTRODUCTION = """# Coverage
 
-Which part of each module the tests run: statements and branches together, in percent. `make coverage` made this page,
-by running `tests/unit`, `tests/conformance`, `tests/simulation` and what of `tests/integration` needs no Spark, with
-every process they start. Not measured: what Spark runs in its own workers (most of `spark`, and what needs a Spark in
+Which part of the lines of each module the tests run, in percent. `make coverage` made this page, by running
+`tests/unit`, `tests/conformance`, `tests/simulation` and what of `tests/integration` needs no Spark, with every process
+they start. Not measured: what Spark runs in its own workers (most of `spark`, and what needs a Spark in
 `bench` and the command line), and the watchdog of an embedded server, which starts without site packages.
 
 A line that a test runs is not a line that a test checks: `make mutants` plants mistakes to see whether anybody notices.
@@ -33,18 +33,13 @@ class Module:
     """The figures of one module."""
 
     name: str
-    statements: int
-    branches: int
+    lines: int
     covered: int
     missing: list[int]
 
     @property
-    def total(self) -> int:
-        return self.statements + self.branches
-
-    @property
     def percent(self) -> float:
-        return _percent(self.covered, self.total)
+        return _percent(self.covered, self.lines)
 
 
 def modules(report: dict[str, Any]) -> list[Module]:
@@ -53,9 +48,8 @@ def modules(report: dict[str, Any]) -> list[Module]:
         parts = Path(path).parts
         name = "/".join(parts[parts.index("jetspark") + 1 :])
         summary = file["summary"]
-        covered = summary["covered_lines"] + summary["covered_branches"]
-        made = Module(name, summary["num_statements"], summary["num_branches"], covered, file["missing_lines"])
-        if made.total:
+        made = Module(name, summary["num_statements"], summary["covered_lines"], file["missing_lines"])
+        if made.lines:
             found.append(made)
     return sorted(found, key=lambda module: module.name)
 
@@ -78,8 +72,8 @@ def page(report: dict[str, Any]) -> str:
     if low := [module for module in found if module.percent < LOW_PERCENT]:
         lines += ["", f"## Below {LOW_PERCENT:.0f} %", "", "| Module | % | Lines no test runs |", "|---|--:|---|"]
         lines += [f"| `{module.name}` | {module.percent:.0f} | {ranges(module.missing)} |" for module in low]
-    lines += ["", "## By module", "", "| Module | Statements | Branches | % |", "|---|--:|--:|--:|"]
-    lines += [f"| `{each.name}` | {each.statements} | {each.branches} | {each.percent:.0f} |" for each in found]
+    lines += ["", "## By module", "", "| Module | Lines | % |", "|---|--:|--:|"]
+    lines += [f"| `{each.name}` | {each.lines} | {each.percent:.0f} |" for each in found]
     return "\n".join(lines) + "\n"
 
 
@@ -95,7 +89,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _total(group: list[Module]) -> float:
-    return _percent(sum(module.covered for module in group), sum(module.total for module in group))
+    return _percent(sum(module.covered for module in group), sum(module.lines for module in group))
 
 
 def _percent(part: int, whole: int) -> float:

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 from simulation.command_world import CommandWorld
 from support import seeds
-from support.accounts import EnterBlindly, EnterFive, ledger_model
+from support.accounts import EnterAtTurn, EnterBlindly, EnterFive, ledger_model, turns_model
 from support.linear import NotLinearizable, check_linearizable
 
 from jetspark.app.commands.store import CommandStore
@@ -32,6 +32,15 @@ def test_commands_that_callers_decide_themselves_are_linearizable_too(seed: int,
     world = CommandWorld(seed, EnterFive, workers=workers, callers=5, here=3 if workers else 5)
     check(world)
     assert len(world.operations) == 20, seeds.again(seed)
+
+
+@pytest.mark.parametrize("here", [0, 3], ids=["by workers", "by some callers"])
+@pytest.mark.parametrize("seed", seeds.tried(range(8), 4))
+def test_what_is_refused_is_not_stored_later(seed: int, here: int) -> None:
+    """Though a first attempt may still be under way when the second one is refused."""
+    world = CommandWorld(seed, EnterAtTurn, callers=6, calls=8, here=here)
+    world.run()
+    check_linearizable(world.operations, world.entries(), turns_model, 0)
 
 
 def test_the_checker_finds_a_decision_that_does_not_look_at_the_past() -> None:

@@ -108,6 +108,24 @@ class EnterBlindly(EnterFive):
         return Decision(events=[Entered(ledger=self.ledger, number=min(len(past), 2) + 1, writer=self.writer)], reply=1)
 
 
+class EnterAtTurn(Enter):
+    """The same, where the number fits the writer; so that what is refused now is not refused a moment later."""
+
+    def decide(self, past: Past) -> Decision:
+        if not fits(len(past), self):
+            raise Refused("not now")
+        return super().decide(past)
+
+
+def fits(count: int, command: Enter) -> bool:
+    return (count + sum(command.writer.encode())) % 2 == 0
+
+
+def turns_model(state: int, command: Any) -> tuple[int, int, int] | None:
+    """What entering at one's turn has to do."""
+    return (state + 1, state + 1, state + 1) if fits(state, command) else None
+
+
 def ledger_model(limit: int) -> Any:
     """What entering has to do, for the checker of linearizability: the state is how many there are."""
 

@@ -3,7 +3,7 @@
 The stream is the order in which things happened, so nothing has to be searched for. Each command that stored something
 is one entry of the stream. Going through them with a model of the decisions, every reply must be what the model says at
 its entry; a command that was refused must be refused by the model at some place that was the end of the stream while
-the command was under way.
+the command was under way, and if its caller left it at that, it must not be stored: neither before nor later.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ def _check_replies(
         wrong = [answer for answer in answers if answer != replies[operation.id]]
         if wrong:
             raise NotLinearizable(f"{operation.id} was answered {wrong[0]!r}, and had to be {replies[operation.id]!r}")
+        if operation.replies[-1:] == [REFUSED]:
+            raise NotLinearizable(f"{operation.id} was refused, and is entry {places[operation.id]}")
         return
     if answers:
         raise NotLinearizable(f"{operation.id} was answered {answers[0]!r}, and is not in the stream")

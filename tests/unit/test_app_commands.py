@@ -615,7 +615,14 @@ def test_a_state_is_folded_of_the_events_of_its_own_key() -> None:
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999", "-5", "soon", "", "0", "1_0"])
 def test_a_time_that_is_none_leaves_the_worker_with_one_it_can_wait_for(text: str) -> None:
-    assert 0.001 <= wire.read_timeout({wire.TIMEOUT: text}, 30.0) <= 3600.0
+    assert 0.001 <= wire.time_to_decide({wire.TIMEOUT: text}, 30.0) <= 3600.0
+
+
+def test_a_worker_stops_before_its_caller_does() -> None:
+    assert wire.time_to_decide(wire.timeout_header(10.0), 30.0) == 8.0
+    assert wire.time_to_decide({}, 30.0) == 30.0
+    assert wire.time_to_decide(wire.timeout_header(100_000.0), 30.0) == 3600.0
+    assert wire.time_to_decide(wire.timeout_header(0.0001), 30.0) == 0.001
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.0", "\u00b2", "\u0663", "1_0", " 7", "new", "18446744073709551616"])

@@ -96,7 +96,8 @@ def test_an_interrupt_anywhere_leaves_it_free(kind: type[TurnLock]) -> None:
 
     lock = kind()
     places = count_places(take)
-    assert places >= (3 if kind is TurnLock else 10)
+    if sys.version_info < (3, 12):  # later ones do not tell all bytecodes of a function that is being called
+        assert places >= (3 if kind is TurnLock else 10)
     for number in range(places):
         lock = kind()
         with pytest.raises(Interrupted), Interrupt(number):

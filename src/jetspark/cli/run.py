@@ -71,8 +71,7 @@ def run_workers(
         raise ConfigError("--checkpoint: expected with --engine spark; live workers keep their position in the bucket")
     if workers == 1 and not reload:
         end_with_parent()
-        declared = load_app(app)
-        live = _live_options(partitions, lease)
+        declared, live = load_app(app), _live_options(partitions, lease)
         with seldom_collecting():
             asyncio.run(declared.run(only=only or (), stop_timeout=stop_timeout, apply=apply, live=live, **options))
         return

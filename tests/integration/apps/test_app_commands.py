@@ -29,6 +29,7 @@ from support.commands import WAYS, are_serving, deciding, served, start_worker
 
 import jetspark
 from jetspark import StreamConfig
+from jetspark.aio.context import context_of
 from jetspark.app import App, Command, CommandOptions, CommandReply, Decision, Past, Refused, decode
 from jetspark.app.commands import wire
 from jetspark.app.commands.store import CommandStore
@@ -121,6 +122,77 @@ async def test_without_a_worker_the_error_says_how_to_start_one(url: str) -> Non
     async with app.connect(url) as client:
         with pytest.raises(jetspark.NoWorkers, match=r"no worker of app 'bank' is running.*jetspark run"):
             await client.call(Enter(ledger="x", writer="w"))
+
+
+Answer = tuple[bytes, dict[str, str]]
+STORED: Answer = wire.write_reply(CommandReply(command_id="c-1", sequence=7, events=1, data="stored")), {}
+NO_EVENTS: Answer = wire.write_reply(CommandReply(command_id="c-1", sequence=0, events=0)), {}
+REFUSED = wire.write_error(Refused("no"))
+IN_DOUBT = wire.write_error(jetspark.CommandInDoubt("ledgers.enter", "c-1", 1.0))
+NO_ANSWER: Answer = b"what?", {}
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ([REFUSED, STORED], "stored"),
+        ([STORED], "stored"),
+        ([NO_EVENTS, STORED], "stored"),
+        ([IN_DOUBT, STORED], "stored"),
+        ([NO_ANSWER, STORED], "stored"),
+        ([REFUSED, REFUSED], "CommandRefused"),
+        ([REFUSED, NO_EVENTS], None),
+        ([NO_EVENTS, REFUSED], "CommandRefused"),
+        ([REFUSED, IN_DOUBT], "CommandInDoubt"),
+        ([IN_DOUBT, REFUSED], "CommandInDoubt"),
+        ([REFUSED], "CommandInDoubt"),
+        ([], "CommandInDoubt"),
+    ],
+)
+async def test_of_two_answers_to_one_command_the_one_that_tells_more_counts(
+    url: str, answers: list[Answer], told: str | None
+) -> None:
+    """That nothing is stored is not true before both workers have said so."""
+    app, timeout_s = bank(), 60.0 if len(answers) == 2 else 1.0
+    await app.apply(url)
+    async with app.connect(url) as client, jetspark.connect(url) as nc:
+        requests = await nc.subscribe(wire.command_subject("bank", "ledgers.enter"))
+        await nc.flush()
+        with mock.patch("jetspark.app.commands.calling.REPEATED_AFTER", 0.2 / timeout_s):
+            call = asyncio.create_task(client.call(Enter(ledger="x", writer="w"), command_id="c-1", timeout=timeout_s))
+            asked = [await requests.next(30.0), await requests.next(30.0)]
+            for request, (body, headers) in zip(reversed(asked), answers, strict=False):
+                assert not call.done()
+                await request.respond(body, headers=headers)
+                await nc.flush()
+                await asyncio.sleep(0.05)
+            [outcome] = await asyncio.gather(call, return_exceptions=True)
+    left = [float(request.headers[wire.TIMEOUT]) for request in asked]
+    assert timeout_s >= left[0] > left[1] > 0.0
+    assert told == (outcome.data if isinstance(outcome, CommandReply) else type(outcome).__name__)
+
+
+async def test_a_call_without_a_connection_is_not_sent_when_its_time_is_over() -> None:
+    app = bank()
+    with NatsServer() as server:
+        await app.apply(server.url)
+        async with app.connect(server.url, reconnect_wait_s=0.05) as client:
+            server.stop()
+            await until(lambda: not context_of(client.js).client.is_connected)
+            with pytest.raises(jetspark.RequestTimeout) as timed_out:
+                await client.call(Enter(ledger="x", writer="w"), timeout=0.2)
+            assert not timed_out.value.was_sent
+            waiting = asyncio.create_task(client.call(Enter(ledger="x", writer="w"), timeout=60.0))
+            await asyncio.sleep(0.1)
+            server.start()
+            async with jetspark.connect(server.url) as nc:
+                requests = await nc.subscribe(wire.command_subject("bank", "ledgers.enter"))
+                request = await requests.next(30.0)
+                assert 0.0 < float(request.headers[wire.TIMEOUT]) < 60.0
+                await request.respond(STORED[0])
+                assert (await waiting).data == "stored"
+                with pytest.raises(TimeoutError):
+                    await requests.next(0.2)
 
 
 class Slow(Command):

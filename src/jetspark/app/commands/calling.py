@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["call_command"]
 
+REPEATED_AFTER = 0.5
+"""When this part of its time has passed, a request without an answer is sent once more."""
+LOOK_AGAIN_S = 0.02
+"""How often a call that cannot be sent looks whether it can be."""
+
 
 async def call_command(
     client: AppClient,
@@ -66,7 +71,6 @@ async def call_command(
             source=app.source,
             time=utc_now(),
             expected_version=expected_version,
-            timeout_s=timeout_s,
         )
 
     if here is not None:
@@ -101,13 +105,23 @@ def _check_text(name: str, value: object, expected: str) -> None:
 class _Asking:
     """One request, which is sent once more when half of its time has passed: the worker or the connection may be gone.
 
-    Twice does no harm, since the command has an id. It is what ``Client.request`` does, with a second message for the
-    same answer; tasks for both would make every call longer.
+    Twice does no harm, since the command has an id: it is decided once. But where one worker says that nothing is
+    stored, the other may be at it still, and decide otherwise a moment later. So such an answer counts only when the
+    other one is there, too.
+
+    A worker is told how much time is left, and stops before that is over. So a request must not wait in a buffer on
+    our side, and arrive when its caller is gone and maybe has asked again.
+
+    It is what ``Client.request`` does, with a second message; tasks for both would make every call longer.
     """
 
     def __init__(self, context: DriverContext, subject: str, body: bytes, headers: dict[str, str]) -> None:
         self._context, self._message = context, (subject, body, headers)
-        self._answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._what = f"request to {subject!r}"
+        self._loop = asyncio.get_running_loop()
+        self._answer: asyncio.Future[Message] = self._loop.create_future()
+        self._held: Message | None = None
+        """Of two answers the first, where it does not say that something is stored."""
         self._tokens: list[str] = []
         self._timer: asyncio.TimerHandle
 
@@ -116,13 +130,14 @@ class _Asking:
         return len(self._tokens) > 1
 
     async def answer(self, timeout_s: float) -> Message:
-        subject, body, headers = self._message
-        try:
-            self._send()
-        except BufferFull:
-            return await self._context.client.request(subject, body, headers=headers, timeout=timeout_s)
+        deadline = self._loop.time() + timeout_s
+        while not self._send(deadline):
+            if self._loop.time() >= deadline:
+                raise RequestTimeout(self._what, timeout_s, was_sent=False)
+            await asyncio.sleep(LOOK_AGAIN_S)
         # One timer for both moments: hardly a call lives to see the first.
-        self._timer = asyncio.get_running_loop().call_later(timeout_s / 2, self._send_again, timeout_s)
+        wait_s = (deadline - self._loop.time()) * REPEATED_AFTER
+        self._timer = self._loop.call_later(wait_s, self._send_again, deadline, timeout_s)
         try:
             return await self._answer
         finally:
@@ -130,13 +145,44 @@ class _Asking:
             for token in self._tokens:
                 self._context.connection.requests.forget(token)
 
-    def _send(self) -> None:
-        self._tokens.append(self._context.connection.request(self._answer, *self._message))
+    def _send(self, deadline: float) -> bool:
+        """Send it, unless it would have to wait: for a connection, or for room."""
+        connection, (subject, body, headers) = self._context.connection, self._message
+        if not (connection.is_connected or connection.is_closed):
+            return False
+        headers |= wire.timeout_header(deadline - self._loop.time())
+        try:
+            self._tokens.append(connection.request(self, subject, body, headers))
+        except BufferFull:
+            return False
         self._context.link.flush()
+        return True
 
-    def _send_again(self, timeout_s: float) -> None:
-        what = f"request to {self._message[0]!r}"
-        self._timer = asyncio.get_running_loop().call_later(timeout_s / 2, expire, self._answer, what, timeout_s)
+    def _send_again(self, deadline: float, timeout_s: float) -> None:
+        is_sent = False
         # Whatever speaks against it now: the first one is still waited for.
         with contextlib.suppress(JetSparkError):
-            self._send()
+            is_sent = self._send(deadline)
+        soon = self._loop.time() + LOOK_AGAIN_S
+        if is_sent or soon >= deadline:
+            self._timer = self._loop.call_at(deadline, expire, self._answer, self._what, timeout_s)
+        else:
+            self._timer = self._loop.call_at(soon, self._send_again, deadline, timeout_s)
+
+    # ---- what the connection calls -----------------------------------------------------------------------------
+
+    def done(self) -> bool:
+        return self._answer.done()
+
+    def set_result(self, message: Message) -> None:
+        if self.was_repeated and self._held is None and _weight(message) < wire.STORED:
+            self._held = message
+        else:
+            self._answer.set_result(message if self._held is None else max(message, self._held, key=_weight))
+
+    def set_exception(self, error: Exception) -> None:
+        self._answer.set_exception(error)
+
+
+def _weight(answer: Message) -> int:
+    return wire.how_telling(answer.data, answer.headers)

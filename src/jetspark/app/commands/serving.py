@@ -62,7 +62,7 @@ class Serving:
             _logger.warning("command %s: not decided, its answer was asked for on %r", spec.name, message.reply)
             self.count(endpoint, now, None)
             return
-        deadline = now + wire.read_timeout(headers, self.runner.options.timeout_s)
+        deadline = now + wire.time_to_decide(headers, self.runner.options.timeout_s)
         self.runner.start(
             _Served(self, spec, endpoint, message, now, deadline),
             lambda: wire.read_request(

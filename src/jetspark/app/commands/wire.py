@@ -35,12 +35,15 @@ from jetspark.errors import (
 
 __all__ = [
     "CODES",
+    "STORED",
     "command_subject",
+    "how_telling",
     "kind_of",
     "read_expected_version",
     "read_reply",
     "read_request",
-    "read_timeout",
+    "time_to_decide",
+    "timeout_header",
     "write_error",
     "write_reply",
     "write_request",
@@ -63,6 +66,10 @@ CODES: dict[type[JetSparkError], int] = {
 
 _BY_NAME = {kind.__name__: kind for kind in CODES}
 
+STORED = 2
+"""See :func:`how_telling`."""
+DECIDING_PART = 0.8
+"""Of the time that a caller waits: for so long a worker tries. The rest is for the way of the request."""
 MAX_TEXT = 8192
 """Characters of a text in an error: an answer that is too large for the server would not arrive at all."""
 _MAX_VERSION = 20
@@ -99,7 +106,6 @@ def write_request(
     source: str,
     time: datetime.datetime,
     expected_version: int | None,
-    timeout_s: float,
 ) -> tuple[bytes, dict[str, str]]:
     """Body and headers of a request; ``cause`` is the command itself, ``caused_by`` the id of what led to it.
 
@@ -116,17 +122,25 @@ def write_request(
         traceparent=cause.traceparent,
     )
     headers = {name: value for name, value in encoded.headers.items() if name != "Nats-Msg-Id"}
-    headers[TIMEOUT] = f"{timeout_s:g}"
     if expected_version is not None:
         headers[EXPECTED_VERSION] = str(expected_version)
     return encoded.data, headers
 
 
-def read_timeout(headers: Mapping[str, str], default_s: float) -> float:
-    """For how long the caller waits."""
+def timeout_header(timeout_s: float) -> dict[str, str]:
+    """Says for how long the caller waits."""
+    return {TIMEOUT: f"{timeout_s:g}"}
+
+
+def time_to_decide(headers: Mapping[str, str], default_s: float) -> float:
+    """For how long a command is tried, from when its request arrives; ``default_s`` if its caller does not say.
+
+    It ends before the caller's time does, though the request was some time on its way: whoever asks again then, and is
+    told that the command is refused, must not find it stored later by who was asked first.
+    """
     try:
-        wanted_s = float(headers.get(TIMEOUT) or default_s)
-    except ValueError:
+        wanted_s = float(headers[TIMEOUT]) * DECIDING_PART
+    except (KeyError, ValueError):
         return default_s
     # Not a number is neither more nor less than anything, and the event loop would never find that timer again.
     return default_s if math.isnan(wanted_s) else min(max(wanted_s, 0.001), 3600.0)
@@ -229,3 +243,13 @@ def read_reply(data: bytes, headers: Mapping[str, str]) -> CommandReply:
         raise _BY_NAME[failed.error](*failed.facts)
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise ProtocolError(f"{data[:200]!r} is no answer to a command: something else is subscribed to it") from error
+
+
+def how_telling(data: bytes, headers: Mapping[str, str]) -> int:
+    """Which of two workers' answers to one command counts is the one with more: ``STORED``, then that nobody knows."""
+    if ERROR_CODE in headers:
+        return int(headers[ERROR_CODE] == str(CODES[CommandInDoubt]))
+    try:
+        return STORED if _decode_reply(data).events else 0
+    except msgspec.MsgspecError:
+        return 0
