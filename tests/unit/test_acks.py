@@ -69,7 +69,7 @@ def test_payloads() -> None:
 
 def test_metadata_is_read_once_and_only_when_asked_for() -> None:
     message = AckableMessage("orders.1", b"", PLAIN, None, object())
-    assert not hasattr(message, "_metadata")
+    assert message._metadata is None
     assert message.metadata == EXPECTED
     assert message.metadata is message.metadata
 

@@ -141,7 +141,7 @@ def test_touched_names_each_subscription_that_got_something() -> None:
 
 def test_a_message_class_and_its_client_are_the_drivers_choice() -> None:
     class Mine(CoreMessage):
-        __slots__ = ()
+        pass
 
     destination, client = Destination(), object()
     parser = Parser({b"1": destination}, Mine, client)
@@ -151,7 +151,7 @@ def test_a_message_class_and_its_client_are_the_drivers_choice() -> None:
 
 def test_a_route_may_have_a_message_class_of_its_own() -> None:
     class Special(CoreMessage):
-        __slots__ = ()
+        pass
 
     parser, routes = parser_for(b"1", b"2")
     routes[b"2"].message_class = Special
@@ -1068,7 +1068,7 @@ def test_no_run_is_expected_of_messages_that_are_not_alike(kind: str) -> None:
 
 def test_messages_read_in_a_run_are_of_their_routes_class_and_know_their_client() -> None:
     class Special(CoreMessage):
-        __slots__ = ()
+        pass
 
     parser, routes = parser_in_a_run(2)
     parser._client = object()

@@ -11,8 +11,6 @@ __all__ = ["Message"]
 class Message(CoreMessage):
     """A received message: ``subject``, ``data``, ``headers``, ``reply``."""
 
-    __slots__ = ()
-
     async def respond(self, data: bytes = b"", *, headers: HeadersLike | None = None) -> None:
         """Publish an answer to the sender of the request.
 

@@ -20,8 +20,6 @@ class JetStreamMessage(AckableMessage):
     must be known, use :meth:`ack_sync`. A message is answered once; a second answer raises ``UsageError``.
     """
 
-    __slots__ = ()
-
     async def ack(self) -> None:
         """Done: do not deliver it again."""
         # The body of _answer() once more: a second coroutine would cost a fifth of what an ack costs.

@@ -28,9 +28,8 @@ from jetspark.core.lifecycle import (
     UpgradeToTLS,
     establish,
 )
-from jetspark.core.link import InterruptGuard, time_left_s
+from jetspark.core.link import READ_BYTES, InterruptGuard, time_left_s
 from jetspark.core.options import TLSConfig
-from jetspark.core.read_size import MOST_BYTES
 from jetspark.core.tls import describe_error, tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
@@ -63,7 +62,7 @@ class Link:
         self.now, self.new_waiter = self.loop.time, self.loop.create_future
         self.idle_s: float = getattr(self.loop, "idle_s", 0.0)
         self._session: _Session | None = None
-        self.arrived = memoryview(bytearray(MOST_BYTES))
+        self.arrived = memoryview(bytearray(READ_BYTES))
         """What a transport has just read."""
         self._is_establishing = False
         self._reconnecting: asyncio.Task[None] | None = None
@@ -418,7 +417,7 @@ class _Session(asyncio.BufferedProtocol):
         self.is_server_here = bool(address) and ip_address(address[0]).is_loopback
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._link.arrived[: self._link.connection.read_size.bytes]
+        return self._link.arrived
 
     def buffer_updated(self, nbytes: int) -> None:
         self.data_received(bytes(self._link.arrived[:nbytes]))

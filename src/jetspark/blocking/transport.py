@@ -45,10 +45,9 @@ from jetspark.core.gathering import LINGER_S, Gathering
 from jetspark.core.lease import LEASE_S, ReadingLease
 from jetspark.core.lifecycle import AskSecret, Converse, Delay, Dial, Hangup, Step, UpgradeToTLS, establish
 from jetspark.core.lifecycle import AuthSource as DriverAuth
-from jetspark.core.link import InterruptGuard, time_left_s
+from jetspark.core.link import READ_BYTES, InterruptGuard, time_left_s
 from jetspark.core.options import TLSConfig
 from jetspark.core.passing import Passing
-from jetspark.core.read_size import MOST_BYTES
 from jetspark.core.tls import describe_error, tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
@@ -87,7 +86,7 @@ class Link:
         self._unsent = memoryview(b"")
         # `recv` takes memory for all it might get, which at this size is new memory from the system each time: 150 µs
         # for 200 KB, where copying them out of memory that is there already takes 30.
-        self._arrived = memoryview(bytearray(MOST_BYTES))
+        self._arrived = memoryview(bytearray(READ_BYTES))
         self._is_closing = False
         self._alarm, self._is_alarmed = Bell(), False
         self._gathering = Gathering()
@@ -487,7 +486,7 @@ class Link:
                 raise RequestTimeout(what, timeout_s)
             self._socket.settimeout(min(left_s, LONGEST_SLEEP_S))
             try:
-                data = self._socket.recv(MOST_BYTES)
+                data = self._socket.recv(READ_BYTES)
             except TimeoutError:
                 continue
             if not data:
@@ -589,13 +588,13 @@ class Link:
             return
         self._is_moving = True
         try:
-            count = self._socket.recv_into(self._arrived[: self.connection.read_size.bytes])
+            count = self._socket.recv_into(self._arrived)
             if not count:
                 raise ConnectionLost("the server closed the connection")
             self.connection.receive_data(bytes(self._arrived[:count]))
             # TLS hands out one record at a time, and select cannot see those already decrypted.
             while isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
-                self.connection.receive_data(self._socket.recv(MOST_BYTES))
+                self.connection.receive_data(self._socket.recv(READ_BYTES))
         except _NOT_NOW:
             pass
         self._is_moving = False

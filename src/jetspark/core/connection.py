@@ -59,7 +59,6 @@ from jetspark.core.outbox import Outbox
 from jetspark.core.outcomes import Done, Event, Failed, Ready
 from jetspark.core.parser import Control, Info, Ping, Pong
 from jetspark.core.pings import Pings, SentPing
-from jetspark.core.read_size import ReadSize
 from jetspark.core.reconnect import Server, ServerPool
 from jetspark.core.requests import Requests
 from jetspark.core.subjects import validate_filter, validate_queue
@@ -133,7 +132,6 @@ class Connection(Outbox):
         self.lost_messages = 0
         """Publishes that were unconfirmed when their session ended, of all sessions."""
         self.subscriptions = Subscriptions(message_class, client)
-        self.read_size = ReadSize()
         """How much a driver reads at a time."""
         self._events: list[Event] = []
         self._login = b""
@@ -199,20 +197,18 @@ class Connection(Outbox):
             data = self._receive_before_session(data)
             if not data:
                 return
-        parser, messages = self.subscriptions.parser, 0
+        parser = self.subscriptions.parser
         try:
             parser.receive_data(data)
         finally:  # what came before the first bad byte is good
             if parser.touched:
                 for subscription in parser.touched:
                     if subscription.arrived or subscription.answer_runs:
-                        messages += len(subscription.arrived)  # answers that are read as a run are no objects each
                         if subscription is self.requests.replies:
                             self.requests.take(self._events)
                         else:
                             self.subscriptions.deliver(subscription, self._events)
                 parser.touched.clear()
-        self.read_size.on_chunk(len(data), messages)
         # Messages of a chunk before its control frames: a PONG that ends a drain, or a flush of a publisher's own
         # subscription, must find every message in front of it delivered. Finding those behind it too does no harm.
         if parser.control:

@@ -16,6 +16,7 @@ from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import JetSparkError
 
 __all__ = [
+    "READ_BYTES",
     "WRITE_AT_BYTES",
     "CountedCrowd",
     "Crowd",
@@ -31,7 +32,8 @@ __all__ += ["new_name", "time_left_s", "unsubscribe"]
 # bytes a publisher hands over what has gathered. With asyncio it yields to the loop once, with threads it writes by
 # itself instead of leaving it to the connection's thread.
 WRITE_AT_BYTES = 64 << 10
-
+# What is read at a time, at most: more in one call costs less for each message, up to about this.
+READ_BYTES = 256 << 10
 
 # What a call raises before it has begun: it was asked for something that cannot be done.
 _REFUSED = (JetSparkError, TypeError, ValueError, AttributeError, LookupError)

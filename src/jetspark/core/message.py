@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jetspark.core.headers import Headers, Status, decode, decode_status
 from jetspark.errors import ProtocolError, UsageError
@@ -10,14 +10,17 @@ from jetspark.errors import ProtocolError, UsageError
 __all__ = ["AnswerRun", "CoreMessage", "is_no_responders"]
 
 
-class CoreMessage:
-    """One message as it came over the wire.
+class _Slotted(type):
+    """Classes whose objects have slots alone, though their bodies do not say so: msgspec's must not."""
 
-    ``subject`` and ``data`` are ready; reply subject and headers are decoded when first asked for, because most
-    subscribers never ask and every message pays for what is done eagerly. Drivers subclass it to add ``respond``.
-    """
+    def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> _Slotted:
+        return super().__new__(cls, name, bases, {"__slots__": ()} | body)
 
-    __slots__ = ("_client", "_headers", "data", "raw_headers", "raw_reply", "subject")
+
+class _PlainFields(metaclass=_Slotted):
+    """What a message has."""
+
+    __slots__ = ("_client", "_headers", "_metadata", "data", "raw_headers", "raw_reply", "subject")
 
     def __init__(
         self, subject: str, data: bytes, raw_reply: bytes | None, raw_headers: bytes | None, client: Any
@@ -27,6 +30,35 @@ class CoreMessage:
         self.raw_reply = raw_reply
         self.raw_headers = raw_headers
         self._client = client
+        self._headers: Headers | None = None
+        self._metadata: Any = None
+
+
+def _fields() -> type[_PlainFields]:
+    """The same made by msgspec, where it is installed: its objects are made in C, and Python's garbage collector, which
+    otherwise looks at every message in hand again and again, does not see them. That is a third of what a message costs
+    a reader. Nothing that a message refers to refers to it, so the collector would find nothing."""
+    try:
+        from msgspec import defstruct
+    except ImportError:
+        return _PlainFields
+    given = [("subject", str), ("data", bytes), ("raw_reply", Any), ("raw_headers", Any), ("_client", Any)]
+    made = [("_headers", Any, None), ("_metadata", Any, None)]
+    return defstruct("MessageFields", [*given, *made], module=__name__, gc=False, eq=False)  # type: ignore[return-value]
+
+
+if TYPE_CHECKING:
+    MessageFields = _PlainFields
+else:
+    MessageFields = _fields()
+
+
+class CoreMessage(MessageFields):
+    """One message as it came over the wire.
+
+    ``subject`` and ``data`` are ready; reply subject and headers are decoded when first asked for, because most
+    subscribers never ask and every message pays for what is done eagerly. Drivers subclass it to add ``respond``.
+    """
 
     @property
     def size_bytes(self) -> int:
@@ -47,11 +79,9 @@ class CoreMessage:
     @property
     def headers(self) -> Headers:
         """The headers, empty when the message has none."""
-        try:
-            return self._headers
-        except AttributeError:  # the slot is filled at first use, so that messages nobody asks pay nothing for it
-            self._headers: Headers = Headers() if self.raw_headers is None else decode(self.raw_headers)
-            return self._headers
+        if self._headers is None:
+            self._headers = Headers() if self.raw_headers is None else decode(self.raw_headers)
+        return self._headers
 
     @property
     def status(self) -> Status | None:

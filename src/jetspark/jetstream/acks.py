@@ -96,18 +96,16 @@ def term_payload(reason: str | None) -> bytes:
 class AckableMessage(CoreMessage):
     """A consumer's message: what both drivers know of it without waiting."""
 
-    # Whether it is answered is kept in `_client`, None from then on: a slot of its own would cost every message a
+    # Whether it is answered is kept in `_client`, None from then on: a field of its own would cost every message a
     # store, and this is the one thing an answered message has no more use for.
-    __slots__ = ("_metadata",)
 
     @property
     def metadata(self) -> Metadata:
         """Stream, consumer, sequences, time and delivery count."""
-        try:
-            return self._metadata
-        except AttributeError:  # read when first asked for: most readers never do
-            self._metadata: Metadata = parse_metadata(self.raw_reply or b"")
-            return self._metadata
+        found: Metadata | None = self._metadata
+        if found is None:  # read when first asked for: most readers never do
+            found = self._metadata = parse_metadata(self.raw_reply or b"")
+        return found
 
     @property
     def is_answered(self) -> bool:
