@@ -16,7 +16,7 @@ def test_an_inbox_is_a_valid_subject_below_its_prefix() -> None:
         prefix, token = validate_subject(inbox).split(".")
         assert prefix == "_INBOX"
         assert token.isalnum()
-        assert len(token) <= 22
+        assert 5 < len(token) <= 11
 
 
 def test_different_bits_give_different_inboxes() -> None:

@@ -40,7 +40,8 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from operator import attrgetter
+from typing import TypedDict, cast
 
 from jetspark.core.arguments import flag, instance, texts, unfit
 from jetspark.core.backoff import Backoff
@@ -140,6 +141,8 @@ class OrderedOptions:
         check_keywords(cls, "ordered consumer", given)
         return cls(filter_subjects=filter_subjects, **given)
 
+
+_reply_of = attrgetter("raw_reply")
 
 # The digits of 0, 1, 2, ...: all the last ones as one text, all the last but one, and so on; each twice over.
 _COUNTED = 10_000
@@ -309,7 +312,8 @@ class OrderedReader:
         It looks no further than to the message with which everything is delivered that was there in the beginning, and
         not beyond a gap.
         """
-        replies = [each.raw_reply or b"" for each in messages]
+        found: list[bytes | None] = list(map(_reply_of, messages))
+        replies = [reply or b"" for reply in found] if None in found else cast("list[bytes]", found)
         try:
             count = self._count_in_order(replies)
             if not count:
