@@ -31,7 +31,7 @@ class _PlainFields(metaclass=_Slotted):
         self.raw_headers = raw_headers
         self._client = client
         self._headers: Headers | None = None
-        self._metadata: Any = None
+        self._metadata: Any = None  # for subclasses: what they have read of it
 
 
 def _fields() -> type[_PlainFields]:

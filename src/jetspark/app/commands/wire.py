@@ -135,8 +135,8 @@ def timeout_header(timeout_s: float) -> dict[str, str]:
 def time_to_decide(headers: Mapping[str, str], default_s: float) -> float:
     """For how long a command is tried, from when its request arrives; ``default_s`` if its caller does not say.
 
-    It ends before the caller's time does, though the request was some time on its way: whoever asks again then, and is
-    told that the command is refused, must not find it stored later by who was asked first.
+    A worker stops before its caller does. A caller may ask again when its time is over, and be told by another worker
+    that the command is refused. If the first worker were still trying, it could store the command after that.
     """
     try:
         wanted_s = float(headers[TIMEOUT]) * DECIDING_PART
@@ -246,7 +246,9 @@ def read_reply(data: bytes, headers: Mapping[str, str]) -> CommandReply:
 
 
 def how_telling(data: bytes, headers: Mapping[str, str]) -> int:
-    """Which of two workers' answers to one command counts is the one with more: ``STORED``, then that nobody knows."""
+    """How much an answer says. Of two answers to one command the one with more counts: ``STORED`` is that something is
+    stored, 1 that nobody knows, 0 that nothing is.
+    """
     if ERROR_CODE in headers:
         return int(headers[ERROR_CODE] == str(CODES[CommandInDoubt]))
     try:
