@@ -146,11 +146,12 @@ class _Asking:
                 self._context.connection.requests.forget(token)
 
     def _send(self, deadline: float) -> bool:
-        """Send it, unless it would have to wait: for a connection, or for room."""
+        """Send it, unless it would have to wait, for a connection or for room, or no time is left."""
         connection, (subject, body, headers) = self._context.connection, self._message
-        if not (connection.is_connected or connection.is_closed):
+        left_s = deadline - self._loop.time()
+        if left_s <= 0 or not (connection.is_connected or connection.is_closed):
             return False
-        headers |= wire.timeout_header(deadline - self._loop.time())
+        headers |= wire.timeout_header(left_s)
         try:
             self._tokens.append(connection.request(self, subject, body, headers))
         except BufferFull:
