@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from jetspark import StreamConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import DELETE, App, Event
-from jetspark.app.projections.folding import KeyState, Recorded, Router
+from jetspark.app.projections.folding import Failure, KeyRows, KeyState, Recorded, Router
 from jetspark.app.projections.marks import Mark, mark_of
 from jetspark.jetstream.kv import operation_of
 from jetspark.state.changes import MARK_HEADER, SEQUENCE_HEADER, Current
@@ -223,3 +223,10 @@ __all__ = [
     "parked",
     "some_events",
 ]
+
+
+def sorted_into(
+    rows: Mapping[str, KeyRows], router: Router, messages: Sequence[Recorded]
+) -> list[tuple[Recorded, list[Failure]]]:
+    """Sort messages as a stream has them; returns those that cannot be read."""
+    return router.sort(messages, [each.sequence for each in messages], lambda message: message, rows)

@@ -6,6 +6,7 @@ import datetime
 from typing import Any
 
 import pytest
+from support.projections import sorted_into
 
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app import App, Event, Timestamp, Window, encode
@@ -100,7 +101,7 @@ def test_every_way_of_routing_has_the_same_keys() -> None:
     sold = encode(Sold(shop="s.1"), id="1", source="/shops", time=NOON)
     message = Recorded(1, sold.subject, sold.data, sold.headers, us(NOON))
     rows = KeyRows()
-    assert router.sort([message], {"takings": rows}) == []
+    assert sorted_into({"takings": rows}, router, [message]) == []
     assert [row.key for row in router.route(message).rows] == [key for key, _, _ in rows]
     assert [key for key, _, _ in rows] == ["s=2E1.20260331T113000Z", "s=2E1.20260331T120000Z"]
     with pytest.raises(ConfigError, match="expected a Window"):
@@ -124,16 +125,32 @@ def test_messages_of_a_consumer_have_the_rows_that_they_have_as_the_stream_has_t
         for place, (subject, data, time_ns) in enumerate(zip(subjects, bodies, times_ns, strict=True))
     ]
     rows, others = KeyRows(), KeyRows()
-    failed = router.sort_received(messages, sequences_of(messages), recorded_of, {"takings": rows})
+    failed = router.sort(messages, sequences_of(messages), recorded_of, {"takings": rows})
     recorded = [recorded_of(message) for message in messages]
     assert list(rows) == [("s1.20260331T120000Z", 7, Sold(shop="s1")), ("s1.late", 9, Sold(shop="s1"))]
     [(unreadable, [failure])] = failed
     assert unreadable == Recorded(11, sold.subject, b"{", headers, 0)
     assert (failure.projections, failure.sequence, type(failure.error)) == (("takings",), 11, NotJson)
-    [(same, _)] = router.sort(recorded, {"takings": others})
+    [(same, _)] = sorted_into({"takings": others}, router, recorded)
     assert (same, list(others)) == (unreadable, list(rows))
     routed = [(row.key, row.sequence, row.event) for each in recorded for row in router.route(each).rows]
     assert routed == list(rows)
+
+
+def test_a_window_that_the_event_tells_needs_nothing_else() -> None:
+    def at_of(event: Sold) -> datetime.datetime:
+        assert event.at is not None
+        return event.at
+
+    told = Window(size_s=3600, late="keep", time=at_of)
+    assert told.is_told_by_event
+    assert told.part_of(Sold(shop="s", at=NOON + minutes(59))) == "20260331T120000Z"
+    for other in (
+        Window(size_s=3600, late="keep"),
+        Window(size_s=3600, time=at_of),
+        Window(size_s=3600, every_s=1800, late="keep", time=at_of),
+    ):
+        assert not other.is_told_by_event
 
 
 def test_a_window_is_named_by_its_begin_a_moment_in_it_or_as_late() -> None:

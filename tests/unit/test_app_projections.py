@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 from typing import Any
 
 import msgspec
 import pytest
+from support.projections import sorted_into
 
 from jetspark.app import DELETE, App, Event, encode
 from jetspark.app.clock import utc_now
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyRows, KeyState, Recorded, Router, Routing
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked
+from jetspark.app.projections.windows import Window
 from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.kv import KVConfig
 from jetspark.state.changes import Change, Current
@@ -287,7 +290,7 @@ def test_a_router_sorts_many_messages_by_projection_and_tells_which_cannot_be_re
         messages.append(Recorded(sequence, encoded.subject, encoded.data, encoded.headers, 0))
     messages += [Recorded(7, "accounts.a.opened", b"{", None, 0), Recorded(8, "accounts.a.other", b"{", None, 0)]
     rows = {"balances": KeyRows(), "counts": KeyRows()}
-    failed = router.sort(messages, rows)
+    failed = sorted_into(rows, router, messages)
     assert [(key, sequence) for key, sequence, _ in rows["balances"]] == [("a", 5), ("b", 5), ("c", 6), ("d", 6)]
     assert [(key, sequence) for key, sequence, _ in rows["counts"]] == [("a", 5)]
     assert [(message.sequence, [failure.projections for failure in failures]) for message, failures in failed] == [
@@ -305,7 +308,7 @@ def test_a_router_sorts_many_messages_by_projection_and_tells_which_cannot_be_re
         return message
 
     again = {"balances": KeyRows(), "counts": KeyRows()}
-    assert len(router.sort_received(messages, [5, 6, 7, 8], recorded_of, again)) == 2
+    assert len(router.sort(messages, [5, 6, 7, 8], recorded_of, again)) == 2
     assert {*looked_at} == {6, 7}  # those that fail; the first is read without
 
 
@@ -330,16 +333,23 @@ class ByName:
 PLAIN = ["a", "b-1", "C_2"]
 
 
+def day_of(event: Opened | Closed) -> datetime.datetime:
+    zone = None if event.account == "no zone" else datetime.UTC
+    return datetime.datetime(2026, 3, 1 + len(event.account), tzinfo=zone)
+
+
 @pytest.mark.parametrize(
-    "special", ["", "a.b", "é", "none", "number", "two", "twice", "text", "raises", "unreadable", "a"]
+    "special", ["", "a.b", "é", "none", "number", "two", "twice", "text", "raises", "unreadable", "no zone", "a"]
 )
 @pytest.mark.parametrize("place", [0, 2, 5])
 def test_many_messages_have_the_rows_that_each_has_alone(special: str, place: int) -> None:
     """Keys are looked at together where all of them are plain: one that is not must not be taken for one."""
     names = ProjectionSpec("names", ByName, events=[Opened], bucket="names")
     all_names = ProjectionSpec("all_names", ByName, events=[Opened, Closed], bucket="all_names")
+    day = Window(size_s=86_400, late="keep", time=day_of)
+    days = ProjectionSpec("days", ByName, events=[Opened, Closed], bucket="days", window=day)
     app = App("bank", stream="BANK", subjects=["accounts.>"], events=[Opened, Moved, Closed])
-    router = Router([names, all_names, balances()], app.catalogue)
+    router = Router([names, all_names, days, balances()], app.catalogue)
     given: list[str] = [*PLAIN, *PLAIN]
     given[place] = special
     messages = []
@@ -351,7 +361,7 @@ def test_many_messages_have_the_rows_that_each_has_alone(special: str, place: in
         rows = {name: KeyRows() for name in router.specs}
         failed = [
             (message, [(each.projections, each.sequence, str(each.error)) for each in failures])
-            for message, failures in router.sort(some, rows)
+            for message, failures in sorted_into(rows, router, some)
         ]
         alone = [(message, router.route(message)) for message in some]
         for name, found in rows.items():

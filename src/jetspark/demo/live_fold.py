@@ -1,4 +1,4 @@
-"""Stage: fold the same events live, kill the worker and the server on the way, and go on."""
+"""Stage: fold the same events live, kill the server and the worker on the way, and go on."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jetspark.server.process import finish_in_thread
 
 __all__ = ["fold_live"]
 
-KILL_WORKER_AT, KILL_SERVER_AT = 0.35, 0.7
-"""Parts of the events."""
+KILL_SERVER_AT, KILL_WORKER_AT = 0.1, 0.4
+"""Parts of the events. A worker with so much before it stores its progress every two seconds, so both come later."""
 SETTLE_S = 0.2
 START_S = 120.0
 
@@ -23,18 +23,38 @@ async def fold_live(demo: Demo) -> None:
         began = time.perf_counter()
         await demo.start_worker(RELEASE_1).started(START_S)
         started_at = time.perf_counter()
-        reached = (await _until(demo, stage, int(demo.last * KILL_WORKER_AT)))[-1]
+        reached = (await _until(demo, stage, int(demo.last * KILL_SERVER_AT)))[-1]
         speed = f"start-up {started_at - began:.1f} s, then {rate(reached.sequence, reached.at_s - started_at)}"
-        worker_crash = await _kill_worker(demo, stage)
         server_crash = await _kill_server(demo, stage)
+        await _until(demo, stage, int(demo.last * KILL_WORKER_AT))
+        worker_crash = await _kill_worker(demo, stage)
         await _until(demo, stage, demo.last)
         stage.say(speed)
     demo.screen.found("fold live", speed)
-    demo.screen.found("kill a worker", worker_crash)
     if server_crash is None:
         demo.screen.found("kill the server", "not tried: the server is yours", is_good=None)
     else:
         demo.screen.found("kill the server", server_crash)
+    demo.screen.found("kill a worker", worker_crash)
+
+
+async def _kill_server(demo: Demo, stage: DemoStage) -> str | None:
+    """End the server the hard way, and start it; returns what happened, None if it is not ours to kill."""
+    server = demo.place.server
+    if server is None:
+        return None
+    stage.say("server killed; it starts again")
+    killed_at = time.perf_counter()
+    await finish_in_thread(server.kill)
+    await finish_in_thread(server.start)
+    ready_s = time.perf_counter() - killed_at
+    at = (await _until(demo, stage, 1))[-1].sequence
+    if at >= demo.last:
+        return f"kill -9 after the last event, {at:,}: back after {ready_s:.1f} s, and everything is there"
+    went_on_s = (await _until(demo, stage, at + 1))[-1].at_s - killed_at
+    return (
+        f"kill -9 at event {at:,}: back after {ready_s:.1f} s, and the fold went on by itself after {went_on_s:.1f} s"
+    )
 
 
 async def _kill_worker(demo: Demo, stage: DemoStage) -> str:
@@ -51,26 +71,6 @@ async def _kill_worker(demo: Demo, stage: DemoStage) -> str:
         return f"kill -9 after the last event, {at:,}: the next one had nothing to do"
     took_over_s = (await _until(demo, stage, at + 1))[-1].at_s - killed_at
     return f"kill -9 at event {at:,}: the next one went on there {took_over_s:.1f} s later"
-
-
-async def _kill_server(demo: Demo, stage: DemoStage) -> str | None:
-    """End the server the hard way, and start it; returns what happened, None if it is not ours to kill."""
-    server = demo.place.server
-    if server is None:
-        return None
-    await _until(demo, stage, int(demo.last * KILL_SERVER_AT))
-    stage.say("server killed; it starts again")
-    killed_at = time.perf_counter()
-    await finish_in_thread(server.kill)
-    await finish_in_thread(server.start)
-    ready_s = time.perf_counter() - killed_at
-    at = (await _until(demo, stage, 1))[-1].sequence
-    if at >= demo.last:
-        return f"kill -9 after the last event, {at:,}: back after {ready_s:.1f} s, and everything is there"
-    went_on_s = (await _until(demo, stage, at + 1))[-1].at_s - killed_at
-    return (
-        f"kill -9 at event {at:,}: back after {ready_s:.1f} s, and the fold went on by itself after {went_on_s:.1f} s"
-    )
 
 
 async def _until(demo: Demo, stage: DemoStage, sequence: int) -> list[Moment]:

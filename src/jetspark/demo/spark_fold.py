@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SparkBeside", "fold_on_spark", "start_spark"]
 
-BATCHES = 3
+BATCHES = 2
 """Micro-batches that the events are folded in: the first one is cold."""
 ATTEMPTS = 3
 END_S = 20.0

@@ -13,7 +13,7 @@ from jetspark.errors import UsageError
 
 __all__ = ["WorkerProcess"]
 
-LEASE_S = 2
+LEASE_S = 1
 """How long a worker that was killed holds up the next one; by default ten seconds, which is long to watch."""
 STOP_S = 15.0
 LAST_LINES = 5

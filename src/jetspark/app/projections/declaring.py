@@ -116,20 +116,27 @@ class ProjectionSpec:
         return (escape(text_of(found)),)
 
     def plain_keys_of(self, events: Sequence[Any]) -> list[str] | None:
-        """What :meth:`keys_of` finds for each of many events, where that is one text which is its own token.
+        """What :meth:`windowed_keys_of` finds for each of many events, where that is one text which is its own token,
+        in one window at most, which the event tells.
 
-        None where :meth:`keys_of` has to be asked: some event has another key, none or several, or ``key`` raises.
+        None where each has to be asked for: some event has another key, none or several, or ``key`` raises.
         Looking at all keys at once takes a third of the time: 0.08 us for each event instead of 0.28.
         """
+        window = self.window
+        if window is not None and not window.is_told_by_event:
+            return None
         try:
             first = self._key_of(events[0])
             if first.__class__ is not str or not is_plain(first):
                 return None  # most events of a projection have the same kind of key
             keys = list(map(self._key_of, events))
+            if set(map(type, keys)) != {str} or not all(keys) or not is_plain("".join(keys)):
+                return None
+            if window is not None:
+                return [f"{key}.{part}" for key, part in zip(keys, map(window.part_of, events), strict=True)]
         except Exception:
             return None
-        are_plain = set(map(type, keys)) == {str} and all(keys) and is_plain("".join(keys))
-        return keys if are_plain else None
+        return keys
 
     def windowed_keys_of(self, event: Any, sent: datetime.datetime | None, stored_us: int) -> tuple[str, ...]:
         """The keys with their windows, where the projection has windows; see :class:`Window`."""

@@ -156,7 +156,7 @@ class LiveEngine:
     async def _fold(self, messages: Sequence[JetStreamMessage]) -> None:
         places = self._places
         rows = {name: KeyRows() for name in places}
-        failed = self._router.sort_received(messages, sequences_of(messages), recorded_of, rows)
+        failed = self._router.sort(messages, sequences_of(messages), recorded_of, rows)
         last = delivery(messages[-1])
         sequence = last.sequence
         if sequence - self._read != len(messages) and self._gap_from is None:

@@ -163,22 +163,22 @@ class Router:
     def _read_whole(self) -> Callable[[bytes], Any]:
         return whole_reader(self._catalogue)  # when it is needed: by then every class is defined
 
-    def sort(self, messages: Sequence[Recorded], rows: Mapping[str, KeyRows]) -> list[tuple[Recorded, list[Failure]]]:
-        """The rows of many messages, by projection, added to ``rows``; returns the messages that cannot be read."""
-        return self.sort_received(messages, [each.sequence for each in messages], lambda message: message, rows)
-
-    def sort_received(
+    def sort(
         self,
         messages: Sequence[M],
         sequences: Sequence[int],
         recorded_of: Callable[[M], Recorded],
         rows: Mapping[str, KeyRows],
     ) -> list[tuple[Recorded, list[Failure]]]:
-        """As :meth:`sort`, of messages that few have to be made a :class:`Recorded` of.
+        """The rows of many messages, by projection, added to ``rows``; returns the messages that cannot be read.
 
         Of each message it finds what :meth:`spread` finds. This is the inner loop of live engines and rebuilds: most
         messages are read at once, nothing is made of a message but its event, and where every event has one plain key
         the rows are added as columns.
+
+        Args:
+            sequences: Those of the messages.
+            recorded_of: Makes a :class:`Recorded` of a message; few need one.
         """
         failures: dict[int, list[Failure]] = {}
         events, envelopes = self._read_all(messages, sequences, recorded_of, failures)
@@ -191,7 +191,7 @@ class Router:
             if len(wanted) < len(kinds):
                 is_wanted = [type(event) in wanted for event in events]
                 of_events, of_sequences = list(compress(events, is_wanted)), list(compress(sequences, is_wanted))
-            if spec.window is None and (plain := spec.plain_keys_of(of_events)) is not None:
+            if (plain := spec.plain_keys_of(of_events)) is not None:
                 mine.extend(plain, of_sequences, of_events)
                 continue
             for place, event in enumerate(events):

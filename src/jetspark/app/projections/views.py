@@ -383,7 +383,7 @@ class View:
             await reading.start()
             while messages := await reading.some(until_idle=True):
                 rows = KeyRows()
-                router.sort_received(messages, sequences_of(messages), recorded_of, {self._spec.name: rows})
+                router.sort(messages, sequences_of(messages), recorded_of, {self._spec.name: rows})
                 for found, each, event in rows:
                     if found == name and each <= last:
                         state.apply(self._spec, name, each, event)

@@ -62,6 +62,20 @@ class Window:
     def step_s(self) -> int:
         return self.every_s or self.size_s
 
+    @property
+    def is_told_by_event(self) -> bool:
+        """Whether each event has one window and tells it by itself: neither its envelope matters, nor when it was
+        stored."""
+        return self.time is not None and self.late == "keep" and self.step_s == self.size_s
+
+    def part_of(self, event: Any) -> str:
+        """The one window of an event that tells it by itself.
+
+        Raises:
+            ConfigError: It has no time, or one without a zone.
+        """
+        return self.parts(event, None, 0)[0]
+
     def name(self, moment: datetime.datetime) -> str:
         """The last window that a moment falls into, as keys have it."""
         return _name(_whole_seconds(moment) // self.step_s * self.step_s)

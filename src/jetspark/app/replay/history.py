@@ -23,7 +23,7 @@ from jetspark.errors import ConfigError, MessageNotFound
 from jetspark.jetstream.info import StoredMessage, StreamInfo
 from jetspark.jetstream.wire import time_text
 from jetspark.state.changes import NOTHING, Current
-from jetspark.state.deliveries import delivery
+from jetspark.state.deliveries import delivery, sequences_of
 from jetspark.state.losses import first_ever, front_of
 from jetspark.state.scan import Head, Range, RangeScan
 
@@ -59,11 +59,22 @@ class Events(NamedTuple):
 class Portion(NamedTuple):
     """Some of the messages of a range, in order: those that were asked for."""
 
-    messages: list[Recorded]
+    received: Sequence[Any]
+    """As they came: delivered by a consumer, or got one by one."""
     read: int
     """How many were read, the others among them."""
     last: int
     """The sequence of the last that was read."""
+
+    @property
+    def messages(self) -> list[Recorded]:
+        return [_recorded(each) for each in self.received]
+
+    @property
+    def sequences(self) -> Sequence[int]:
+        if self.received and isinstance(self.received[0], StoredMessage):
+            return [each.sequence for each in self.received]
+        return sequences_of(self.received)
 
 
 OnEvents: TypeAlias = Callable[[Events], Awaitable[None]]
@@ -208,7 +219,7 @@ class StreamHistory:
                         first_read = _sequence(mine[0])
                     if subject is not None:
                         mine = [each for each in mine if matches(subject, each.subject)]
-                    yield Portion([_recorded(each) for each in mine], len(portion), _sequence(portion[-1]))
+                    yield Portion(mine, len(portion), _sequence(portion[-1]))
                     await asyncio.sleep(0)  # decoding takes a while, and others have work to do
         if first_read:
             check_is_whole(extent, await self.head(first_read))
@@ -255,7 +266,7 @@ class History(StreamHistory):
     def _route(self, portion: Portion) -> Events:
         [name] = self.router.specs
         rows = KeyRows()
-        failed = self.router.sort(portion.messages, {name: rows})
+        failed = self.router.sort(portion.received, portion.sequences, _recorded, {name: rows})
         failures = [failure for _, found in failed for failure in found]
         return Events(rows, failures, portion.read, portion.last)
 
