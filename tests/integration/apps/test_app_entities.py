@@ -7,6 +7,7 @@ import contextlib
 import json
 import random
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ import nats
 import pytest
 
 from jetspark import KVConfig
+from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event
 from jetspark.app.client import AppClient
 from jetspark.errors import (
@@ -23,6 +25,7 @@ from jetspark.errors import (
     InvalidEvent,
     JetSparkError,
     NetworkError,
+    RequestTimeout,
     UsageError,
 )
 from jetspark.server import NatsServer
@@ -446,6 +449,85 @@ async def test_money_is_neither_made_nor_lost_whatever_is_killed() -> None:
                 events[account] += 1
             assert balances == {account: state.cents for account, state in states.items() if state is not None}
             assert events == moves
+
+
+async def change_whose_answer_is_lost(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, others: int, *, is_stored: bool
+) -> tuple[Account | None, list[int]]:
+    """One program takes 50 out, and others put in 1 each before it asks again; returns the account and its moves."""
+    app = bank()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client, app.connect(nats_url) as other:
+        await move(other, "a", 100)
+        real, batches = JetStream.atomic_batch, list[str]()
+
+        class Lost:
+            """A batch that never arrives."""
+
+            async def add(self, *message: Any, **options: Any) -> None:
+                pass
+
+        @contextlib.asynccontextmanager
+        async def lossy(js: JetStream, **options: Any) -> AsyncIterator[Any]:
+            batches.append("sent")
+            if is_stored or len(batches) > 1:
+                async with real(js, **options) as batch:
+                    yield batch
+            else:
+                yield Lost()
+            if len(batches) == 1:
+                for _ in range(others):
+                    await move(other, "a", 1)
+                raise RequestTimeout("the commit of a batch", 1.0)
+
+        def atomic_batch(js: JetStream, **options: Any) -> Any:
+            return lossy(js, **options) if js is client.js else real(js, **options)
+
+        monkeypatch.setattr(JetStream, "atomic_batch", atomic_batch)
+        await move(client, "a", -50)
+        stream = await client.js.stream("KV_bank")
+        events = [msgspec.json.decode(each.data) async for each in stream.get_messages(1, subject="accounts.a.moved")]
+        return await client.entities("accounts").get("a"), [event["data"]["cents"] for event in events]
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+@pytest.mark.parametrize("others", [3, 40])
+async def test_a_change_whose_answer_is_lost_is_made_once_however_often_others_change_the_entity(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, others: int, is_stored: bool
+) -> None:
+    """A state remembers sixteen changes; what it has forgotten is looked for among the events."""
+    account, moves = await change_whose_answer_is_lost(nats_url, monkeypatch, others, is_stored=is_stored)
+    assert account == Account(50 + others)
+    assert sorted(moves) == [-50, *[1] * others, 100]
+
+
+async def test_a_change_is_not_looked_for_among_too_many_events(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jetspark.app.entities.committing.MAX_LOOKS", 39)
+    with pytest.raises(RequestTimeout):  # nobody knows
+        await change_whose_answer_is_lost(nats_url, monkeypatch, 40, is_stored=False)
+
+
+async def test_a_change_without_events_that_its_state_has_forgotten_is_in_doubt(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = bank()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client, app.connect(nats_url) as other:
+        real, answers = JetStream.publish, list[str]()
+
+        async def publish(js: JetStream, *message: Any, **options: Any) -> Any:
+            answer = await real(js, *message, **options)
+            if js is client.js and not answers:
+                answers.append("lost")
+                for _ in range(20):
+                    await move(other, "a", 1)
+                raise RequestTimeout("a publish", 1.0)
+            return answer
+
+        monkeypatch.setattr(JetStream, "publish", publish)
+        with pytest.raises(RequestTimeout):
+            await client.entities("accounts").modify("a", lambda change: change.set(Account(50)))
+        assert await client.entities("accounts").get("a") == Account(70)
 
 
 async def test_wrong_arguments_of_a_change_are_told(nats_url: str) -> None:

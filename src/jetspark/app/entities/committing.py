@@ -7,7 +7,8 @@ nothing of the group is stored: it is cut in two, and in two again, until the on
 they read it, and those whose callers have gone.
 
 A change that nobody has answered is sent again. It carries its guard, so only one of the two can be stored; and its id,
-by which it is known if it was (:meth:`PendingChange.was_stored`).
+by which it is known if it was (:meth:`PendingChange.was_stored`). Where others have changed the entity so often since
+that its state has forgotten, the events tell: the stream keeps all of them.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ T = TypeVar("T")
 PAUSE = Backoff(first_s=0.05, max_s=1.0)
 ATTEMPTS = 10
 """How often a change is sent that nobody answers, or that the server cannot take for the moment."""
+MAX_LOOKS = 1000
+"""How many events are looked at, one by one, for that of a change in doubt: half a second, or some."""
 
 # Whoever runs has its turn, or was begun by somebody who has.
 _HAS_TURN: ContextVar[bool] = ContextVar("jetspark_entity_turn", default=False)
@@ -195,6 +198,12 @@ class Committer:
             await self._store([(change, done)], doubt, attempt + 1)
             return
         stored = change.was_stored(found) if doubt is not None else False
+        if stored is None:
+            try:
+                stored = await self._has_event(change)
+            except JetSparkError:
+                _fail(done, doubt or error)
+                return
         if stored and not done.done():
             # Of what came after it nothing is known here but that it is later.
             done.set_result([each.revision for each in found])
@@ -215,6 +224,25 @@ class Committer:
         except MessageNotFound:
             return LastChanges(0, ())
         return LastChanges(message.sequence, recent_changes(message.headers))
+
+    async def _has_event(self, change: JointChange) -> bool | None:
+        """Whether the stream has an event of a change that can no longer be stored; None: it cannot tell."""
+        part = next((part for part in change.parts if part.events), None)
+        if part is None:
+            return None
+        assert self.stream is not None  # the states were looked at
+        event, sequence = part.events[0], part.revision + 1
+        for _ in range(MAX_LOOKS):
+            look = partial(self.stream.get_message, sequence, next_for=event.subject, direct=False)
+            try:
+                found = await asking_again(look)
+            except MessageNotFound:
+                return False
+            # Not by its id: an application may give ids of its own, the same one to an event of another change, too.
+            if found.data == event.data:
+                return True
+            sequence = found.sequence + 1
+        return None
 
     async def _send(self, changes: list[JointChange], doubt: JetSparkError | None) -> list[list[int]]:
         """Store all of them, and return their revisions. What nobody answers is sent again.
