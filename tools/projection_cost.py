@@ -8,7 +8,9 @@ rates do. The first line of Spark is cold, and not to be compared.
 
     python tools/projection_cost.py 100000x10000 1000000x10000 5000000x10000 1000000x1000 1000000x1000000
 
-Where each event is of a key of its own each is a write, and costs more: compare those sizes with each other.
+Where each event is of a key of its own each is a write, and costs more: compare those sizes with each other. A size
+with a third number, such as ``200000x1000x100``, is folded live in batches of that many events, so that each is a write
+however few the keys are.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 SIZES = (
     *("100000x10000", "100000x10000", "1000000x10000", "5000000x10000", "1000000x1000"),
     *("100000x100000", "1000000x1000000"),
+    *("200000x1000x100", "200000x10000x100", "200000x100000x100", "200000x1000000x100"),
 )
 ENGINES = ("live", "backfill", "stream")
 
@@ -56,13 +60,17 @@ def empty(js: JetStream, url: str, *names: str) -> None:
     asyncio.run(app.apply(url))
 
 
-async def fold_live(url: str, events: int) -> Cost:
+async def fold_live(url: str, events: int, batch: int | None = None) -> Cost:
     """Fold all of them with a worker in this process."""
     from jetspark.aio import connect
+    from jetspark.app.projections.live import LiveOptions
     from jetspark.app.projections.worker import ProjectionWorker
 
+    options = LiveOptions() if batch is None else LiveOptions(batch=batch)
     async with connect(url) as client:
-        worker = ProjectionWorker(app, list(app.projections.values()), client.jetstream(), catalogue=app.catalogue)
+        worker = ProjectionWorker(
+            app, list(app.projections.values()), client.jetstream(), catalogue=app.catalogue, options=options
+        )
         cpu, began = time.process_time(), time.perf_counter()
         task = asyncio.create_task(worker.run())
         while worker.counts.position < events and not task.done():
@@ -73,9 +81,9 @@ async def fold_live(url: str, events: int) -> Cost:
     return Cost(elapsed, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
-def fold(spark: SparkSession, url: str, engine: str, events: int) -> Cost:
+def fold(spark: SparkSession, url: str, engine: str, events: int, batch: Sequence[int]) -> Cost:
     if engine == "live":
-        command = [sys.executable, __file__, "--live", url, str(events)]
+        command = [sys.executable, __file__, "--live", url, str(events), *map(str, batch)]
         return Cost(*json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
     cpu, began = cpu_s(server=False), time.perf_counter()
     if engine == "backfill":
@@ -87,18 +95,19 @@ def fold(spark: SparkSession, url: str, engine: str, events: int) -> Cost:
 
 
 def measure(spark: SparkSession, js: JetStream, url: str, size: str) -> None:
-    events, keys = map(int, size.split("x"))
+    events, keys, *batch = map(int, size.split("x"))
     empty(js, url, app.stream)
     with js.fast_batch() as fast:
         fast.add_many(messages(events, keys))
-    for engine in ENGINES:
+    for engine in ENGINES[:1] if batch else ENGINES:
         empty(js, url, "KV_bench_totals")
-        elapsed, cpu, memory = fold(spark, url, engine, events)
-        found = js.stream("KV_bench_totals").info().state.messages - 1
-        assert found == min(keys, events), found
+        elapsed, cpu, memory = fold(spark, url, engine, events, batch)
+        state = js.stream("KV_bench_totals").info().state
+        assert state.messages - 1 == min(keys, events), state
         load = Path("/proc/loadavg").read_text().split()[0]
         print(
             f"{events:>9} events {keys:>8} keys {engine:>8}: {cpu / events * 1e6:6.2f} µs of processor time an event, "
+            f"{state.last_sequence / events:.2f} writes, "
             f"{events / elapsed / 1000:6.1f} thousand/s, largest process {memory:.0f} MiB so far, load {load}",
             flush=True,
         )
@@ -118,6 +127,6 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--live"]:
         with seldom_collecting():  # as in `jetspark run`
-            print(json.dumps(asyncio.run(fold_live(sys.argv[2], int(sys.argv[3])))))
+            print(json.dumps(asyncio.run(fold_live(sys.argv[2], *map(int, sys.argv[3:])))))
     else:
         main()

@@ -667,6 +667,16 @@ def test_a_part_ends_with_the_listing() -> None:
     assert (reader.is_listing, reader.is_caught_up) == (False, False)
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_message_without_a_reply_subject_is_none_of_a_consumer(place: int) -> None:
+    """Anybody may publish to the inbox: it is not taken for a gap, nor for one of those around it."""
+    reader = OrderedReader(OrderedOptions())
+    messages = [delivered(number, number, 3 - number) for number in (1, 2, 3)]
+    messages[place] = AckableMessage("s", b"", None, None, None)
+    with pytest.raises(ProtocolError, match="b''"):
+        reader.accept(messages)
+
+
 def test_the_longer_form_of_reply_subjects_is_read_too() -> None:
     for end in ("", ".more", ".more.still"):
         reader = OrderedReader(OrderedOptions())

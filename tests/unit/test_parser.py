@@ -1246,6 +1246,26 @@ def test_columns_go_on_behind_answers_and_statuses_before_them(other: Frame, oth
     assert parser._expects_columns
 
 
+def test_columns_of_a_pull_subscription_are_read_from_the_first_frame_on() -> None:
+    """Its own subscription is an inbox, too, as that of answers is."""
+    parser, routes = parser_in_columns()
+    routes[b"1"].is_inbox = routes[b"2"].is_inbox = True
+    read = []
+    for _ in range(3):
+        parser.receive_data(b"".join(frame.wire for frame in orders(50)))
+        read.append(parser.read_in_columns)
+    assert [read[1] - read[0], read[2] - read[1]] == [50, 50]
+
+
+def test_columns_go_on_in_a_large_chunk_that_begins_with_a_status() -> None:
+    parser, routes = parser_in_columns()
+    large = [message_frame(f"a.{number}", 1, b"r", None, b"x" * 1000) for number in range(100)]
+    frames = [message_frame("a", 1, None, BLOCK, b""), *large]
+    parser.receive_data(b"".join(frame.wire for frame in frames))
+    assert seen_by(parser, routes) == meaning(frames)
+    assert parser.read_in_columns == 100
+
+
 def test_a_chunk_of_answers_ends_the_columns_of_others() -> None:
     parser, routes = parser_in_columns()
     routes[b"2"].is_inbox = True
