@@ -75,7 +75,7 @@ async def test_a_fast_publisher_stores_everything_once_and_in_order_whatever_lea
 ) -> None:
     name = f"FAST_{driver.name}_{fault}_{message_ids}"
     async with driver.connect(cluster.urls) as nc, jetspark.connect(cluster.urls) as admin:
-        stream = await admin.jetstream(timeout=5).create_stream(
+        stream = await admin.jetstream(timeout=20).create_stream(
             StreamConfig(name=name, subjects=[f"{name}.>"], replicas=3, allow_batched=True, allow_direct=True)
         )
         faults = [0]
