@@ -820,9 +820,8 @@ async def test_every_batch_is_whole_or_absent_and_known_to_be_when_leaders_go(dr
                 await asyncio.sleep(1.5)
                 await asyncio.to_thread(node.start)
                 await asyncio.to_thread(cluster.wait_until_ready)
-            async with asyncio.timeout(60):  # a busy machine takes longer to store as many
-                while sum(outcome == "stored" for outcome, _ in outcomes.values()) <= 100:
-                    await asyncio.sleep(0.1)
+            # A busy machine takes longer to store as many.
+            await until(lambda: sum(outcome == "stored" for outcome, _ in outcomes.values()) > 100, timeout=60)
             is_over.set()
             await asyncio.gather(*writing)
             await _leader(stream)

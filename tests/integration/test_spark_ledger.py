@@ -17,9 +17,11 @@ from support.replicas import stale_replica
 from jetspark.blocking import JetStream, Stream, StreamConfig
 from jetspark.errors import JetSparkError
 from jetspark.server import NatsServer
+from jetspark.spark.stream import sink
 from jetspark.spark.stream.ledger import Ledger, stored_ids
+from jetspark.spark.stream.publishing import AsyncPublishing, FastPublishing, Publisher
 from jetspark.spark.stream.sink import SinkOptions, Task, TaskPlace
-from jetspark.spark.stream.writing import Layout
+from jetspark.spark.stream.writing import Layout, Rows
 
 pytest_plugins = ["support.sparks"]
 pytestmark = pytest.mark.timeout(600)
@@ -182,14 +184,37 @@ def test_an_attempt_after_the_duplicate_window_stores_what_the_first_has_not(ser
         assert sorted(found, key=int) == ROWS
 
 
+@pytest.mark.parametrize("few", [sink.FEW_MESSAGES, len(ROWS), len(ROWS) - 1])
 @pytest.mark.parametrize("mode", MODES)
-def test_an_attempt_within_the_duplicate_window_leaves_it_to_the_stream_to_know_its_rows(
-    server: NatsServer, js: JetStream, mode: str
+def test_an_attempt_within_the_duplicate_window_stores_nothing_twice(
+    server: NatsServer, js: JetStream, monkeypatch: pytest.MonkeyPatch, mode: str, few: int
 ) -> None:
+    """What is stored is not sent; or, where finding it out is much work, the stream is left to know its rows."""
+    monkeypatch.setattr(sink, "FEW_MESSAGES", few)
     stream, bucket = new_stream(js), new_name("ledger")
-    for _ in range(2):
-        attempt(server, stream, mode, bucket)
+    written = [attempt(server, stream, mode, bucket) for _ in range(2)]
+    assert [each.sent for each in written] == [len(ROWS), 0 if few >= len(ROWS) else len(ROWS)]
     assert [message.data for message in stream.get_messages()] == ROWS
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("fast", FastPublishing), ("async", AsyncPublishing)])
+def test_an_attempt_that_begins_within_the_duplicate_window_and_sends_after_it_stores_nothing_twice(
+    server: NatsServer, js: JetStream, monkeypatch: pytest.MonkeyPatch, mode: str, kind: type[Publisher]
+) -> None:
+    window_s = 1.0
+    stream, bucket = new_stream(js, duplicate_window_s=window_s), new_name("ledger")
+    with pytest.raises(Died):
+        attempt(server, stream, mode, bucket, dies_after=300)
+    send = kind.send
+
+    def send_late(publisher: Publisher, rows: Rows) -> None:
+        time.sleep(1.5 * window_s)
+        monkeypatch.undo()
+        send(publisher, rows)
+
+    monkeypatch.setattr(kind, "send", send_late)
+    attempt(server, stream, mode, bucket)
+    assert sorted((message.data for message in stream.get_messages()), key=int) == ROWS
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -57,6 +57,8 @@ _logger = logging.getLogger("jetspark.spark")
 
 # What a set of ids may take in memory: some gigabyte. A micro-batch is a small part of it.
 MAX_RECOVERED_IDS = 10_000_000
+FEW_MESSAGES = 1_000_000
+"""As many are read at once when a batch is repeated; more of them only when the stream forgets their ids soon."""
 
 _is_write_id = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 _is_run_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
@@ -549,7 +551,11 @@ _complaints: set[tuple[str, str]] = set()
 
 
 class Earlier:
-    """What earlier attempts at the same rows have stored, found out when the stream's own memory of ids ends."""
+    """What earlier attempts at the same rows have stored.
+
+    The stream knows the ids of what is sent again, within its duplicate window. But nobody knows how long sending will
+    take, so what is stored is found out first, and the ids are for what an attempt before has under way.
+    """
 
     def __init__(self, task: Task, target: Target, opening: Opening | None) -> None:
         self._task, self._target, self._opening = task, target, opening
@@ -562,7 +568,7 @@ class Earlier:
 
     def missing(self, rows: Rows) -> Rows:
         """Of these rows, those to send: the stream either does not have them, or recognises them."""
-        if self._known is None and self.is_repeated and self._is_too_late_for_ids():
+        if self._known is None and self.is_repeated and (self._is_too_late_for_ids() or self._are_few()):
             self.find()
         return rows.but_for(self._known) if self._known else rows
 
@@ -583,7 +589,7 @@ class Earlier:
             )
         )
         is_sure = Target(info).has_all_after(opening.after) and not layout.has_ttl
-        if info.state.last_sequence > opening.after and not is_sure:
+        if info.state.last_sequence > opening.after and not is_sure and self._is_too_late_for_ids():
             task.complain(
                 f"stream {self._target.name!r} no longer has all messages after sequence {opening.after}, and its "
                 f"duplicate window of {self._target.window_s:g} s is over: rows of batch {place.batch}, partition "
@@ -591,6 +597,11 @@ class Earlier:
             )
         _logger.info("batch %d, partition %d: %d rows are stored already", *place[1:], len(self._known))
         return self._known
+
+    def _are_few(self) -> bool:
+        assert self._opening is not None
+        info = self._task.patiently(lambda js: js.stream(self._target.name).info())
+        return info.state.last_sequence - self._opening.after <= FEW_MESSAGES
 
     def _is_too_late_for_ids(self) -> bool:
         assert self._opening is not None
