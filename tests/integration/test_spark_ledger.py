@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from support.names import new_name, new_stream
 from support.replicas import stale_replica
 
 from jetspark.blocking import JetStream, Stream, StreamConfig
-from jetspark.errors import JetSparkError
+from jetspark.errors import JetSparkError, UsageError
 from jetspark.server import NatsServer
 from jetspark.spark.stream import sink
 from jetspark.spark.stream.ledger import Ledger, stored_ids
@@ -148,17 +149,28 @@ class Died(Exception):
     pass
 
 
-def attempt(server: NatsServer, stream: Stream, mode: str, bucket: str, *, dies_after: int | None = None) -> Any:
-    """One at the only partition of batch 0."""
+def attempt(
+    server: NatsServer,
+    stream: Stream,
+    mode: str,
+    bucket: str,
+    *,
+    dies_after: int | None = None,
+    waits_s: float = 0.0,
+    **more: Any,
+) -> Any:
+    """One at the only partition of batch 0, which waits before its last rows."""
 
     def batches() -> Iterator[pa.RecordBatch]:
         for start in range(0, len(ROWS), 100):
             if start == dies_after:
                 raise Died
+            if start == len(ROWS) - 100:
+                time.sleep(waits_s)
             yield pa.record_batch({"data": ROWS[start : start + 100]})
 
     subject = f"{stream.name}.x"
-    options = SinkOptions(servers=(server.url,), subject=subject, publish_mode=mode, ledger_bucket=bucket)
+    options = SinkOptions(servers=(server.url,), subject=subject, publish_mode=mode, ledger_bucket=bucket, **more)
     return Task(options, Layout(subject=subject, msg_id=None), TaskPlace(stream.name, 0, 0)).run(batches())
 
 
@@ -215,6 +227,19 @@ def test_an_attempt_that_begins_within_the_duplicate_window_and_sends_after_it_s
     monkeypatch.setattr(kind, "send", send_late)
     attempt(server, stream, mode, bucket)
     assert sorted((message.data for message in stream.get_messages()), key=int) == ROWS
+
+
+@pytest.mark.parametrize(("waits_s", "is_told"), [(0.0, False), (1.2, True)])
+def test_who_cannot_find_all_that_is_stored_says_so_when_the_window_is_over(
+    server: NatsServer, js: JetStream, waits_s: float, is_told: bool
+) -> None:
+    """A stream that drops messages: until half the window is over it knows the ids of those that it has dropped."""
+    stream, bucket = new_stream(js, duplicate_window_s=2.0, max_messages=100), new_name("ledger")
+    with pytest.raises(Died):
+        attempt(server, stream, "async", bucket, dies_after=300, recovery_horizon_s=1.0)
+    told = pytest.raises(UsageError, match="no longer has all messages after sequence 0") if is_told else nullcontext()
+    with told:
+        attempt(server, stream, "async", bucket, waits_s=waits_s, recovery_horizon_s=1.0, when_not_exactly_once="fail")
 
 
 @pytest.mark.parametrize("mode", MODES)

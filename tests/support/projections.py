@@ -206,6 +206,13 @@ def parked(table: Table) -> list[str]:
     return sorted(key for key, mark in found.items() if mark is not None and mark.parked is not None)
 
 
+def sorted_into(
+    rows: Mapping[str, KeyRows], router: Router, messages: Sequence[Recorded]
+) -> list[tuple[Recorded, list[Failure]]]:
+    """Sort messages as a stream has them; returns those that cannot be read."""
+    return router.sort(messages, [each.sequence for each in messages], lambda message: message, rows)
+
+
 __all__ = [
     "Account",
     "Balances",
@@ -222,11 +229,5 @@ __all__ = [
     "mark_of",
     "parked",
     "some_events",
+    "sorted_into",
 ]
-
-
-def sorted_into(
-    rows: Mapping[str, KeyRows], router: Router, messages: Sequence[Recorded]
-) -> list[tuple[Recorded, list[Failure]]]:
-    """Sort messages as a stream has them; returns those that cannot be read."""
-    return router.sort(messages, [each.sequence for each in messages], lambda message: message, rows)

@@ -51,7 +51,7 @@ PAUSE = Backoff(first_s=0.05, max_s=1.0)
 ATTEMPTS = 10
 """How often a change is sent that nobody answers, or that the server cannot take for the moment."""
 MAX_LOOKS = 1000
-"""How many events are looked at, one by one, for that of a change in doubt: half a second, or some."""
+"""At most this many events are read, one by one, to find that of a change in doubt; that takes about half a second."""
 
 # Whoever runs has its turn, or was begun by somebody who has.
 _HAS_TURN: ContextVar[bool] = ContextVar("jetspark_entity_turn", default=False)

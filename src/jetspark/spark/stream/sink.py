@@ -58,7 +58,8 @@ _logger = logging.getLogger("jetspark.spark")
 # What a set of ids may take in memory: some gigabyte. A micro-batch is a small part of it.
 MAX_RECOVERED_IDS = 10_000_000
 FEW_MESSAGES = 1_000_000
-"""As many are read at once when a batch is repeated; more of them only when the stream forgets their ids soon."""
+"""When a batch is repeated, up to this many messages that came since its first attempt are read before any row is sent.
+More are read only when the stream is about to forget their ids."""
 
 _is_write_id = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 _is_run_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
@@ -561,6 +562,8 @@ class Earlier:
         self._task, self._target, self._opening = task, target, opening
         self._began = time.monotonic()
         self._known: set[bytes] | None = None
+        self._gap: str | None = None
+        """Why some may be stored that were not found: it matters when the stream does not know their ids any more."""
 
     @property
     def is_repeated(self) -> bool:
@@ -570,6 +573,7 @@ class Earlier:
         """Of these rows, those to send: the stream either does not have them, or recognises them."""
         if self._known is None and self.is_repeated and (self._is_too_late_for_ids() or self._are_few()):
             self.find()
+        self._complain_if_late()
         return rows.but_for(self._known) if self._known else rows
 
     def find(self) -> set[bytes]:
@@ -589,14 +593,19 @@ class Earlier:
             )
         )
         is_sure = Target(info).has_all_after(opening.after) and not layout.has_ttl
-        if info.state.last_sequence > opening.after and not is_sure and self._is_too_late_for_ids():
-            task.complain(
+        if info.state.last_sequence > opening.after and not is_sure:
+            self._gap = (
                 f"stream {self._target.name!r} no longer has all messages after sequence {opening.after}, and its "
                 f"duplicate window of {self._target.window_s:g} s is over: rows of batch {place.batch}, partition "
                 f"{place.partition} that an earlier attempt has stored may be stored twice"
             )
+            self._complain_if_late()
         _logger.info("batch %d, partition %d: %d rows are stored already", *place[1:], len(self._known))
         return self._known
+
+    def _complain_if_late(self) -> None:
+        if self._gap is not None and self._is_too_late_for_ids():
+            self._task.complain(self._gap)
 
     def _are_few(self) -> bool:
         assert self._opening is not None
