@@ -48,7 +48,7 @@ CACHE = REPOSITORY / ".pytest_cache" / "mutants"
 
 # Module -> the tests that are answerable for it. They know no server, so that a mistake costs seconds.
 MODULES = {
-    "app/commands/boundaries.py": ["tests/unit/test_app_commands.py"],
+    "app/commands/boundaries.py": ["tests/unit/test_app_commands.py", "tests/unit/test_app_command_timers.py"],
     "app/commands/guarding.py": ["tests/unit/test_app_commands.py"],
     "app/contracts/catalogue.py": ["tests/unit/test_app_events.py", "tests/unit/test_app_envelope.py"],
     "app/contracts/compatibility.py": ["tests/unit/test_app_compatibility.py"],

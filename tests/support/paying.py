@@ -63,9 +63,17 @@ class Pay(OrderCommand):
         return Decision(events=[Paid(order_id=self.order_id)], cancels=[self.timer])
 
 
+class Look(OrderCommand):
+    """Says which events a decision sees."""
+
+    def decide(self, past: Past) -> Decision:
+        return Decision(reply=[type(event).__name__ for event in past])
+
+
 def paying(*, timers: bool = True, guard: Any = "auto", replicas: int = 1) -> App:
     stream = StreamConfig(name="ORDERS", subjects=["orders.>"], replicas=replicas)
     app = App("orders", stream=stream, events=[Placed, Prolonged, Paid, Overdue], timers=timers)
-    for name, kind in {"orders.place": Place, "orders.prolong": Prolong, "orders.pay": Pay}.items():
+    commands = {"orders.place": Place, "orders.prolong": Prolong, "orders.pay": Pay, "orders.look": Look}
+    for name, kind in commands.items():
         app.command(name, guard=guard)(kind)
     return app

@@ -7,7 +7,10 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from jetspark import Expect
+from jetspark.aio.context import context_of
 from jetspark.app import App, AppClient, Context, EntityChange, Event
+from jetspark.app.topology.names import escape_token
+from jetspark.jetstream.operations import message_query
 from support.apps import until
 
 TIMER = "reminder of o-1"
@@ -122,6 +125,29 @@ async def cancel_and_set_anew(orders: AppClient) -> None:
     await cancel(orders)
     await set_anew(orders)
 
+
+async def do_at_that_moment(
+    orders: AppClient, does: Callable[[AppClient], Awaitable[object]], name: str = TIMER
+) -> None:
+    """Do something when the server has taken a timer out, and is about to store its event: it does not look again."""
+    subject = f"timers.shop.{escape_token(name)}"
+    query = message_query(last_for=subject)
+    context = context_of(orders.js)
+    timer = await context.run(context.api.get_message(orders.app.stream, query, direct=False))
+    await does(orders)
+    kept = {name: value for name, value in timer.headers.items() if not name.startswith("Nats-")}
+    target = timer.headers.get("Nats-Schedule-Target")
+    assert target is not None
+    headers = kept | {"Nats-Scheduler": subject, "Nats-Schedule-Next": "purge"}
+    await orders.js.publish(target, timer.data, headers=headers)
+
+
+ENDS: dict[str, Callable[[AppClient], Awaitable[object]]] = {
+    "cancelled": lambda orders: orders.timers.cancel(TIMER),
+    "ended by an event": pay,
+    "ended twice by an event": pay_twice,
+    "ended by a guarded event": pay_if_nothing_came_since,
+}
 
 LATE: dict[str, tuple[Callable[[AppClient], Awaitable[None]], list[tuple[int, bool]]]] = {
     "nothing": (nothing, [(1, True)]),

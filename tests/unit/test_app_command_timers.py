@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.command_log import NOW, Log, Worker
-from support.paying import PAYMENT_S, Overdue, Paid, Pay, Place, Placed, Prolong, paying
+from support.paying import PAYMENT_S, Look, Overdue, Paid, Pay, Place, Placed, Prolong, paying
 
 from jetspark.app import AppClient, Command, Decision, Past, Refused
 from jetspark.app.commands.deciding import Append, AppendMoved, AppendUnknown
@@ -85,6 +85,62 @@ def test_what_is_remembered_is_right_behind_a_timer(log: Log) -> None:
     assert worker.call(Prolong(order_id="o-1"), "c-2").sequence == 3
     assert worker.call(Pay(order_id="o-1"), "c-3").sequence == 5
     assert log.looks == looks
+
+
+def fire(log: Log, timer: Append) -> None:
+    """Store the event of the timer that a command has set, as the server does, though it may have ended since."""
+    encoded = timer.messages[-1].encoded
+    kept = {name: value for name, value in encoded.headers.items() if not name.startswith("Nats-")}
+    headers = kept | {"Nats-Scheduler": encoded.subject, "Nats-Schedule-Next": "purge"}
+    log.store(encoded.headers["Nats-Schedule-Target"], encoded.data, headers)
+
+
+def test_the_event_of_a_timer_counts_while_nothing_else_was_decided_about_it(worker: Worker, log: Log) -> None:
+    set_timer = appended(worker, Place(order_id="o-1"), "c-1")
+    worker.call(Place(order_id="o-1"), "c-1")
+    fire(log, set_timer)
+    for each in (worker, Worker(worker.app, log)):
+        assert each.call(Look(order_id="o-1"), "c-2").data == ["Placed", "Overdue"]
+        with pytest.raises(Refused, match="too late"):
+            each.call(Pay(order_id="o-1"), "c-3")
+
+
+def test_the_event_of_a_timer_that_has_ended_before_it_is_none_of_the_past(worker: Worker, log: Log) -> None:
+    """The server stores what it was about to store."""
+    worker.call(Place(order_id="o-1"), "c-1")
+    timer = appended(worker, Prolong(order_id="o-1"), "c-2")
+    worker.call(Prolong(order_id="o-1"), "c-2")
+    paid = worker.call(Pay(order_id="o-1"), "c-3")
+    fire(log, timer)
+    for each in (worker, Worker(worker.app, log)):
+        assert each.call(Look(order_id="o-1"), "c-4").data == ["Placed", "Prolonged", "Paid"]
+        assert each.call(Pay(order_id="o-1"), "c-3") == paid
+
+
+def test_a_timer_that_was_set_after_one_of_its_name_had_ended_counts(worker: Worker, log: Log) -> None:
+    worker.call(Place(order_id="o-1"), "c-1")
+    worker.call(Pay(order_id="o-1"), "c-2")
+    timer = appended(worker, Prolong(order_id="o-1"), "c-3")
+    worker.call(Prolong(order_id="o-1"), "c-3")
+    fire(log, timer)
+    assert worker.call(Look(order_id="o-1"), "c-4").data == ["Placed", "Paid", "Prolonged", "Overdue"]
+
+
+def test_the_event_of_a_timer_counts_though_it_is_stored_behind_a_new_setting(worker: Worker, log: Log) -> None:
+    """It has removed that, and there is no other."""
+    timer = appended(worker, Place(order_id="o-1"), "c-1")
+    worker.call(Place(order_id="o-1"), "c-1")
+    worker.call(Prolong(order_id="o-1"), "c-2")
+    fire(log, timer)
+    assert worker.call(Look(order_id="o-1"), "c-3").data == ["Placed", "Prolonged", "Overdue"]
+
+
+def test_the_event_of_a_timer_that_no_command_has_set_always_counts(worker: Worker, log: Log) -> None:
+    timer = appended(worker, Place(order_id="o-1"), "c-0")  # which is nowhere
+    worker.call(Place(order_id="o-1"), "c-1")
+    worker.call(Pay(order_id="o-1"), "c-2")
+    fire(log, timer)
+    assert worker.call(Look(order_id="o-1"), "c-3").data == ["Placed", "Paid", "Overdue"]
 
 
 @pytest.mark.parametrize("is_stored", [True, False])

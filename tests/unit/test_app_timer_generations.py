@@ -9,12 +9,15 @@ from unittest import mock
 from zoneinfo import ZoneInfo
 
 import pytest
+from support.apps import until
 from support.reminding import (
+    ENDS,
     LATE,
     TIMER,
     Order,
     Overdue,
     Paid,
+    do_at_that_moment,
     reminding,
     reminding_by_entity,
     set_by_entity,
@@ -23,8 +26,9 @@ from support.reminding import (
 
 from jetspark.app import App, AppClient, Context, Decision, EntityChange, Event, WorkflowRun
 from jetspark.app.testing import TestApp, run_handler
-from jetspark.app.timers import LATER_EVENTS, REMEMBERED_S, firing_subject
+from jetspark.app.timers import CLOCKS_DIFFER_S, LATER_EVENTS, REMEMBERED_S, Timers, firing_subject
 from jetspark.app.topology.names import escape_token
+from jetspark.app.workflows.declaring import timer_name
 from jetspark.errors import ConfigError, ServerError
 
 
@@ -45,18 +49,35 @@ async def test_a_late_event_of_a_timer_counts_only_if_nothing_has_ended_it(
         assert seen == counted
 
 
-async def test_a_cancel_in_time_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize(("after", "marks"), [(CLOCKS_DIFFER_S + 5.0, 0), (CLOCKS_DIFFER_S - 5.0, 1)])
+async def test_a_cancel_long_before_a_timer_is_due_leaves_nothing_behind(after: float, marks: int) -> None:
     seen: list[tuple[int, bool]] = []
     async with TestApp(reminding(seen)) as test:
         for end in (lambda o: o.timers.cancel(TIMER), lambda o: o.publish(Paid(order_id="o-1"), cancels=TIMER)):
-            await test.do(lambda orders: set_timer(orders, 1, after=10.0))
+            await test.do(lambda orders: set_timer(orders, 1, after=after))
             await test.do(end)
-            assert [
-                each.subject for each in test.network.front.model.messages("ORDERS") if "timers" in each.subject
-            ] == []
-        test.advance(60.0)
+            stored = test.network.front.model.messages("ORDERS")
+            assert [each.subject.rpartition(".")[2] for each in stored if "timers" in each.subject] == [
+                "cancelled"
+            ] * marks
+        test.advance(2 * CLOCKS_DIFFER_S)
         await test.settled()
         assert seen == []
+
+
+@pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
+async def test_an_event_that_is_stored_behind_the_end_of_its_timer_does_not_count(
+    ends: Callable[[AppClient], Awaitable[object]],
+) -> None:
+    seen: list[tuple[int, bool]] = []
+    async with TestApp(reminding(seen)) as test:
+        await test.do(lambda orders: set_timer(orders, 1, after=30.0))
+        await test.do(lambda orders: do_at_that_moment(orders, ends))
+        await test.settled()
+        await test.do(lambda orders: set_timer(orders, 3, after=1.0))
+        test.advance(5.0)
+        await test.settled()
+        assert seen == [(1, False), (3, True)]
 
 
 async def test_the_mark_of_a_cancel_goes_by_itself() -> None:
@@ -244,6 +265,41 @@ async def test_an_entity_knows_its_timer_by_the_id_that_was_returned(happens: st
         assert seen == counted
 
 
+@pytest.mark.parametrize(("happens", "counted"), [("set anew", [1]), ("cancelled", [])])
+async def test_an_entity_whose_new_timer_was_removed_takes_the_event_that_has_removed_it(
+    happens: str, counted: list[int]
+) -> None:
+    """And none of a timer that it has ended."""
+    seen: list[int] = []
+    app = App("shop", stream="KV_shop", subjects=["orders.>"], events=[Paid], timers=True)
+    app.entities("orders", state=Order)
+
+    @app.handler(Overdue, durable="reminding")
+    async def remind(event: Overdue, ctx: Context) -> None:
+        async with ctx.entities("orders").change(event.order_id) as change:
+            timer = change.state.timer
+            if timer != ctx.event_id and not (timer and await ctx.is_current_timer()):
+                return
+            seen.append(event.number)
+            change.set(Order("reminded"))
+
+    async def happen(orders: AppClient) -> None:
+        def cancel(change: EntityChange) -> None:
+            change.cancel_timer(TIMER)
+            change.set(Order("paid"))
+
+        if happens == "cancelled":
+            await orders.entities("orders").modify("o-1", cancel)
+        else:
+            await set_by_entity(orders, 2)
+
+    async with TestApp(app) as test:
+        await test.do(lambda orders: set_by_entity(orders, 1, after=30.0))
+        await test.do(lambda orders: do_at_that_moment(orders, happen))
+        await test.settled()
+        assert seen == counted
+
+
 # ---- workflows do it by themselves -----------------------------------------------------------------------------------
 
 
@@ -278,6 +334,42 @@ async def test_a_workflow_takes_an_event_of_its_own_that_has_ended_its_timer() -
         run: WorkflowRun | None = await test.do(lambda shop: shop.workflow("flow").get("o-1"))
         assert run is not None
         assert (run.status, run.state) == ("done", "confirmed")
+
+
+@pytest.mark.parametrize("is_current", [None, False])
+async def test_a_workflow_goes_on_with_an_event_that_has_removed_the_new_setting_of_its_timer(
+    is_current: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And with no other event of an earlier setting."""
+    app = App("shop", stream="KV_shop", subjects=["orders.>"], timers=True)
+
+    @app.workflow("flow", key="order_id")
+    class Flow:
+        def react(self, state: int | None, event: Begun | Confirmed | Overdue) -> Decision | None:
+            number = (state or 0) + 1
+            if isinstance(event, Overdue):
+                return Decision(state=10 * event.number, is_done=True)
+            return Decision(state=number, timers={"payment": (Overdue(order_id="o-1", number=number), 3600)})
+
+    async def prolong(shop: AppClient) -> None:
+        await shop.publish(Confirmed(order_id="o-1"))
+
+        async def is_prolonged() -> bool:
+            run = await shop.workflow("flow").get("o-1")
+            return run is not None and run.state == 2
+
+        await until(is_prolonged)
+
+    async with TestApp(app) as test:
+        await test.publish(Begun(order_id="o-1"))
+        await test.settled()
+        if is_current is not None:
+            monkeypatch.setattr(Timers, "is_current", mock.AsyncMock(return_value=is_current))
+        await test.do(lambda shop: do_at_that_moment(shop, prolong, timer_name("flow", "o-1", "payment")))
+        await test.settled()
+        run: WorkflowRun | None = await test.do(lambda shop: shop.workflow("flow").get("o-1"))
+        assert run is not None
+        assert (run.status, run.state) == (("done", 10) if is_current is None else ("running", 2))
 
 
 def test_only_the_server_publishes_without_an_id() -> None:

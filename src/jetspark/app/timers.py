@@ -8,9 +8,19 @@ It is never dropped by age (``Nats-TTL: never``). What a stream drops by a limit
 the timers among it, so an application with timers cannot have such a limit: :func:`check_stream`.
 
 A timer that has fired is gone, and its event is in the stream, however late it is handled. Whether it still counts then
-can be read: a timer that was set anew is on its subject again, and a cancel that came after the firing has left a mark
-beside it, on ``timers.<app>.<name>.cancelled``, for a week. A cancel that came before leaves none: nothing fires. The
-mark has a subject of its own because the server ends no timer on a subject whose last message is none (10212).
+can be read: a timer that was set anew is on its subject again, and a cancel has left a mark beside it, on
+``timers.<app>.<name>.cancelled``, for a week. The mark has a subject of its own because the server ends no timer on a
+subject whose last message is none (10212).
+
+Measured on nats-server 2.15.1, with one replica and with three: the server takes a timer that is due out of its list,
+and stores the event a moment later. It does not look again whether the timer is still set, and what it stores removes
+whatever timer is on that subject by then. Of 500 to 800 timers that were ended or set anew between 20 ms before and
+300 ms after they were due, up to four had their event stored behind that.
+
+* Behind an end the event must not count. So a mark names the setting that it ended, and the event knows from which
+  setting it comes (``Jetspark-Timer-Setting``). A timer that is not due for long leaves no mark: nothing of it can be
+  under way. The end that a command has decided is in the past of the commands after it, which do not see the event.
+* Behind a new setting the event counts, because it has removed that: the timer has fired once, at the earlier time.
 """
 
 from __future__ import annotations
@@ -18,6 +28,7 @@ from __future__ import annotations
 import datetime
 import math
 import re
+import secrets
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -50,6 +61,7 @@ __all__ = [
     "When",
     "cancelling",
     "check_stream",
+    "ended_by",
     "ending_message",
     "firing_subject",
     "timer_message",
@@ -67,6 +79,10 @@ _LATEST = datetime.datetime(2262, 4, 11, 23, 47, 16, tzinfo=datetime.UTC)
 _SCHEDULER, _NEXT = "Nats-Scheduler", "Nats-Schedule-Next"
 _NAME = "Jetspark-Timer"
 """Of a timer whose subject has only a hash of its name: the name."""
+_SETTING = "Jetspark-Timer-Setting"
+"""Of a timer, what it publishes, and the mark of a cancel: which call of ``set`` it comes from."""
+CLOCKS_DIFFER_S = 60.0
+"""How far the clocks of a program and the server may be apart."""
 _CANCELLED = ".cancelled"
 REMEMBERED_S = 7 * 86_400
 """For how long a cancel is remembered that came after the firing; as the effects of ``ctx.once`` are."""
@@ -98,6 +114,12 @@ def cancelling(app: str, name: str) -> dict[str, str]:
 def ending_message(ending: dict[str, str]) -> Encoded:
     """A message that only ends a timer, for headers of :func:`cancelling` that no other message can carry."""
     return Encoded(ending[_SCHEDULER] + _CANCELLED, b"", ending | _MARK)
+
+
+def ended_by(headers: RawHeaders) -> str | None:
+    """The subject of the timer that a message has ended; None if it has ended none."""
+    is_end = header_of(headers, "Nats-Msg-Id") is not None and header_of(headers, _NEXT) == "purge"
+    return header_of(headers, _SCHEDULER) if is_end else None
 
 
 def firing_subject(headers: RawHeaders) -> str | None:
@@ -243,7 +265,8 @@ class Timers:
         """Have an event published later; returns when, if that is once. A timer of the same name is replaced.
 
         The server's clock decides, and a timer fires at most a moment late and never early. One that was due while the
-        server was away fires when it is back: ``every`` and ``cron`` once, whatever they missed.
+        server was away fires when it is back: ``every`` and ``cron`` once, whatever they missed. One that is set anew
+        in the very moment in which it fires may have fired instead (see the page on timers).
 
         Args:
             name: Of the timer, unique in the application.
@@ -268,6 +291,7 @@ class Timers:
 
     async def _store(self, name: str, when: When, encoded: Encoded, set_id: str | None) -> None:
         message = timer_message(self._app, name, when, encoded)
+        message.headers[_SETTING] = secrets.token_hex(8)
         try:
             await self._publish(name, message, set_id)
         except ServerError as error:
@@ -306,10 +330,12 @@ class Timers:
         Raises:
             ConfigError: The stream of the application has no timers.
         """
-        if await (await self._opened()).purge(subject=timer_subject(self._app, name)) > 0:
-            return True
-        await self._mark(name)
-        return False
+        subject = timer_subject(self._app, name)
+        last = await self._last_on(subject)
+        is_ended = await (await self._opened()).purge(subject=subject) > 0
+        if not is_ended or self._may_be_firing(last):
+            await self._mark(name, last)
+        return is_ended
 
     async def publish_ending(
         self, name: str, event: Encoded, *, expect: Expect | None = None, timeout: float | None = None
@@ -334,14 +360,24 @@ class Timers:
                 continue
             except ServerError as error:
                 raise (self._no_timers(name) if error.err_code == Code.SCHEDULES_DISABLED else error) from error
-            if guard is expect:
-                await self._mark(name)
+            if guard is expect or self._may_be_firing(last):
+                await self._mark(name, last)
             return ack
         raise AssertionError
 
-    async def _mark(self, name: str) -> None:
-        """Say that what a timer has published up to now does not count."""
-        await self._publish(name, Encoded(timer_subject(self._app, name) + _CANCELLED, b"", _MARK))
+    def _may_be_firing(self, timer: StoredMessage | None) -> bool:
+        """Whether the server may have taken a timer out already, and be about to store its event."""
+        due = None if timer is None else _timer(timer).due
+        return due is not None and due <= self._clock() + datetime.timedelta(seconds=CLOCKS_DIFFER_S)
+
+    async def _mark(self, name: str, ended: StoredMessage | None) -> None:
+        """Say that what a timer has published up to now does not count, nor what the ended one publishes later."""
+        subject = timer_subject(self._app, name) + _CANCELLED
+        if ended is None:
+            ended = await self._last_on(subject)  # a mark: what it has named stays ended
+        setting = None if ended is None else ended.headers.get(_SETTING)
+        headers = _MARK if setting is None else {**_MARK, _SETTING: setting}
+        await self._publish(name, Encoded(subject, b"", headers))
 
     async def is_current(self, fired: FiredTimer, decoded: Decoded, sequence: int) -> bool:
         """Whether an event that a timer has published counts; see :meth:`Context.is_current_timer`."""
@@ -352,7 +388,7 @@ class Timers:
         if timer is not None:
             return False  # set anew
         mark = await self._last_on(fired.subject + _CANCELLED)
-        if mark is not None and mark.sequence > sequence:
+        if mark is not None and (mark.sequence > sequence or _is_of_setting(mark, decoded)):
             return False
         return not await self._has_fired_again(fired, decoded.subject, sequence)
 
@@ -426,6 +462,11 @@ def _name_of(subject: str, headers: RawHeaders) -> str:
         return unescape(token)
     said = header_of(headers, _NAME)
     return token if said is None else unescape(said)
+
+
+def _is_of_setting(mark: StoredMessage, fired: Decoded) -> bool:
+    ended = mark.headers.get(_SETTING)
+    return ended is not None and ended == header_of(fired.headers, _SETTING)
 
 
 def _token(subject: str) -> str:

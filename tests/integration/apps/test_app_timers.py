@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.apps import running, until
-from support.reminding import LATE, reminding, set_timer
+from support.reminding import ENDS, LATE, do_at_that_moment, reminding, set_timer
 
 import jetspark
 from jetspark.app import App, AppClient, Context, Event, Reject, Retry, RetryIn, Timers
@@ -141,6 +141,66 @@ async def test_a_late_event_of_a_timer_counts_only_if_nothing_has_ended_it(
         async with running(app, nats_url):  # only now
             await until(lambda: len(seen) == len(counted))
     assert seen == counted
+
+
+@pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
+async def test_an_event_that_is_stored_behind_the_end_of_its_timer_does_not_count(
+    nats_url: str, ends: Callable[[AppClient], Awaitable[object]]
+) -> None:
+    seen: list[tuple[int, bool]] = []
+    app = reminding(seen)
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as orders, running(app, nats_url):
+        await set_timer(orders, 1, after=30.0)
+        await do_at_that_moment(orders, ends)
+        await until(lambda: len(seen) == 1)
+        await set_timer(orders, 3, after=0.0)
+        await until(lambda: len(seen) == 2)
+    assert seen == [(1, False), (3, True)]
+
+
+async def test_an_event_that_is_stored_behind_a_new_setting_of_its_timer_counts_for_it(nats_url: str) -> None:
+    """It has removed that."""
+    seen: list[tuple[int, bool]] = []
+    app = reminding(seen)
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as orders, running(app, nats_url):
+        await set_timer(orders, 1, after=30.0)
+        await do_at_that_moment(orders, lambda orders: set_timer(orders, 2))
+        await until(lambda: len(seen) == 1)
+        assert [each async for each in orders.timers.list()] == []
+    assert seen == [(1, True)]
+
+
+async def test_no_timer_counts_that_was_ended_at_about_the_time_it_fired(nats_url: str) -> None:
+    """Many that are due at once, and each is ended at about that time: the server stores some all the same."""
+    count, counted = 200, set[str]()
+    app = App("shop", stream="ORDERS", subjects=["orders.>"], events=[Paid], timers=True)
+    handled = 0
+
+    @app.handler(Overdue, durable="counting", concurrency=20)
+    async def on_overdue(event: Overdue, ctx: Context) -> None:
+        nonlocal handled
+        if await ctx.is_current_timer():
+            counted.add(event.order_id)
+        handled += 1
+
+    async def pay(orders: AppClient, number: int) -> None:
+        due = await orders.timers.set(f"of {number}", Overdue(order_id=f"o-{number}"), after=1.0)
+        assert due is not None
+        left_s = (due - datetime.datetime.now(datetime.UTC)).total_seconds()
+        await asyncio.sleep(max(0.0, left_s + number / count * 0.3 - 0.05))
+        await orders.publish(Paid(order_id=f"o-{number}"), cancels=f"of {number}")
+
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as orders:
+        await asyncio.gather(*(pay(orders, number) for number in range(count)))
+        await asyncio.sleep(1.0)  # what is about to be stored
+        fired = await stored(orders.js, "orders.*.overdue")
+        async with running(app, nats_url):  # only now: what was paid for does not count
+            await until(lambda: handled >= fired)  # one may still have been on its way
+    assert 0 < fired <= count
+    assert counted == set()
 
 
 async def test_a_timer_of_the_same_name_replaces_the_one_before(nats_url: str) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "BoundaryPast",
     "SnapshotState",
     "advance_snapshot",
+    "counted",
     "encode_state",
     "merged_past",
     "outcome_of",
@@ -79,6 +80,8 @@ class BoundaryPast:
         """Where the stream ended when this was all of the boundary; 0 if that is not known."""
         self.decided: dict[str, PastEvent] = {}
         """The first event of each command, by its id."""
+        self.has_firings = False
+        """Timers have published some of these events."""
 
     def may_go_on_to(self, sequence: int, id: str | None) -> bool:
         """Whether the last message under the filter is our last one, or comes after it."""
@@ -93,6 +96,7 @@ class BoundaryPast:
                 self.last_id = last_id
                 self.entries.append(entry)
                 self.last = entry.sequence
+                self.has_firings |= entry.timer is not None
                 if entry.cause is not None:
                     self.decided.setdefault(entry.cause, entry)
 
@@ -124,19 +128,37 @@ def recorded_reply(pasts: Sequence[BoundaryPast], command_id: str) -> tuple[str 
 
 def merged_past(pasts: Sequence[BoundaryPast], projection: ProjectionSpec | None, key: str) -> Past:
     """What ``decide`` gets."""
-    if projection is None and len(pasts) == 1:
-        return Past(pasts[0].entries, version=pasts[0].last)
     entries = _merged(pasts)
+    those = counted(entries) if any(past.has_firings for past in pasts) else entries
     version = max(past.last for past in pasts)
     if projection is None:
-        return Past(entries, version=version)
+        return Past(those, version=version)
     spec = projection
 
     def state() -> Any:
+        # Of all events, as the projection's own engines fold them.
         value = _folded(entries, pasts[0].snapshot, spec, key)
         return None if value is None else spec.decode_state(value)
 
-    return Past(entries, version=version, state=state)
+    return Past(those, version=version, state=state)
+
+
+def counted(entries: Sequence[PastEvent]) -> Sequence[PastEvent]:
+    """Without events of timers that the server has stored behind the end of the timer (see :mod:`jetspark.app.timers`).
+
+    Such an event names its timer, and as its cause the command that had set it. It is left out if that command was
+    decided before the end. Where no command of the boundary has set the timer, this cannot be told: then it counts.
+    """
+    found, decided, ended = list[PastEvent](), dict[str | None, int](), dict[str | None, int]()
+    for entry in entries:
+        if entry.timer in ended and decided.get(entry.cause, entry.sequence) < ended[entry.timer]:
+            continue
+        found.append(entry)
+        if entry.command is not None:
+            decided[entry.cause] = entry.sequence
+        if entry.ended is not None:
+            ended[entry.ended] = entry.sequence
+    return found
 
 
 def _merged(pasts: Sequence[BoundaryPast]) -> Sequence[PastEvent]:

@@ -51,6 +51,7 @@ from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import Encoded, decode
 from jetspark.app.contracts.tokens import escape, text_of
 from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.timers import ended_by, firing_subject
 from jetspark.core.backoff import Backoff
 from jetspark.core.subjects import matches
 from jetspark.errors import (
@@ -310,6 +311,8 @@ class Deciding:
             decoded.causation_id,
             message.headers.get(COMMAND_HEADER),
             None if outcome is None else outcome.encode(),
+            firing_subject(message.headers),
+            ended_by(message.headers),
         )
 
     def pause_s(self, failures: int) -> float:
@@ -601,6 +604,7 @@ class _DecidingRun:
                 self._id,
                 self._spec.name,
                 message.headers[OUTCOME_HEADER].encode(),
+                ended=ended_by(message.headers),
             )
             for index, (event, message) in enumerate(zip(decision.events, events, strict=True))
         ]

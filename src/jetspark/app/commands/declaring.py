@@ -213,10 +213,17 @@ class PastEvent(NamedTuple):
     """The name of the command that decided it."""
     outcome: bytes | None = None
     """What was recorded for the retries of that command."""
+    timer: str | None = None
+    """The subject of the timer that has published it."""
+    ended: str | None = None
+    """The subject of the timer that ended with it."""
 
 
 class Past:
-    """The events inside the boundary of a command, oldest first, as of one moment."""
+    """The events inside the boundary of a command, oldest first, as of one moment.
+
+    An event of a timer that the server has stored behind the end of the timer, which happens, is left out.
+    """
 
     def __init__(
         self, entries: Sequence[PastEvent], *, version: int = 0, state: Callable[[], Any] | None = None

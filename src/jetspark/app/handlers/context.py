@@ -225,8 +225,8 @@ class Context:
         """Whether the event still counts if a timer has published it; True if it was published by a program.
 
         It does not if the timer was set anew since it fired, or ended by ``timers.cancel`` or ``publish(cancels=)``:
-        once these have returned. It is read from the stream's leader, so this is about the moment of the call. A
-        cancel is remembered for a week.
+        once these have returned, also if it was stored behind that. It is read from the stream's leader, so this is
+        about the moment of the call. A cancel is remembered for a week.
 
         Not for timers that entities or commands end: there the state has the id that ``set_timer`` returned, which is
         this event's, or the boundary has the event (see the page on timers). Workflows do it by themselves.

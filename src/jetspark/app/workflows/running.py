@@ -26,6 +26,10 @@ TRIES = 100
 """How often a step is taken anew because another event of the run was faster, on another worker."""
 
 
+class _AnotherSetting(Exception):
+    """An event of a timer that the run has set anew: it may have come late, or the server has stored it late."""
+
+
 def handler_of(app: Declarations, spec: WorkflowSpec) -> Callable[..., Coroutine[Any, Any, None]]:
     """The handler that takes the steps of a workflow."""
 
@@ -37,14 +41,20 @@ def handler_of(app: Declarations, spec: WorkflowSpec) -> Callable[..., Coroutine
         known = catalogue = app.catalogue if catalogue is None else catalogue
         key = spec.key_of(event)
         scheduler = firing_subject(ctx.decoded.headers)
+        is_current: bool | None = None
 
         def decide(change: EntityChange) -> None:
             record: RunRecord | None = change.state
-            timer = _fired(app.name, spec.name, key, record, scheduler)
+            id, timer = ctx.event_id, _fired(app.name, spec.name, key, record, scheduler)
+            if record is not None and timer is not None and record.timers[timer] not in ("", id):
+                if is_current is None:
+                    raise _AnotherSetting
+                if is_current:
+                    id = record.timers[timer]  # the server has removed that setting when it stored the event of this
             step = spec.step(
                 record,
                 event,
-                id=ctx.event_id,
+                id=id,
                 sequence=ctx.sequence,
                 time=ctx.now(),
                 catalogue=known,
@@ -53,7 +63,11 @@ def handler_of(app: Declarations, spec: WorkflowSpec) -> Callable[..., Coroutine
             if step is not None:
                 carry_out(app, spec, key, change, step, StepNote(ctx.sequence, fired=timer))
 
-        await ctx.entities(spec.name).modify(key, decide, tries=TRIES)
+        try:
+            await ctx.entities(spec.name).modify(key, decide, tries=TRIES)
+        except _AnotherSetting:
+            is_current = await ctx.is_current_timer()
+            await ctx.entities(spec.name).modify(key, decide, tries=TRIES)
 
     take_step.__name__ = take_step.__qualname__ = spec.name
     return take_step
