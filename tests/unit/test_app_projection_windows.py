@@ -10,8 +10,7 @@ from support.projections import sorted_into
 
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app import App, Event, Timestamp, Window, encode
-from jetspark.app.projections.engine import recorded_of
-from jetspark.app.projections.folding import KeyRows, Recorded, Router
+from jetspark.app.projections.folding import KeyRows, Recorded, Router, recorded_delivery
 from jetspark.core import headers as header_block
 from jetspark.errors import ConfigError, NotJson
 from jetspark.state.deliveries import sequences_of
@@ -125,8 +124,8 @@ def test_messages_of_a_consumer_have_the_rows_that_they_have_as_the_stream_has_t
         for place, (subject, data, time_ns) in enumerate(zip(subjects, bodies, times_ns, strict=True))
     ]
     rows, others = KeyRows(), KeyRows()
-    failed = router.sort(messages, sequences_of(messages), recorded_of, {"takings": rows})
-    recorded = [recorded_of(message) for message in messages]
+    failed = router.sort(messages, sequences_of(messages), recorded_delivery, {"takings": rows})
+    recorded = [recorded_delivery(message) for message in messages]
     assert list(rows) == [("s1.20260331T120000Z", 7, Sold(shop="s1")), ("s1.late", 9, Sold(shop="s1"))]
     [(unreadable, [failure])] = failed
     assert unreadable == Recorded(11, sold.subject, b"{", headers, 0)

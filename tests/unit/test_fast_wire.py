@@ -46,6 +46,14 @@ def test_a_message_is_framed_alike_alone_and_among_others_known_or_not(item: Ite
     assert ready == [expected % 9, expected % 10, expected % 11]
 
 
+def test_a_subject_that_comes_again_is_learned_and_one_that_comes_once_is_not() -> None:
+    frames, ready = _frames(), list[bytes]()
+    subjects = ["s.a", "s.b", "s.b", "s.c"]
+    frames.build([(subject, b"", BLOCK) for subject in subjects], 0, ready, 1 << 20)
+    assert list(frames.heads) == ["s.b"]
+    assert [frame.split(b" ")[1].decode() for frame in ready] == subjects
+
+
 @pytest.mark.parametrize("operation", list(FrameKind))
 def test_the_operation_is_the_last_number(operation: FrameKind) -> None:
     subject = _frames().frame(("s", b""), 3, operation).split(b" ")[2].decode()

@@ -21,6 +21,7 @@ from jetspark.jetstream.kv import (
     Writes,
     check_filter,
     check_key,
+    check_keys,
     create_bucket,
     entry_of_delivery,
     key_of,
@@ -115,6 +116,19 @@ def test_other_keys_are_refused_with_the_spelling_that_works(key: str, hint: str
         check_key(key)
     assert ("would do" in str(refused.value)) == (hint is not None)
     assert hint is None or f"{hint} would do" in str(refused.value)
+    for others in (["a", "b.c"], []):
+        with pytest.raises(ConfigError) as of_many:
+            check_keys([*others, key, *others])
+        assert str(of_many.value) == str(refused.value)
+
+
+def test_many_keys_are_looked_at_together() -> None:
+    check_keys([])
+    check_keys(["a"])
+    check_keys([f"order.{number}=/_-" for number in range(5000)])
+    for wrong in ("a\nb", "a\n", "\n", ""):
+        with pytest.raises(ConfigError, match="key="):
+            check_keys(["a", wrong, "b"])
 
 
 @pytest.mark.parametrize("text", [">", "*", "a.*", "a.>", "*.b.>"])
@@ -293,6 +307,10 @@ def test_writes_to_a_mirror_in_another_domain_are_part_of_its_api() -> None:
         return Bucket.of(api, KVConfig(bucket="m", mirror=source).to_stream())
 
     assert bucket().write_subject("k") == "$KV.b.k"
+    assert bucket().write_subjects(["k", "a.b"]) == ["$KV.b.k", "$KV.b.a.b"]
+    assert mirror(Api(), "$JS.hub.API").write_subjects(["k"]) == ["$JS.hub.API.$KV.b.k"]
+    with pytest.raises(ConfigError, match="key='a b'"):
+        bucket().write_subjects(["k", "a b"])
     assert mirror(Api(), "$JS.hub.API").write_subject("k") == "$JS.hub.API.$KV.b.k"
     assert mirror(Api("$JS.leaf.API"), "$JS.hub.API").write_subject("k") == "$JS.hub.API.$KV.b.k"
     assert Bucket.of(Api("$JS.leaf.API"), KVConfig(bucket="b").to_stream()).write_subject("k") == "$JS.leaf.API.$KV.b.k"

@@ -23,12 +23,62 @@ def test_requests_have_each_subject_once_and_are_not_too_large() -> None:
     assert list(lookup_requests([])) == []
 
 
-def test_a_request_is_full_to_the_byte() -> None:
+OWN = [
+    b"JetSpark-Sequence: 5\r\n",
+    b"JetSpark-Sequence: 0\r\nJetSpark-Projection: 3\r\n",
+    b"JetSpark-Sequence: 18446744073709551615\r\nNats-Expected-Last-Subject-Sequence: 7\r\n",
+    b"JetSpark-Sequence: 7\r\nJetSpark-Projection: 1 parked 6 no\r\nNats-Expected-Last-Subject-Sequence: 0\r\n",
+    b"JetSpark-Sequence: 7\r\nJetSpark-Projection: \r\n",
+    b"JetSpark-Sequence: 7\r\nJetSpark-Projection:  \t1 \t\r\n",
+    b"JetSpark-Sequence: 7\r\nJetSpark-Projection: \xff\r\n",
+    b"",
+    b"JetSpark-Sequence: many\r\n",
+    b"JetSpark-Sequence: 5\r\nNats-Sequence: 99\r\n",
+    b"JetSpark-Sequence: 5\r\nNats-Stream: KV_other\r\nNats-Subject: $KV.other.x\r\nNats-Last-Sequence: 3\r\n",
+    b"JetSpark-Sequence: 5\r\nJetSpark-Sequence: 6\r\n",
+    b"JetSpark-Projection: 3\r\nJetSpark-Sequence: 5\r\n",
+    b"KV-Operation: DEL\r\nJetSpark-Sequence: 5\r\nJetSpark-Projection: 3\r\n",
+    b"JetSpark-Sequence: 5\r\nKV-Operation: PURGE\r\n",
+    b"JetSpark-Sequence: 5\r\nJetSpark-Batch: b\r\nJetSpark-Projection: 3\r\n",
+    b"JetSpark-Writer: w\r\nJetSpark-Sequence: 5\r\n",
+    b"A: 1\r\nJetSpark-Sequence: 5\r\nJetSpark-Projection: 3\r\n",
+]
+
+
+@pytest.mark.parametrize("own", OWN)
+def test_a_plain_state_is_read_as_if_header_by_header(own: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[list[Stored]]()
+    for _ in range(2):
+        lookup = Lookup("$JS.API", "KV_b", ["$KV.b.a"])
+        lookup.request()
+        lookup.accept(answer("$KV.b.a", 8, 0, own))
+        lookup.accept(end(8))
+        assert lookup.is_over
+        read.append(lookup.found)
+        monkeypatch.setattr("jetspark.state.lookup._plain_state", lambda raw: None)
+    assert len(read[0]) == 1
+    assert read[0] == read[1]
+
+
+def test_a_message_that_names_none_before_it_is_the_first() -> None:
+    """As those of older servers do."""
+    lookup = Lookup("$JS.API", "KV_b", ["$KV.b.a"])
+    lookup.request()
+    raw = b"NATS/1.0\r\nNats-Stream: KV_b\r\nNats-Subject: $KV.b.a\r\nNats-Sequence: 8\r\n\r\n"
+    lookup.accept(CoreMessage("_INBOX.x", b"v", None, raw, None))
+    lookup.accept(end(8))
+    assert [each.revision for each in lookup.found] == [8]
+
+
+def test_a_request_has_as_many_subjects_as_fit_if_all_were_as_long_as_the_longest() -> None:
     """Each subject takes its length and three more: the quotes and the comma."""
-    first, second = "x" * 1000, "y" * ((256 << 10) - 1003)
-    assert list(map(len, lookup_requests([first, second]))) == [2]
-    assert list(map(len, lookup_requests([first, second + "y"]))) == [1, 1]
-    assert list(map(len, lookup_requests(["z" * (256 << 10), first, second]))) == [1, 2]
+    fit = ["x" * 1020 + f"{number:05}" for number in range(512)]
+    assert (1025 + 3) * 255 <= 256 << 10 < (1025 + 3) * 256
+    assert list(map(len, lookup_requests(fit))) == [255, 255, 2]
+    halves = ["x" * ((128 << 10) - 3), "y" * ((128 << 10) - 3)]
+    assert list(map(len, lookup_requests(halves))) == [2]
+    assert list(map(len, lookup_requests([halves[0], halves[1] + "y"]))) == [1, 1]
+    assert list(map(len, lookup_requests(["z" * (256 << 10), "a"]))) == [1, 1]
 
 
 # ---- the last messages of many keys ----------------------------------------------------------------------------------

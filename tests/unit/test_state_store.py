@@ -84,6 +84,13 @@ def test_no_keys_and_no_changes_are_no_requests_but_for_the_bucket() -> None:
     assert bucket.requests == ["$JS.API.STREAM.INFO.KV_b"] * 2
 
 
+def test_a_key_that_cannot_be_one_is_not_asked_for() -> None:
+    bucket = MemoryBucket()
+    target = bucket.run(open_bucket("b"))
+    with pytest.raises(ConfigError, match="key='a b'"):
+        bucket.run(target.load_all(["a", "a b"]))
+
+
 def test_a_key_that_somebody_else_has_written_is_a_conflict_and_its_own_change_is_not() -> None:
     bucket = MemoryBucket()
     changes = [Change("a", b"1", revision=0), Change("b", b"1", revision=0)]

@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypedDict
 
@@ -56,6 +57,7 @@ __all__ = [
     "Writes",
     "check_filter",
     "check_key",
+    "check_keys",
     "create_bucket",
     "subject_of",
 ]
@@ -65,7 +67,9 @@ KVOperation: TypeAlias = Literal["put", "delete", "purge"]
 MAX_HISTORY = 64
 
 _is_bucket = re.compile(r"[a-zA-Z0-9_-]+").fullmatch
-_is_key = re.compile(r"[-/_=a-zA-Z0-9]+(?:\.[-/_=a-zA-Z0-9]+)*").fullmatch
+_KEY = r"[-/_=a-zA-Z0-9]++(?:\.[-/_=a-zA-Z0-9]++)*+"
+_is_key = re.compile(_KEY).fullmatch
+_are_keys = re.compile(rf"(?:{_KEY}\n)*+").fullmatch
 _is_filter = re.compile(r"(?:(?:[-/_=a-zA-Z0-9]+|\*)\.)*(?:[-/_=a-zA-Z0-9]+|\*|>)").fullmatch
 
 
@@ -245,6 +249,17 @@ def check_key(key: str, what: str = "key") -> str:
     return key
 
 
+def check_keys(keys: Sequence[str]) -> None:
+    """As :func:`check_key`, for many: one look at all of them costs a tenth of one look at each."""
+    with suppress(TypeError):
+        # A key with a line break in it would look like two.
+        lines = "\n".join([*keys, ""])
+        if _are_keys(lines) and lines.count("\n") == len(keys):
+            return
+    for key in keys:
+        check_key(key)
+
+
 def check_filter(pattern: str, what: str = "filters") -> str:
     """A key, or one with ``*`` for single tokens and ``>`` for the rest."""
     if not isinstance(pattern, str):
@@ -402,6 +417,12 @@ class Bucket:
     def write_subject(self, key: str) -> str:
         """Where a value of the key is published to; it is stored under ``subject_of``."""
         return f"{self._write_prefix}{subject_of(self.origin, check_key(key))}"
+
+    def write_subjects(self, keys: Sequence[str]) -> list[str]:
+        """As :meth:`write_subject`, for many."""
+        check_keys(keys)
+        prefix = f"{self._write_prefix}{subject_of(self.origin, '')}"
+        return [prefix + key for key in keys]
 
     def put(self, key: str, value: bytes, expect: Expect | None = None, ttl_s: float | None = None) -> Operation[int]:
         headers = publish_headers(None, None, expect, ttl_s)

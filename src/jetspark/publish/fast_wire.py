@@ -14,6 +14,7 @@ from typing import Any
 
 from jetspark.core import frames
 from jetspark.core.connection import Connection
+from jetspark.core.subjects import validate_subject
 from jetspark.errors import ProtocolError
 from jetspark.jetstream.publishing import header_block
 from jetspark.publish.outgoing import Item, unsendable
@@ -86,7 +87,7 @@ class FastFrames:
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConfigError: One cannot be sent; those before it are ready.
         """
         heads, max_payload = self.heads, self.max_payload_bytes
-        reply, address = self._reply, self._machine.address
+        reply = self._reply
         known, head = None, None
         for item in items:
             sequence += 1
@@ -94,6 +95,8 @@ class FastFrames:
                 subject, data = item[0], item[1]
                 if subject is not known:  # most go where the one before went
                     known, head = subject, heads.get(subject)
+                elif head is None:
+                    head = self._learn_head(subject)
             except (TypeError, LookupError):
                 raise unsendable(item) from None
             frame = None
@@ -103,7 +106,7 @@ class FastFrames:
                 if len(item) == 3 and type(data) is bytes and type(block := item[2]) is bytes and block:
                     size = len(block) + len(data)
                     if size <= max_payload:
-                        place = address(subject)
+                        place = validate_subject(subject).encode()
                         frame = b"HPUB %b %b%d.1.$FI %d %d\r\n%b%b\r\n" % (
                             place,
                             reply,

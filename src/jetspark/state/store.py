@@ -42,7 +42,7 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.jetstream.info import StreamInfo
-from jetspark.jetstream.kv import Bucket, check_bucket, check_key, subject_of
+from jetspark.jetstream.kv import Bucket, check_bucket, check_key, check_keys, subject_of
 from jetspark.jetstream.operations import Api, Pause, message_query
 from jetspark.publish.outgoing import Item
 from jetspark.publish.steps import AskMany, Connect, IngestAll, IngestReport, Procedure, PublishEach
@@ -200,7 +200,8 @@ class StateBucket:
         self.created = info.created
         """When the stream behind it was made: another time is another bucket."""
         self._bucket = Bucket.of(api, info.config)
-        self._prefix_length = len(subject_of(self._bucket.origin, ""))
+        self._prefix = subject_of(self._bucket.origin, "")
+        """What the subject of every key begins with."""
         self._last_sequence = info.state.last_sequence
         """One that the bucket has given out before the next batch is sent."""
         self.seen = info.state.last_sequence
@@ -266,8 +267,9 @@ class StateBucket:
         self.seen = max(self.seen, sequence)
         self._witness = subject or self._witness
 
-    def _last_messages(self, keys: Iterable[str]) -> Procedure[dict[str, Stored]]:
-        config = self._config
+    def _last_messages(self, keys: Sequence[str]) -> Procedure[dict[str, Stored]]:
+        check_keys(keys)
+        config, prefix = self._config, self._prefix
         if not config.allow_direct:
             raise ConfigError(
                 f"bucket={self._bucket.name!r} does not allow direct gets: "
@@ -278,9 +280,9 @@ class StateBucket:
             yield from self._look_at_end()
         found: dict[str, Stored] = {}
         # One after the other: with several requests under way it takes as long.
-        for subjects in lookup_requests(subject_of(self._bucket.origin, check_key(key)) for key in keys):
+        for subjects in lookup_requests([prefix + key for key in keys]):
             for stored in (yield from self._look_up(subjects)):
-                found[stored.subject[self._prefix_length :]] = stored
+                found[stored.subject[len(prefix) :]] = stored
         return found
 
     def _look_at_end(self) -> Procedure[None]:
@@ -392,7 +394,7 @@ class StateBucket:
 
     def _present(self, refused: Sequence[Change]) -> Procedure[dict[str, Stored]]:
         """What the bucket has instead of what was expected."""
-        present = yield from self._last_messages(change.key for change in refused)
+        present = yield from self._last_messages([change.key for change in refused])
         for change in refused:
             known = present.get(change.key)
             if change.revision is not None and (0 if known is None else known.revision) < change.revision:
@@ -406,18 +408,21 @@ class StateBucket:
         return present
 
     def _send(self, changes: Sequence[Change], writer: str) -> Procedure[_Sent]:
-        address = self._bucket.write_subject
         items: Iterator[Item]
         try:
+            subjects = self._bucket.write_subjects([change.key for change in changes])
             self._api = yield Connect()
             if self._config.allow_batched:
-                items = (_item(address(change.key), change, writer) for change in changes)
+                items = (_item(subject, change, writer) for subject, change in zip(subjects, changes, strict=True))
                 report: IngestReport = yield IngestAll(items)
                 self._note_report(changes, report)
                 sent = _of_batch(changes, report)
                 sent.revisions = self._revisions(changes, report)
                 return sent
-            items = ((address(change.key), change.value, header_fields(change, writer)) for change in changes)
+            items = (
+                (subject, change.value, header_fields(change, writer))
+                for subject, change in zip(subjects, changes, strict=True)
+            )
             errors: list[Exception | None] = yield PublishEach(items)
             self._is_seen_unsure = True
             return _of_each(changes, errors)

@@ -16,7 +16,7 @@ from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.projections.backlog import FAR_BEHIND_WAIT_S, Backlog
-from jetspark.app.projections.folding import Failure, KeyRows, Recorded, Router
+from jetspark.app.projections.folding import Failure, KeyRows, Router, recorded_delivery
 from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
 from jetspark.app.projections.place import LivePlace
 from jetspark.app.projections.positions import FoldPosition
@@ -30,7 +30,7 @@ from jetspark.state.losses import first_ever, front_of
 if TYPE_CHECKING:
     from jetspark.app.application import App
 
-__all__ = ["LiveEngine", "end_tasks", "open_places", "recorded_of"]
+__all__ = ["LiveEngine", "end_tasks", "open_places"]
 
 _logger = logging.getLogger("jetspark.app")
 
@@ -156,7 +156,7 @@ class LiveEngine:
     async def _fold(self, messages: Sequence[JetStreamMessage]) -> None:
         places = self._places
         rows = {name: KeyRows() for name in places}
-        failed = self._router.sort(messages, sequences_of(messages), recorded_of, rows)
+        failed = self._router.sort(messages, sequences_of(messages), recorded_delivery, rows)
         last = delivery(messages[-1])
         sequence = last.sequence
         if sequence - self._read != len(messages) and self._gap_from is None:
@@ -285,12 +285,6 @@ async def open_places(js: JetStream, stream: str, places: Sequence[LivePlace]) -
     beginning = FoldPosition.beginning(stream, (await js.stream(stream)).cached_info.created)
     await asyncio.gather(*(place.open(beginning) for place in places))
     return beginning
-
-
-def recorded_of(message: JetStreamMessage) -> Recorded:
-    """What projections see of a message."""
-    place = delivery(message)
-    return Recorded(place.sequence, message.subject, message.data, message.raw_headers, place.time_ns // 1000)
 
 
 async def _all(work: Sequence[Coroutine[Any, Any, bool]]) -> list[bool]:

@@ -20,11 +20,24 @@ from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import Envelope, RawHeaders, read_event, whole_reader
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.marks import Mark, Parked, mark_of, parked_of
+from jetspark.core.message import CoreMessage
 from jetspark.core.subjects import is_subset, on_one_of, reading_filters
 from jetspark.errors import ContractViolation, UsageError
 from jetspark.state.changes import Change, Current
+from jetspark.state.deliveries import delivery
 
-__all__ = ["Failure", "KeyRows", "KeyState", "Received", "Recorded", "Router", "Routing", "Row", "Spread"]
+__all__ = [
+    "Failure",
+    "KeyRows",
+    "KeyState",
+    "Received",
+    "Recorded",
+    "Router",
+    "Routing",
+    "Row",
+    "Spread",
+    "recorded_delivery",
+]
 
 
 class Recorded(NamedTuple):
@@ -36,6 +49,12 @@ class Recorded(NamedTuple):
     headers: RawHeaders
     time_us: int
     """When it was stored, in microseconds: what every engine can see of it."""
+
+
+def recorded_delivery(message: CoreMessage) -> Recorded:
+    """What projections see of a message that a consumer has sent."""
+    place = delivery(message)
+    return Recorded(place.sequence, message.subject, message.data, message.raw_headers, place.time_ns // 1000)
 
 
 class Received(Protocol):
@@ -283,16 +302,18 @@ class KeyState:
         Raises:
             UsageError: The bucket has a state that another version of the projection has made.
         """
-        mark = mark_of(loaded)
-        if mark is not None and mark.version != spec.version:
-            raise UsageError(
-                f"key {key!r} of projection {spec.name!r} was made by its version {mark.version}, and this is version "
-                f"{spec.version}: rebuild it (jetspark rebuild), or run the version that made it"
-            )
+        parked: Parked | None = None
+        if loaded.revision:  # else the key is new to the bucket: nothing to look at
+            mark, parked = mark_of(loaded), parked_of(loaded)
+            if mark is not None and mark.version != spec.version:
+                raise UsageError(
+                    f"key {key!r} of projection {spec.name!r} was made by its version {mark.version}, and this is "
+                    f"version {spec.version}: rebuild it (jetspark rebuild), or run the version that made it"
+                )
         self._loaded = loaded
         self.value = loaded.value
         self.sequence = loaded.sequence
-        self.parked = self._was_parked = parked_of(loaded)
+        self.parked = self._was_parked = parked
         self.applied = self.known = self.waiting = 0
 
     def apply(self, spec: ProjectionSpec, key: str, sequence: int, event: Any) -> None:

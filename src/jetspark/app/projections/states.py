@@ -58,6 +58,8 @@ class _CachedKey(KeyState):
     """A key in hand, and what of it is on its way."""
 
     __slots__ = ("counted", "is_sure", "passed", "sent", "size")
+    size: int
+    """What it counts for in the cache."""
 
     def __init__(self, spec: ProjectionSpec, key: str, loaded: Current) -> None:
         super().__init__(spec, key, loaded)
@@ -69,7 +71,6 @@ class _CachedKey(KeyState):
         """How many of them were in the state that was stored before."""
         self.is_sure = True
         """The revision is known."""
-        self.size = 0
 
 
 class LiveStates:
@@ -113,10 +114,14 @@ class LiveStates:
         Raises:
             UsageError: Another version of the projection has made a state.
         """
+        spec, known, size = self.spec, self._keys, 0
         for key in keys:
-            entry = self._keys[key] = _CachedKey(self.spec, key, loaded.get(key, NOTHING))
-            self._measure(key, entry)
-            self._note_parked(key, entry)
+            entry = known[key] = _CachedKey(spec, key, loaded.get(key, NOTHING))
+            entry.size = _size_of(key, entry.value)
+            size += entry.size
+            if entry.parked is not None:
+                self.parked[key] = entry.parked
+        self._size += size
 
     def apply(self, rows: KeyRows) -> None:
         """Take rows of keys that are here, by ascending sequence. They are kept: nobody may change them."""
@@ -262,7 +267,7 @@ class LiveStates:
         self._is_all_busy = True
 
     def _measure(self, key: str, entry: _CachedKey) -> None:
-        size = ENTRY_BYTES + len(key) + 2 * len(entry.value or b"")
+        size = _size_of(key, entry.value)
         self._size += size - entry.size
         entry.size = size
 
@@ -271,3 +276,7 @@ class LiveStates:
             self.parked[key] = entry.parked
         else:
             self.parked.pop(key, None)
+
+
+def _size_of(key: str, value: bytes | None) -> int:
+    return ENTRY_BYTES + len(key) + (0 if value is None else 2 * len(value))

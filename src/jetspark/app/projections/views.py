@@ -26,8 +26,7 @@ from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, watch_place
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.engine import recorded_of
-from jetspark.app.projections.folding import KeyRows, KeyState, Router
+from jetspark.app.projections.folding import KeyRows, KeyState, Router, recorded_delivery
 from jetspark.app.projections.marks import Parked, mark_of, parked_of, position_key
 from jetspark.app.projections.pasts import base_of, past_of
 from jetspark.app.projections.positions import FoldPosition
@@ -383,7 +382,7 @@ class View:
             await reading.start()
             while messages := await reading.some(until_idle=True):
                 rows = KeyRows()
-                router.sort(messages, sequences_of(messages), recorded_of, {self._spec.name: rows})
+                router.sort(messages, sequences_of(messages), recorded_delivery, {self._spec.name: rows})
                 for found, each, event in rows:
                     if found == name and each <= last:
                         state.apply(self._spec, name, each, event)

@@ -14,7 +14,7 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.aio.stream import Stream
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.folding import Failure, KeyRows, KeyState, Recorded, Router
+from jetspark.app.projections.folding import Failure, KeyRows, KeyState, Recorded, Router, recorded_delivery
 from jetspark.app.replay.contents import KeyContent
 from jetspark.app.replay.places import noted_position
 from jetspark.app.replay.ranges import Extent, ReplayRequest, check_is_whole, extent_of
@@ -375,5 +375,4 @@ def _recorded(message: Any) -> Recorded:
         moment = message.timestamp - datetime.datetime.fromtimestamp(0, datetime.UTC)
         time_us = moment // datetime.timedelta(microseconds=1)
         return Recorded(message.sequence, message.subject, message.data, message.headers, time_us)
-    place = delivery(message)
-    return Recorded(place.sequence, message.subject, message.data, message.raw_headers, place.time_ns // 1000)
+    return recorded_delivery(message)
