@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ NEEDS_SPARK = {"spark", "drivers"}
 _archiving: list[subprocess.Popen[bytes]] = []
 _scratch: list[Path] = []
 _until_the_end = contextlib.ExitStack()
+_schedulers: list[packing.Packing] = []
+_internal_errors: list[str] = []
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -57,14 +60,28 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     bytecode.write()
 
 
-def pytest_sessionfinish() -> None:
+def pytest_internalerror(excrepr: object) -> None:
+    _internal_errors.append(str(excrepr))
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest writes down what has failed
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process that ends with an internal error leaves its tests undone: they count as failed, to be run again."""
+    failures = session.config.pluginmanager.get_plugin("lfplugin")
+    if failures is not None and _internal_errors:
+        failures.lastfailed |= dict.fromkeys(chain.from_iterable(each.unfinished() for each in _schedulers), True)
     for process in _archiving:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
         process.wait()
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _internal_errors and not hasattr(config, "workerinput"):
+        # Last: pytest has no summary after such an error, and of a long run only the end may be kept.
+        for nodeid in chain.from_iterable(each.unfinished() for each in _schedulers):
+            print(f"Not run to its end: {nodeid}", file=sys.stderr)
+        print(f"The first internal error ends with:\n{_internal_errors[0][-1500:]}", file=sys.stderr)
     _until_the_end.close()
     for folder in _scratch:
         scratch.end(folder)
@@ -106,4 +123,5 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> packing.Packing:
-    return packing.Packing(config, log)
+    _schedulers.append(packing.Packing(config, log))
+    return _schedulers[-1]

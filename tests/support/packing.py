@@ -155,6 +155,19 @@ class Packing(LoadScopeScheduling):  # type: ignore[misc]
         if node in self.registered_collections:
             super()._reschedule(node)
 
+    def remove_node(self, node: Any) -> str | None:
+        # Parts that are done would be handed out anew. The process that takes the place of one that died gets one part
+        # to begin with, has nothing to do if that is done, says so to nobody, and is never given another.
+        parts = self.assigned_work[node].items()
+        self.assigned_work[node] = {part: tests for part, tests in parts if not all(tests.values())}
+        crashed: str | None = super().remove_node(node)
+        return crashed
+
+    def unfinished(self) -> list[str]:
+        """The tests that were not run to their end."""
+        units = chain(self.workqueue.values(), *(work.values() for work in self.assigned_work.values()))
+        return [nodeid for unit in units for nodeid, is_complete in unit.items() if not is_complete]
+
 
 def processes() -> int:
     return min(PROCESSES_PER_CORE * (os.cpu_count() or 1), MOST_PROCESSES)

@@ -98,6 +98,22 @@ def test_a_process_that_has_not_collected_yet_is_given_nothing() -> None:
     assert replacing.sent == [0]
 
 
+def test_parts_that_are_done_are_not_handed_out_again_when_their_process_dies() -> None:
+    tests = [f"tests/unit/test_{name}.py::test_a" for name in "abc"]
+    packed, process, replacing = scheduling(*tests), Process("gw1"), Process("gw2")
+    packed.registered_collections[process] = tests
+    for _ in tests:
+        packed._assign_work_unit(process)
+    packed.assigned_work[process]["unit/test_a.py"][tests[0]] = True
+    assert packed.unfinished() == tests[1:]
+    assert packed.remove_node(process) == tests[1]
+    assert packed.unfinished() == tests[1:]
+    packed.add_node(replacing)
+    packed.registered_collections[replacing] = tests
+    packed._reschedule(replacing)
+    assert replacing.sent == [1]
+
+
 def test_bytecode_is_missing_where_there_is_none_or_an_older_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
