@@ -67,7 +67,7 @@ def test_the_cache_drops_what_was_used_longest_ago() -> None:
 
 
 def test_a_few_large_states_fill_the_cache_as_well() -> None:
-    cache = states(size=5_000)
+    cache = states(size=8 * (ENTRY_BYTES + 20))
     for number in range(20):
         fold(cache, (f"k{number}", number + 1, 1))
         store(cache)

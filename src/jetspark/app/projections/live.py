@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jetspark.app.projections.marks import Parked
+from jetspark.app.projections.states import CACHE
 from jetspark.core.numbers import seconds, whole
 
 __all__ = ["BeginAnew", "LiveCounts", "LiveOptions"]
@@ -33,9 +34,10 @@ class LiveOptions:
     """What these events may have in the stream, in bytes; the last ones that were received may pass it."""
     batch_wait_s: float = 0.002
     """How long a batch waits for more events before it is stored."""
-    cache_keys: int = 200_000
-    """States kept in memory for each projection."""
-    cache_bytes: int = 128 << 20
+    cache_keys: int = CACHE.keys
+    """States kept in memory, for each projection."""
+    cache_bytes: int = CACHE.bytes
+    """What these states may take, roughly; half a kilobyte besides each key and value is counted."""
     position_every_s: float = 0.1
     """How often the position is written: readers that wait for an event of another key wait for it."""
     lease_s: float = 10.0

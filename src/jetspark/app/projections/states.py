@@ -31,11 +31,11 @@ from jetspark.app.projections.marks import Mark, Parked, mark_of
 from jetspark.jetstream.kv import KVOperation
 from jetspark.state.changes import NOTHING, Change, Current, Outcome
 
-__all__ = ["CacheLimits", "LiveStates", "StateGone"]
+__all__ = ["CACHE", "CacheLimits", "LiveStates", "StateGone"]
 
 GONE = "its state was removed from the bucket, or replaced by an older one"
-# What an entry of the cache takes besides its value and its key, roughly.
-ENTRY_BYTES = 600
+# What an entry of the cache takes besides its value and its key: 460 bytes measured, on CPython 3.11.
+ENTRY_BYTES = 460
 
 
 class CacheLimits(NamedTuple):
@@ -43,6 +43,11 @@ class CacheLimits(NamedTuple):
 
     keys: int
     bytes: int
+
+
+CACHE = CacheLimits(1_000_000, 512 << 20)
+"""A million small states, so that an event of one of a million keys costs what an event of one of a thousand does. A
+state that is not here has to be loaded again, which takes as long as all else that is done with an event."""
 
 
 class StateGone(Exception):

@@ -29,7 +29,7 @@ from jetspark.app.projections.positions import (
     read_position,
     start_of,
 )
-from jetspark.app.projections.states import CacheLimits, LiveStates, StateGone
+from jetspark.app.projections.states import CACHE, LiveStates, StateGone
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
 from jetspark.app.replay.history import Events, History, ReadingRate, spec_of
 from jetspark.app.replay.places import standstill
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RebuildOutcome", "drop_rebuild", "rebuild"]
 
-# States kept in memory while history is folded.
-CACHE = CacheLimits(200_000, 256 << 20)
 # The shadow is close to the end of the stream when a round took no longer than this.
 CLOSE_S = 0.5
 # Rounds until it is as close as it gets.
