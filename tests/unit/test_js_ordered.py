@@ -62,6 +62,14 @@ def accept(reader: OrderedReader, message: AckableMessage) -> str:
     return "deliver" if accepted else "ignore" if looked_at else "gap"
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_message_without_a_reply_is_not_of_jetstream(place: int) -> None:
+    messages = [delivered(1, 1), delivered(2, 2)]
+    messages.insert(place, AckableMessage("s", b"", None, None, None))
+    with pytest.raises(ProtocolError, match="not the reply subject"):
+        OrderedReader(OrderedOptions()).accept(messages)
+
+
 def test_the_first_consumer_begins_where_the_options_say() -> None:
     moment = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     for options, expected in (
@@ -740,7 +748,7 @@ def test_these_are_the_end_of_a_consumer(line: str) -> None:
 def test_these_are_not(line: str) -> None:
     puller, flow = flow_of(OrderedReader(OrderedOptions()))
     asked(flow.step(0.0, 1))
-    puller.absorb([status(line, "Nats-Pending-Messages: 4096")], 0.1)
+    puller.absorb([status(line, f"Nats-Pending-Messages: {ordered.MAX_MESSAGES}")], 0.1)
     assert asked(flow.step(0.1, 1))["batch"] == ordered.MAX_MESSAGES
 
 

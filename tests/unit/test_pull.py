@@ -1011,7 +1011,7 @@ def test_a_pin_is_remembered_and_forgotten() -> None:
 def test_priorities_and_limits_may_be_as_low_and_as_high_as_they_say() -> None:
     for priority in (0, 9):
         assert Priority(group="g", min_pending=1, min_ack_pending=1, priority=priority).priority == priority
-    assert PullLimits() == PullLimits(max_messages=4096, max_bytes=None, expires_s=30.0, heartbeat_s=None)
+    assert PullLimits() == PullLimits(max_messages=8192, max_bytes=None, expires_s=30.0, heartbeat_s=None)
     limits = PullLimits(max_messages=1, max_bytes=1, expires_s=4.0, heartbeat_s=2.0)
     assert (limits.max_bytes, limits.heartbeat_s) == (1, 2.0)
     fetch(puller(), 1, max_bytes=1)

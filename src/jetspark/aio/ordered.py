@@ -48,8 +48,9 @@ class OrderedConsumer:
     async def messages(self) -> AsyncIterator[JetStreamMessage]:
         """Every message, then every new one as it comes; ends only when the connection is closed.
 
-        At most 4096 messages and 16 MiB are received ahead of the reader, or the connection's ``max_pending_messages``
-        and ``max_pending_bytes`` if those are lower; a single larger message comes all the same.
+        At most 16,384 messages and 16 MiB are received ahead of the reader, or the connection's
+        ``max_pending_messages`` and ``max_pending_bytes`` if those are lower; a single larger message comes all the
+        same.
 
         Once it has begun it waits for a server that is away for as long as that takes.
 

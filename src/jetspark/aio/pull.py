@@ -86,7 +86,7 @@ class PullConsumer:
     def messages(
         self,
         *,
-        max_messages: int = 4096,
+        max_messages: int = 8192,
         max_bytes: int | None = None,
         expires: float = 30.0,
         heartbeat: float | None = None,

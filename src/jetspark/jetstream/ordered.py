@@ -41,7 +41,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TypedDict, cast
+from typing import TypedDict
 
 from jetspark.core.arguments import flag, instance, texts, unfit
 from jetspark.core.backoff import Backoff
@@ -78,8 +78,10 @@ __all__ = [
 # The server says every so often that there is nothing to say; silence for twice as long means that nobody is there.
 HEARTBEAT_S = 5.0
 
-# How far ahead of its reader it may be, unless the connection's own bounds for unread messages are lower.
-MAX_MESSAGES = 4096
+# How far ahead of its reader it may be, unless the connection's own bounds for unread messages are lower. Requests have
+# a bound of bytes, so each ends with a status, and few large ones cost less: of the rate of `messages()` a reader had
+# 0.89 with 4096, and has 0.94 with this.
+MAX_MESSAGES = 16_384
 MAX_BYTES = 16 << 20
 
 # In a cluster the answer to a consumer's creation can overtake the news that it may be asked for messages.
@@ -146,6 +148,7 @@ _reply_of = attrgetter("raw_reply")
 
 # The digits of 0, 1, 2, ...: all the last ones as one text, all the last but one, and so on; each twice over.
 _COUNTED = 10_000
+assert MAX_MESSAGES // 2 <= _COUNTED  # most that is handed out at a time
 _DIGITS = [
     b"".join(b"%d" % digit * 10**place for digit in range(10)) * (2 * _COUNTED // 10 ** (place + 1))
     for place in range(4)
@@ -312,8 +315,7 @@ class OrderedReader:
         It looks no further than to the message with which everything is delivered that was there in the beginning, and
         not beyond a gap.
         """
-        found: list[bytes | None] = list(map(_reply_of, messages))
-        replies = [reply or b"" for reply in found] if None in found else cast("list[bytes]", found)
+        replies: list[bytes] = list(map(_reply_of, messages))
         try:
             count = self._count_in_order(replies)
             if not count:
@@ -325,9 +327,9 @@ class OrderedReader:
                 sequences = [int(reply.rsplit(b".", after)[1]) for reply in replies[:count]]
                 before = self._last_stream_sequence
                 accepted = [each for each, sequence in zip(accepted, sequences, strict=True) if sequence > before]
-        except (ValueError, IndexError):
+        except (ValueError, IndexError, TypeError, AttributeError):
             for reply in replies:
-                parse_metadata(reply)  # says which one is not JetStream's
+                parse_metadata(reply or b"")  # says which one is not JetStream's, or has none
             raise
         self._last_consumer_sequence = last.consumer_sequence
         self._last_stream_sequence = max(last.stream_sequence, self._last_stream_sequence or 0)
@@ -529,11 +531,11 @@ class OrderedFlow(Flow[M]):
         """
         puller = self._puller
         buffer = puller.buffer
-        if count == len(buffer):
-            messages = list(buffer)
-            buffer.clear()
-        else:
-            messages = [buffer.popleft() for _ in range(count)]
+        messages = list(buffer)
+        buffer.clear()
+        if count < len(messages):
+            buffer.extend(messages[count:])
+            del messages[count:]
         accepted, looked_at = self._reader.accept(messages)
         if looked_at < count:
             buffer.extendleft(reversed(messages[looked_at:]))

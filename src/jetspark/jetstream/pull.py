@@ -141,7 +141,7 @@ class Priority:
 class PullLimits:
     """How far ahead of its reader a :class:`Flow` may be."""
 
-    max_messages: int = 4096
+    max_messages: int = 8192
     max_bytes: int | None = None
     """As the server counts: subject, reply subject, headers and data."""
     expires_s: float = 30.0
@@ -344,15 +344,19 @@ class Puller(Generic[M]):
         return self.wants_wake()
 
     def absorb(self, arrived: list[M], now: float, counted: tuple[int, int] = (0, 0)) -> None:
-        """Take over what the subscription received; ``counted`` is how many messages the parser knows the size of."""
+        """Take over what the subscription received; ``counted`` is how many messages the parser knows the size of.
+
+        The list is used up.
+        """
         self._heard_at = now
         counted_messages, counted_bytes = counted
-        messages, statuses = arrived, list[M]()
+        messages, places = arrived, list[int]()
         if counted_messages != len(arrived):
             # Every message of a stream has a reply subject, no status has.
-            statuses = [each for each in arrived if each.raw_reply is None]
-        if statuses:
-            messages = [each for each in arrived if each.raw_reply is not None]
+            places = [place for place, each in enumerate(arrived) if each.raw_reply is None]
+        statuses = [arrived[place] for place in places]
+        for place in reversed(places):  # few, so that this is quicker than to pick the messages from between them
+            del messages[place]
         if messages:
             self.buffer.extend(messages)
             if self._owed_bytes:
