@@ -477,6 +477,30 @@ async def test_messages_gives_everything_once_and_in_order(driver: Driver, serve
 
 
 @on_both_drivers
+async def test_a_reader_of_large_messages_asks_for_no_more_than_the_server_keeps_for_a_client(
+    driver: Driver, server: NatsServer
+) -> None:
+    """128 MiB, twice what it keeps: it would end the connection, and what it had sent would be lost."""
+    count, data = 2048, bytes(1 << 16)
+    async with driver.connect(server.url) as nc:
+        stream = await stream_of(nc, allow_batched=True)
+        subject = stream.cached_info.config.subjects[0].replace(">", "x")
+        async with nc.jetstream().fast_batch() as fast:
+            await fast.add_many((subject, data) for _ in range(count))
+        consumer = await consumer_of(stream, ack_policy="none")
+        async with asyncio.timeout(PATIENCE_S), consumer.messages() as messages:
+            received = 0
+            async for message in messages:
+                received += len(message.data) == len(data)
+                if received == count:
+                    break
+        fetching = await stream.create_consumer(ConsumerConfig(durable_name="fetching", ack_policy="none"))
+        assert len(await fetching.fetch(count - 100, timeout=PATIENCE_S)) == count - 100
+        assert len(await fetching.fetch(200, no_wait=True)) == 100
+        await nc.jetstream().delete_stream(stream.name)
+
+
+@on_both_drivers
 async def test_messages_waits_for_what_comes_later(driver: Driver, server: NatsServer) -> None:
     async with driver.connect(server.url) as nc:
         stream = await stream_of(nc)

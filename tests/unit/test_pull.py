@@ -397,7 +397,7 @@ def test_a_fetch_asks_once_however_late_and_no_more_near_its_end() -> None:
 
 def test_a_driver_in_virtual_time_gets_fewer_signs_of_life() -> None:
     machine = puller()
-    machine.idle_s = 100.0
+    machine.idle_s, machine.message_bytes = 100.0, 100.0
     assert body(fetch(machine, 1, timeout_s=1000.05).step(0.0, 1))["idle_heartbeat"] == 25_000_000_000
     assert body(fetch(machine, 3, timeout_s=40.05).step(0.0, 1))["idle_heartbeat"] == 10_000_000_000
     assert body(Flow(machine, PullLimits()).step(0.0, 1)) == {
@@ -697,6 +697,7 @@ def test_a_request_that_was_not_published_is_taken_back() -> None:
 
 def test_a_flow_keeps_its_window_filled() -> None:
     machine = puller()
+    machine.message_bytes = 100.0
     flow = Flow(machine, PullLimits(max_messages=100))
     assert body(flow.step(0.0, 1)) == {"batch": 100, "expires": 30_000_000_000, "idle_heartbeat": 5_000_000_000}
     assert flow.step(0.0, 1) == Wait(10.0)
@@ -733,8 +734,97 @@ def test_a_reader_that_keeps_up_is_given_more_at_a_time() -> None:
     for _ in range(8):
         now, batch = work(flow, machine, now, each_s=1e-5)
         batches.append(batch)
-    assert (batches[0], max(batches)) == (500, 3000)
+    assert (*batches[:2], max(batches)) == (32, 468, 3000)
     assert flow._window == 3000
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+@pytest.mark.parametrize(("size", "expected"), [(1000, 500), (1 << 16, 256), (1 << 20, 16), (9 << 20, 2)])
+def test_large_messages_make_the_window_smaller(size: int, expected: int, is_counted: bool) -> None:
+    """More than the server keeps for a client is the end of its connection."""
+    machine = puller()
+    flow = Flow(machine, PullLimits())
+    assert body(flow.step(0.0, 1))["batch"] == 32
+    some = [of_size(size), of_size(100)]
+    machine.absorb(some, 0.0, (2, 2 * size) if is_counted else (0, 0))
+    machine.buffer.clear()
+    machine._forget_requests()
+    assert body(flow.step(0.0, 1))["batch"] == expected
+
+
+def test_a_window_of_large_messages_grows_again_when_small_ones_follow() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=500))
+    machine.absorb([of_size(1 << 20)], 0.0)
+    windows = [flow._within_bytes()]
+    for _ in range(100):
+        machine.absorb([of_size(100)], 0.0)
+        windows.append(flow._within_bytes())
+    assert (windows[0], windows[-1]) == (16, 500)
+    assert windows == sorted(windows)
+
+
+def test_a_fetch_asks_for_large_messages_some_at_a_time() -> None:
+    machine = puller()
+    reader = fetch(machine, 100, timeout_s=5.0)
+    assert body(reader.step(0.0, 1))["batch"] == 32
+    assert isinstance(reader.step(0.0, 1), Wait)
+    machine.absorb([of_size(1 << 20)] * 15, 0.1)
+    assert not machine.wants_wake()
+    machine.absorb([of_size(1 << 20)], 0.1)
+    assert machine.wants_wake()
+    assert isinstance(reader.step(0.1, 1), Wait)  # 16 are still to come, as many as may be
+    machine.absorb([of_size(1 << 20)] * 8, 0.2)
+    assert machine.wants_wake()
+    assert body(reader.step(0.2, 1))["batch"] == 8
+    while machine.owed:
+        machine.absorb([of_size(1 << 20)], 0.3)
+        if machine.wants_wake():
+            while isinstance(reader.step(0.3, 1), Ask):
+                assert machine.owed <= 16
+    assert reader.step(0.3, 1) is None
+    assert len(reader.messages) == 100
+
+
+def test_a_fetch_that_does_not_wait_asks_again_for_what_it_did_not_dare_to() -> None:
+    machine = puller()
+    reader = fetch(machine, 40, no_wait=True)
+    assert body(reader.step(0.0, 1)) == {"batch": 32, "no_wait": True}
+    assert isinstance(reader.step(0.0, 1), Wait)
+    machine.absorb([message(number) for number in range(32)], 0.1)
+    assert machine.wants_wake()
+    ask = asked(reader.step(0.1, 1))
+    assert json.loads(ask.body) == {"batch": 8, "no_wait": True}
+    machine.absorb([status(ask, "404 No Messages", 8)], 0.2)
+    assert reader.step(0.2, 1) is None
+    assert len(reader.messages) == 32
+
+
+def test_fetches_of_large_messages_at_a_time_share_what_may_be_asked_for() -> None:
+    machine = puller()
+    machine.message_bytes = float(1 << 20)
+    readers = [fetch(machine, 20, timeout_s=5.0), fetch(machine, 3, timeout_s=5.0)]
+    done, now = set[int](), 0.0
+    while len(done) < 2:
+        now += 0.01
+        for number, reader in enumerate(readers):
+            while isinstance(step := reader.step(now, 1), Ask):
+                assert machine.owed <= 16
+            if step is None and number not in done:
+                reader.leave(is_cancelled=False)
+                done.add(number)
+        if machine.owed:
+            machine.absorb([of_size(1 << 20)], now)
+        assert now < 5.0
+    assert [len(reader.messages) for reader in readers] == [20, 3]
+
+
+def test_a_flow_with_a_bound_of_bytes_does_not_guess() -> None:
+    machine = puller()
+    flow = Flow(machine, PullLimits(max_messages=100, max_bytes=64 << 20))
+    assert flow._within_bytes() == 100
+    machine.absorb([of_size(1 << 20)], 0.0)
+    assert flow._within_bytes() == 100
 
 
 def test_a_window_is_doubled_from_its_beginning_at_any_time() -> None:

@@ -104,7 +104,7 @@ class PullConsumer:
         Args:
             max_messages: How many may be received ahead of the reader, at most. It begins with 500. A reader that keeps
                 up is given more at a time, a slow one as many as it takes in a second.
-            max_bytes: How many bytes of them.
+            max_bytes: How many bytes of them. Without it, some 16 MiB, by the size of the messages that came last.
             expires: How long a request waits at the server before it is renewed.
             heartbeat: How often an idle server says that it is there; at most half of ``expires``.
 

@@ -92,6 +92,12 @@ FIRST_WINDOW = 500
 MAX_REQUESTS = 16
 KEEPS_UP_S = 0.25
 SLOW_S = 1.0
+# A server drops a client for which more than its `max_pending` has gathered, 64 MiB by default, and what it has sent by
+# then is lost until its ack_wait is over. So a reader without a bound of bytes asks for a quarter of that at a time, at
+# most, by the size of the messages that came last; for few before the first came; for two however large they are.
+AHEAD_BYTES = 16 << 20
+MIN_AHEAD = 2
+FIRST_AHEAD = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +232,8 @@ class Puller(Generic[M]):
         self.idle_s = 0.0
         """Requests without an end of their own wait at least this long, and heartbeats come no more often than every
         quarter of it. A driver in virtual time sets it, where waiting costs nothing and each sign of life does."""
+        self.message_bytes = 0.0
+        """How large messages are, on average of those that came last; 0 before the first."""
         self._owed_bytes = 0
         """Bytes of the requests that have a bound of them."""
         self._prefix = f"{inbox}."
@@ -248,6 +256,11 @@ class Puller(Generic[M]):
     def owed_bytes(self) -> int:
         """What requests with a bound of bytes may still bring."""
         return self._owed_bytes
+
+    @property
+    def most_at_a_time(self) -> int:
+        """How many messages to have asked for, at most, where nobody said how many bytes."""
+        return max(int(AHEAD_BYTES / self.message_bytes), MIN_AHEAD) if self.message_bytes else FIRST_AHEAD
 
     @property
     def heard_at(self) -> float:
@@ -359,8 +372,9 @@ class Puller(Generic[M]):
             del messages[place]
         if messages:
             self.buffer.extend(messages)
+            is_counted = counted_messages == len(messages)
+            self._note_size(messages, counted_bytes if is_counted else None)
             if self._owed_bytes:
-                is_counted = counted_messages == len(messages)
                 self._owed_bytes -= counted_bytes if is_counted else _size_of_all(messages)
             self._set_owed(self.owed - len(messages))
             self._calm()
@@ -378,6 +392,14 @@ class Puller(Generic[M]):
         if self._owed_bytes <= 0 and self._requests and all(each.max_bytes for each in self._requests.values()):
             self.has_news = True
             self._forget_requests()
+
+    def _note_size(self, messages: list[M], counted_bytes: int | None) -> None:
+        if counted_bytes is not None:
+            size = counted_bytes / len(messages)
+        else:
+            # Two of them will do: what is large comes with few others.
+            size = max(size_bytes(messages[0]), size_bytes(messages[-1]))
+        self.message_bytes += (size - self.message_bytes) / (8 if self.message_bytes else 1)
 
     def _on_heartbeat(self, message: M) -> None:
         """The server has nothing to send. That something came is all that most readers want to know of it."""
@@ -578,6 +600,12 @@ class Fetch(_Reader, Generic[M]):
             shortfall = sum(each.need for each in puller.fetches) - puller.owed
             if not puller.has_request_with(self._priority):
                 shortfall = self.need  # those left behind by other fetches may wait for what we do not
+        if self._max_bytes is None:
+            most = puller.most_at_a_time
+            if puller.owed + shortfall > most:
+                shortfall = most - puller.owed if puller.owed <= most // 2 else 0
+            if self.need > puller.owed + shortfall:  # the rest is asked for when half of these have come
+                puller.wake_at = min(puller.wake_at, max(puller.owed - most // 2, 1))
         if shortfall > 0:
             # So near the end the answer to another request would come too late, and lie here for the next fetch.
             if self._has_asked and now >= self.deadline - 2 * self._margin_s:
@@ -641,10 +669,10 @@ class Fetch(_Reader, Generic[M]):
 class Flow(_Reader, Generic[M]):
     """Messages without end, within a window.
 
-    The window is in messages, and follows the reader's pace up to ``max_messages``. With ``max_bytes`` there is one of
-    bytes, too. The invariant of the latter: what is owed and what
-    is buffered never exceed the bound together. Counting the buffer's bytes takes time, so it is done only when the
-    bound might be in the way: ``_claimed_bytes`` is never below the true figure.
+    The window is in messages, and follows the reader's pace up to ``max_messages``. Messages that are large make it
+    smaller (``AHEAD_BYTES``). With ``max_bytes`` there is a window of bytes instead of that. Its invariant: what is
+    owed and what is buffered never exceed the bound together. Counting the buffer's bytes takes time, so it is done
+    only when the bound might be in the way: ``_claimed_bytes`` is never below the true figure.
     """
 
     def __init__(self, puller: Puller[M], limits: PullLimits, priority: Priority | None = None) -> None:
@@ -676,13 +704,14 @@ class Flow(_Reader, Generic[M]):
                 return buffered  # what is here was delivered: the error comes after it
             raise error
         # Asked for at half of the window: the server then sends the second half while the reader works on the first.
-        half = self._window // 2
+        window = self._within_bytes()
+        half = window // 2
         ahead = puller.owed + buffered
         has_bytes = self._has_bytes()
         is_low = ahead <= half and has_bytes
         may_ask = is_low and session is not None
         if may_ask and now >= puller.may_ask_at():
-            return self._ask(max(self._window - ahead, 1), now)
+            return self._ask(max(window - ahead, 1), now)
         # Otherwise the server has just refused, or there is no session: the reader goes on with what is here meanwhile.
         if not buffered:
             deadlines = (puller.next_deadline(), puller.may_ask_at() if may_ask else None)
@@ -710,6 +739,10 @@ class Flow(_Reader, Generic[M]):
         elif now - self._since < KEEPS_UP_S:
             self._window = min(2 * self._window, self._limits.max_messages)
         self._taken, self._busy_s, self._since = 0, 0.0, now
+
+    def _within_bytes(self) -> int:
+        """The window, as far as messages are not too large for it; where there is a bound of bytes, that sees to it."""
+        return self._window if self._limits.max_bytes is not None else min(self._window, self._puller.most_at_a_time)
 
     def _has_bytes(self) -> bool:
         """Whether there is room for half of the bytes, or for all of them if the next message needs that."""
