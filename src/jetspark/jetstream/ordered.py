@@ -84,7 +84,7 @@ HEARTBEAT_S = 5.0
 MAX_MESSAGES = 16_384
 MAX_BYTES = 16 << 20
 # A window of messages as large as the largest has this part of the bytes, but not fewer messages than that.
-BYTES_PARTS = 8
+BYTES_PARTS = 6
 MIN_WINDOW = 64
 
 # In a cluster the answer to a consumer's creation can overtake the news that it may be asked for messages.
