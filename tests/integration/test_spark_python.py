@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -85,3 +86,24 @@ def test_where_nobody_forks_any_more_a_python_is_started(tmp_path: Path, monkeyp
     monkeypatch.setenv(spark_python.VARIABLE, str(tmp_path / "gone"))
     monkeypatch.setenv("JETSPARK_TESTS_PYTHON", sys.executable)
     assert subprocess.check_output([SCRIPT, "-m", "said"], cwd=tmp_path, timeout=250) == b"said\n"
+
+
+@pytest.mark.parametrize("sent", [b"", (1000).to_bytes(4, "little"), (1000).to_bytes(4, "little") + b"half"])
+def test_one_that_is_killed_while_it_asks_keeps_nobody_waiting(sent: bytes, tmp_path: Path) -> None:
+    (tmp_path / "shown.py").write_text("print('shown')")
+    with pytest.MonkeyPatch.context() as patch, open(os.devnull) as nothing:
+        patch.delenv(spark_python.VARIABLE, raising=False)
+        with spark_python.forks(tmp_path):
+            with socket.socket(socket.AF_UNIX) as asking:
+                asking.connect(os.environ[spark_python.VARIABLE])
+                if sent:
+                    socket.send_fds(asking, [sent], [nothing.fileno()] * 3)
+            done = subprocess.run(
+                [SCRIPT, "-m", "shown"],
+                cwd=tmp_path,
+                env=os.environ | {"PYTHONPATH": str(tmp_path), "JETSPARK_TESTS_PYTHON": sys.executable},
+                capture_output=True,
+                timeout=250,
+                check=False,
+            )
+    assert (done.stdout, done.stderr) == (b"shown\n", b"")

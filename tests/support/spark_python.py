@@ -114,8 +114,13 @@ class Server:
         text, files, _, _ = socket.recv_fds(asking, 4, 3)
         size = int.from_bytes(text, "little")
         text = b""
-        while len(text) < size:
-            text += asking.recv(size - len(text))
+        while len(text) < size and (more := asking.recv(size - len(text))):
+            text += more
+        if not text or len(text) < size:  # killed while it asked: to wait for the rest would keep all others waiting
+            asking.close()
+            for file in files:
+                os.close(file)
+            return None
         if not self._has_imported:
             for name in [*MODULES, *PACKAGES, *modules_in(*PACKAGES)]:
                 importlib.import_module(name)
