@@ -819,6 +819,20 @@ def test_fetches_of_large_messages_at_a_time_share_what_may_be_asked_for() -> No
     assert [len(reader.messages) for reader in readers] == [20, 3]
 
 
+@pytest.mark.parametrize(("owed", "expected"), [(20, 12), (32, 2)])
+def test_a_fetch_that_nobody_asks_for_asks_however_much_others_wait_for(owed: int, expected: int) -> None:
+    """Their requests may wait for something else, or for longer."""
+    machine = puller()
+    first = fetch(machine, owed, timeout_s=30.0)
+    asked(first.step(0.0, 1))
+    assert isinstance(first.step(0.0, 1), Wait)
+    assert body(fetch(machine, 20, no_wait=True).step(0.0, 1))["batch"] == expected
+    machine = puller()
+    asked(fetch(machine, owed, timeout_s=30.0).step(0.0, 1))
+    grouped = fetch(machine, 20, timeout_s=30.0, priority=Priority(group="a", min_pending=5))
+    assert body(grouped.step(0.0, 1))["batch"] == expected
+
+
 def test_a_flow_with_a_bound_of_bytes_does_not_guess() -> None:
     machine = puller()
     flow = Flow(machine, PullLimits(max_messages=100, max_bytes=64 << 20))

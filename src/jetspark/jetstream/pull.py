@@ -595,17 +595,15 @@ class Fetch(_Reader, Generic[M]):
         puller.on_session(session)
         if self._no_wait:  # what others asked for may take its time
             shortfall = 0 if puller.has_request_of(self) else self.need
+            is_nobody_asking = shortfall > 0
         else:
             # Of all fetches together: the server does not say for which request a message is.
             shortfall = sum(each.need for each in puller.fetches) - puller.owed
-            if not puller.has_request_with(self._priority):
+            is_nobody_asking = not puller.has_request_with(self._priority)
+            if is_nobody_asking:
                 shortfall = self.need  # those left behind by other fetches may wait for what we do not
         if self._max_bytes is None:
-            most = puller.most_at_a_time
-            if puller.owed + shortfall > most:
-                shortfall = most - puller.owed if puller.owed <= most // 2 else 0
-            if self.need > puller.owed + shortfall:  # the rest is asked for when half of these have come
-                puller.wake_at = min(puller.wake_at, max(puller.owed - most // 2, 1))
+            shortfall = self._within_bytes(shortfall, is_nobody_asking)
         if shortfall > 0:
             # So near the end the answer to another request would come too late, and lie here for the next fetch.
             if self._has_asked and now >= self.deadline - 2 * self._margin_s:
@@ -617,6 +615,18 @@ class Fetch(_Reader, Generic[M]):
             return self._ask(min(shortfall, self.need), now)
         deadline = puller.next_deadline()
         return Wait(self.deadline if deadline is None else min(deadline, self.deadline))
+
+    def _within_bytes(self, shortfall: int, is_nobody_asking: bool) -> int:
+        """How many to ask for now; the rest when half of what is owed has come."""
+        puller = self._puller
+        most = puller.most_at_a_time
+        if puller.owed + shortfall > most:
+            shortfall = max(most - puller.owed, min(MIN_AHEAD, shortfall) if is_nobody_asking else 0)
+            if puller.owed > most // 2 and not is_nobody_asking:
+                shortfall = 0
+        if self.need > puller.owed + shortfall:
+            puller.wake_at = min(puller.wake_at, max(puller.owed - most // 2, 1))
+        return shortfall
 
     def leave(self, *, is_cancelled: bool) -> None:
         """Call it in the end. What a cancelled fetch had taken is there for the next one."""
