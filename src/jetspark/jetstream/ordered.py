@@ -83,8 +83,8 @@ HEARTBEAT_S = 5.0
 # 0.89 with 4096, and has 0.94 with this.
 MAX_MESSAGES = 16_384
 MAX_BYTES = 16 << 20
-# The window has room for a sixth of the bytes, should all messages be as large as the largest that was counted last, and
-# for 64 messages at least.
+# The window has room for a sixth of the bytes, should all messages be as large as the largest that was counted last,
+# and for 64 messages at least.
 BYTES_PARTS = 6
 MIN_WINDOW = 64
 
