@@ -39,7 +39,7 @@ ARGUMENTS: dict[str, dict[str, tuple[Any, ...]]] = {
         "drain": (),
         "close": (),
     },
-    "Subscription": {"next": (), "unsubscribe": (), "drain": ()},
+    "Subscription": {"next": (), "some": (), "unsubscribe": (), "drain": ()},
     "JetStream": {
         "publish": ("s.a",),
         "publish_async": ("s.a",),

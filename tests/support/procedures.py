@@ -158,7 +158,7 @@ class MemoryBucket(MemoryServer):
         if self._is_fault():
             del messages[self._rng.randrange(len(messages))]
         for message in messages:
-            answers.accept(message)
+            answers.accept_all([message])
         if not answers.is_over:
             answers.lost()
 
@@ -313,7 +313,7 @@ class MemoryStream(MemoryServer):
             del blocks[self._rng.randrange(len(blocks))]
         for block in blocks:
             if not answers.is_over:
-                answers.accept(CoreMessage("_INBOX", b"x", None, block.encode(), None))
+                answers.accept_all([CoreMessage("_INBOX", b"x", None, block.encode(), None)])
         if not answers.is_over:
             answers.lost()
 

@@ -45,14 +45,35 @@ OWN = [
 ]
 
 
+def test_answers_count_alike_however_many_come_at_a_time() -> None:
+    """Plain states, a marker and one that was lost on the way; what comes behind the end is not looked at."""
+    answers = [
+        answer("a", 3, 0, b"JetSpark-Sequence: 5\r\nJetSpark-Projection: 1\r\n"),
+        answer("b", 7, 3, b"JetSpark-Sequence: 6\r\nKV-Operation: DEL\r\n", b""),
+        answer("lost", 9, 8, b"JetSpark-Sequence: 7\r\n"),
+        answer("c", 12, 7, b"JetSpark-Sequence: 8\r\nJetSpark-Projection: 1 parked 9 no\r\n"),
+        end(12),
+        answer("d", 13, 12, b"JetSpark-Sequence: 9\r\n"),
+    ]
+    for size in range(1, len(answers) + 1):
+        lookup = Lookup("$JS.API", "KV_b", ["a", "b", "c", "d"])
+        lookup.request()
+        for first in range(0, len(answers), size):
+            if not lookup.is_over:
+                lookup.accept_all(answers[first : first + size])
+        assert lookup.is_over
+        assert [each.subject for each in lookup.found] == ["a", "b", "c"], size
+        assert [each.mark for each in lookup.found] == ["1", None, "1 parked 9 no"]
+
+
 @pytest.mark.parametrize("own", OWN)
 def test_a_plain_state_is_read_as_if_header_by_header(own: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     read = list[list[Stored]]()
     for _ in range(2):
         lookup = Lookup("$JS.API", "KV_b", ["$KV.b.a"])
         lookup.request()
-        lookup.accept(answer("$KV.b.a", 8, 0, own))
-        lookup.accept(end(8))
+        lookup.accept_all([answer("$KV.b.a", 8, 0, own)])
+        lookup.accept_all([end(8)])
         assert lookup.is_over
         read.append(lookup.found)
         monkeypatch.setattr("jetspark.state.lookup._plain_state", lambda raw: None)
@@ -65,8 +86,8 @@ def test_a_message_that_names_none_before_it_is_the_first() -> None:
     lookup = Lookup("$JS.API", "KV_b", ["$KV.b.a"])
     lookup.request()
     raw = b"NATS/1.0\r\nNats-Stream: KV_b\r\nNats-Subject: $KV.b.a\r\nNats-Sequence: 8\r\n\r\n"
-    lookup.accept(CoreMessage("_INBOX.x", b"v", None, raw, None))
-    lookup.accept(end(8))
+    lookup.accept_all([CoreMessage("_INBOX.x", b"v", None, raw, None)])
+    lookup.accept_all([end(8)])
     assert [each.revision for each in lookup.found] == [8]
 
 
@@ -108,12 +129,12 @@ def test_answers_are_read_from_the_few_headers_that_matter() -> None:
     request = lookup.request()
     assert request.subject == "$JS.API.DIRECT.GET.KV_b"
     assert json.loads(request.data) == {"multi_last": ["a", "b", "c"]}
-    lookup.accept(answer("a", 3, 0, b"JetSpark-Sequence:  12\r\n"))
-    lookup.accept(answer("b", 7, 3, b"KV-Operation: DEL\r\nJetSpark-Writer: job\r\n", b""))
+    lookup.accept_all([answer("a", 3, 0, b"JetSpark-Sequence:  12\r\n")])
+    lookup.accept_all([answer("b", 7, 3, b"KV-Operation: DEL\r\nJetSpark-Writer: job\r\n", b"")])
     # A message that was republished has such headers of its own; and anybody may write anything into ours.
-    lookup.accept(answer("c", 9, 7, b"Nats-Sequence: 99\r\nNats-Subject: x\r\nJetSpark-Sequence: soon\r\n"))
+    lookup.accept_all([answer("c", 9, 7, b"Nats-Sequence: 99\r\nNats-Subject: x\r\nJetSpark-Sequence: soon\r\n")])
     was_over = lookup.is_over
-    lookup.accept(end(9))
+    lookup.accept_all([end(9)])
     assert (was_over, lookup.is_over, lookup.left) == (False, True, [])
     assert lookup.found == [
         Stored("a", 3, b"v", "put", 12, None),
@@ -125,13 +146,13 @@ def test_answers_are_read_from_the_few_headers_that_matter() -> None:
 def test_what_a_large_answer_leaves_is_asked_for_next() -> None:
     lookup = Lookup("$JS.API", "KV_b", ["a", "b", "never"])
     lookup.request()
-    lookup.accept(answer("b", 3, 0))
-    lookup.accept(end(3, left=1))
+    lookup.accept_all([answer("b", 3, 0)])
+    lookup.accept_all([end(3, left=1)])
     assert (lookup.is_over, lookup.left) == (True, ["a", "never"])
     assert json.loads(lookup.request().data) == {"multi_last": ["a", "never"]}
     was_over = lookup.is_over
-    lookup.accept(answer("a", 5, 0))
-    lookup.accept(end(5))
+    lookup.accept_all([answer("a", 5, 0)])
+    lookup.accept_all([end(5)])
     assert (was_over, lookup.is_over, lookup.left) == (False, True, [])
     assert [each.subject for each in lookup.found] == ["b", "a"]
 
@@ -142,8 +163,8 @@ def test_an_answer_with_a_hole_counts_for_nothing(lost: int) -> None:
     lookup.request()
     answers = [answer("a", 3, 0), answer("b", 5, 3), answer("c", 6, 5)]
     for message in answers[:lost] + answers[lost + 1 :]:
-        lookup.accept(message)
-    lookup.accept(end(6))
+        lookup.accept_all([message])
+    lookup.accept_all([end(6)])
     assert lookup.is_over
     assert (lookup.left, lookup.found) == (["a", "b", "c"], [])
 
@@ -151,7 +172,7 @@ def test_an_answer_with_a_hole_counts_for_nothing(lost: int) -> None:
 def test_an_answer_whose_rest_is_lost_is_over_and_counts_for_nothing() -> None:
     lookup = Lookup("$JS.API", "KV_b", ["a", "b"])
     lookup.request()
-    lookup.accept(answer("a", 3, 0))
+    lookup.accept_all([answer("a", 3, 0)])
     lookup.lost()
     assert (lookup.is_over, lookup.left, lookup.found) == (True, ["a", "b"], [])
 
@@ -159,16 +180,16 @@ def test_an_answer_whose_rest_is_lost_is_over_and_counts_for_nothing() -> None:
 def test_markers_of_the_server_and_headers_without_a_blank_are_understood() -> None:
     lookup = Lookup("$JS.API", "KV_b", ["a", "b"])
     lookup.request()
-    lookup.accept(answer("a", 3, 0, b"Nats-Marker-Reason: MaxAge\r\n", b""))
-    lookup.accept(answer("b", 4, 3, b"JetSpark-Sequence:12\r\nJetSpark-Batch:q:0:1:5\r\n"))
-    lookup.accept(end(4))
+    lookup.accept_all([answer("a", 3, 0, b"Nats-Marker-Reason: MaxAge\r\n", b"")])
+    lookup.accept_all([answer("b", 4, 3, b"JetSpark-Sequence:12\r\nJetSpark-Batch:q:0:1:5\r\n")])
+    lookup.accept_all([end(4)])
     assert lookup.found == [Stored("a", 3, b"", "purge", None, None), Stored("b", 4, b"v", "put", 12, None, "q:0:1:5")]
 
 
 def test_an_end_that_says_nothing_more_ends_an_empty_answer() -> None:
     lookup = Lookup("$JS.API", "KV_b", ["a"])
     lookup.request()
-    lookup.accept(status("204 EOB"))
+    lookup.accept_all([status("204 EOB")])
     assert (lookup.is_over, lookup.left, lookup.found, lookup.up_to) == (True, [], [], 0)
 
 
@@ -180,7 +201,7 @@ def test_a_message_that_does_not_say_where_it_was_is_an_error(missing: bytes) ->
     assert whole.raw_headers is not None
     raw = whole.raw_headers.replace(missing + b":", b"Other:")
     with pytest.raises(ProtocolError, match="does not say where it was"):
-        lookup.accept(CoreMessage("_INBOX.x", b"v", None, raw, None))
+        lookup.accept_all([CoreMessage("_INBOX.x", b"v", None, raw, None)])
 
 
 def test_a_message_of_the_leader_says_the_same() -> None:
@@ -195,12 +216,12 @@ def test_a_message_of_the_leader_says_the_same() -> None:
 def test_an_answer_may_be_that_there_is_nothing_or_nobody() -> None:
     lookup = Lookup("$JS.API", "KV_b", ["a"])
     lookup.request()
-    lookup.accept(status("404 No Results"))
+    lookup.accept_all([status("404 No Results")])
     assert (lookup.is_over, lookup.left, lookup.found) == (True, [], [])
     with pytest.raises(JetStreamUnavailable):
-        Lookup("$JS.API", "KV_b", ["a"]).accept(status("503"))
+        Lookup("$JS.API", "KV_b", ["a"]).accept_all([status("503")])
     with pytest.raises(ServerError, match="Bad Request"):
-        Lookup("$JS.API", "KV_b", ["a"]).accept(status("408 Bad Request"))
+        Lookup("$JS.API", "KV_b", ["a"]).accept_all([status("408 Bad Request")])
 
 
 def test_an_answer_counts_only_if_it_is_up_to_what_is_wanted() -> None:
@@ -208,17 +229,17 @@ def test_an_answer_counts_only_if_it_is_up_to_what_is_wanted() -> None:
     assert json.loads(lookup.request().data) == {"multi_last": ["a", "never", "w"]}
     for up_to in (8, None):
         lookup.request()
-        lookup.accept(answer("a", 3, 0))
-        lookup.accept(end(3, up_to=up_to))
+        lookup.accept_all([answer("a", 3, 0)])
+        lookup.accept_all([end(3, up_to=up_to)])
         assert (lookup.is_over, lookup.is_behind, lookup.left, lookup.found) == (True, True, ["a", "never"], [])
     lookup.request()
     assert not lookup.is_behind
-    lookup.accept(status("404 No Results"))
+    lookup.accept_all([status("404 No Results")])
     assert (lookup.is_behind, lookup.left) == (True, ["a", "never"])
     lookup.request()
-    lookup.accept(answer("a", 3, 0))
-    lookup.accept(answer("w", 9, 3))
-    lookup.accept(end(9, up_to=12))
+    lookup.accept_all([answer("a", 3, 0)])
+    lookup.accept_all([answer("w", 9, 3)])
+    lookup.accept_all([end(9, up_to=12)])
     assert (lookup.is_behind, lookup.left, lookup.up_to) == (False, [], 12)
     assert [each.subject for each in lookup.found] == ["a"]  # nobody has asked for the witness
 
@@ -227,22 +248,23 @@ def test_an_answer_counts_only_if_it_is_up_to_what_is_wanted() -> None:
 def test_nothing_at_all_is_an_answer_only_where_any_place_will_do(at_least: int) -> None:
     lookup = Lookup("$JS.API", "KV_b", ["a"], at_least=at_least)
     lookup.request()
-    lookup.accept(status("404 No Results"))
+    lookup.accept_all([status("404 No Results")])
     assert (lookup.is_behind, lookup.left) == ((True, ["a"]) if at_least else (False, []))
 
 
 def test_a_witness_that_is_asked_for_anyway_is_asked_for_once() -> None:
     lookup = Lookup("$JS.API", "KV_b", ["a", "w"], at_least=9, witness="w")
     assert json.loads(lookup.request().data) == {"multi_last": ["a", "w"]}
-    lookup.accept(answer("w", 9, 0))
-    lookup.accept(end(9, up_to=9))
+    lookup.accept_all([answer("w", 9, 0)])
+    lookup.accept_all([end(9, up_to=9)])
     assert [each.subject for each in lookup.found] == ["w"]
 
 
-def test_what_a_mirror_says_does_not_count_where_the_place_matters() -> None:
+@pytest.mark.parametrize("own", [b"", OWN[0], OWN[3]], ids=["foreign value", "state", "parked"])
+def test_what_a_mirror_says_does_not_count_where_the_place_matters(own: bytes) -> None:
     for at_least in (0, 1):
         lookup = Lookup("$JS.API", "KV_b_elsewhere", ["a"], at_least=at_least)
         lookup.request()
-        lookup.accept(answer("a", 3, 0))
-        lookup.accept(end(3, up_to=3))
+        lookup.accept_all([answer("a", 3, 0, own)])
+        lookup.accept_all([end(3, up_to=3)])
         assert (lookup.is_behind, len(lookup.found)) == ((True, 0) if at_least else (False, 1))

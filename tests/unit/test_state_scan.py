@@ -579,7 +579,7 @@ def answered(direct: scan.DirectReading, *answers: CoreMessage) -> tuple[list[in
         request = json.loads(direct.request().data)
         was_over = direct.is_over
         for answer in answers:
-            direct.accept(answer)
+            direct.accept_all([answer])
         if not direct.is_over:
             direct.lost()
         assert (was_over, direct.is_over) == (False, True)

@@ -194,15 +194,15 @@ class Watched(MemoryBucket):
         if what == "lost":
             answers.lost()
         elif what == "nothing":
-            answers.accept(CoreMessage("_INBOX", b"", None, b"NATS/1.0 404 No Results\r\n\r\n", None))
+            answers.accept_all([CoreMessage("_INBOX", b"", None, b"NATS/1.0 404 No Results\r\n\r\n", None)])
         else:
             last, up_to = self.last(f"$KV.b.{what}"), len(self.log)
             [message, _] = self._messages([last], up_to)
-            answers.accept(message)
+            answers.accept_all([message])
             end = (
                 f"NATS/1.0 204 EOB\r\nNats-Num-Pending: 1\r\nNats-Last-Sequence: {last}\r\nNats-UpTo-Sequence: {up_to}"
             )
-            answers.accept(CoreMessage("_INBOX", b"", None, f"{end}\r\n\r\n".encode(), None))
+            answers.accept_all([CoreMessage("_INBOX", b"", None, f"{end}\r\n\r\n".encode(), None)])
 
 
 def test_an_answer_that_is_lost_three_times_is_given_up_unless_some_of_it_came() -> None:

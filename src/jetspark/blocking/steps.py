@@ -114,11 +114,11 @@ class ProcedureRunner:
 
     def _ask_many(self, step: AskMany) -> None:
         context, reading = self._connected, step.answers
-        timeout_s, accept = context.timeout_s, reading.accept
+        timeout_s, accept_all = context.timeout_s, reading.accept_all
         with context.asked(reading.request()) as answers:
             try:
                 while not reading.is_over:
-                    accept(answers.next(timeout_s))
+                    accept_all(answers.some(timeout_s))
             except ConnectionClosed:
                 if context.client.is_closed:
                     raise

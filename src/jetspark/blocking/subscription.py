@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Unpack, cast
 
@@ -108,17 +109,44 @@ class Subscription(SubscriptionBase):
             RequestTimeout: None came within ``timeout`` seconds (None waits for ever).
             ConnectionClosed: The subscription is over and everything was read.
         """
-        state, changed = self._state, self._changed
         check_timeout(timeout)
         with self._link.lock:
-            if not state.pending and not changed.wait_for(self._is_readable, timeout):
-                raise RequestTimeout(f"next message on {state.subject!r}", timeout or 0)
-            if not state.pending:
-                raise state.error or ConnectionClosed(f"the subscription to {state.subject!r} is over")
-            message = cast(Message, state.take())
-            if state.is_finished and not state.pending:
-                changed.notify_all()  # a drain may wait for this
+            if not self._state.pending:
+                self._wait_for_one(timeout)
+            message = cast(Message, self._state.take())
+            self._note_read()
             return message
+
+    def some(self, timeout: float | None = None) -> list[Message]:
+        """All messages that are here, and at least one: it waits for that as :meth:`next` does.
+
+        Raises:
+            RequestTimeout: None came within ``timeout`` seconds (None waits for ever).
+            ConnectionClosed: The subscription is over and everything was read.
+        """
+        check_timeout(timeout)
+        found: list[Message] = []
+        with self._link.lock:
+            if not self._state.pending:
+                self._wait_for_one(timeout)
+            take = cast("deque[Message]", self._state.pending).popleft
+            with suppress(IndexError):  # other threads may take some of them meanwhile
+                while True:
+                    found.append(take())
+            self._note_read()
+            return found
+
+    def _wait_for_one(self, timeout: float | None) -> None:
+        """Raises as :meth:`next`."""
+        state = self._state
+        if not self._changed.wait_for(self._is_readable, timeout):
+            raise RequestTimeout(f"next message on {state.subject!r}", timeout or 0)
+        if not state.pending:
+            raise state.error or ConnectionClosed(f"the subscription to {state.subject!r} is over")
+
+    def _note_read(self) -> None:
+        if self._state.is_finished and not self._state.pending:
+            self._changed.notify_all()  # a drain may wait for this
 
     def _is_readable(self) -> bool:
         return bool(self._state.pending) or self._state.is_finished

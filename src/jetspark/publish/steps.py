@@ -8,7 +8,7 @@ are ``aio/steps.py`` and ``blocking/steps.py``.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -71,8 +71,8 @@ class Answers(Protocol):
 
     def request(self) -> Request: ...
 
-    def accept(self, message: CoreMessage) -> object:
-        """Take an answer."""
+    def accept_all(self, messages: Sequence[CoreMessage]) -> None:
+        """Take answers, in their order. What comes behind the last one is not looked at."""
 
     def lost(self) -> None:
         """The connection was lost: the other answers will not come."""

@@ -35,7 +35,7 @@ _plain_state = re.compile(
     rb"(?:JetSpark-Projection: ([^\r\n]*+)\r\n)?+"
     rb"(?:Nats-Expected-Last-Subject-Sequence: [0-9]++\r\n)?+"
     rb"Nats-Stream: [^\r\n]++\r\n"
-    rb"Nats-Subject: ([^\r\n]++)\r\n"
+    rb"Nats-Subject: ([^\s]++)\r\n"
     rb"Nats-Sequence: ([0-9]++)\r\n"
     rb"Nats-Time-Stamp: [^\r\n]++\r\n"
     rb"Nats-Num-Pending: [0-9]++\r\n"
@@ -84,25 +84,40 @@ class Lookup:
         """The rest of the answer will not come: half of it counts for nothing."""
         self.is_over = True
 
-    def accept(self, message: CoreMessage) -> None:
-        """Take an answer; the last one makes it ``is_over``.
+    def accept_all(self, messages: Sequence[CoreMessage]) -> None:
+        """Take answers; the last one makes it ``is_over``.
 
         Raises:
             JetStreamUnavailable: Nobody answers for the stream.
             ServerError: The server refused.
         """
-        raw = message.raw_headers or b""
-        if (plain := _plain_state(raw)) is not None:
+        answer, look = self._answer, _plain_state
+        mark_texts: dict[bytes | None, str | None] = {None: None}  # most have the same one
+        for message in messages:
+            raw = message.raw_headers or b""
+            if (plain := look(raw)) is None:
+                self._accept_other(message, raw)
+                if self.is_over:
+                    return
+                continue
             sequence, mark, subject, revision, before = plain.groups()
-            note = None if mark is None else _text(mark)
-            stored = Stored(_text(subject), int(revision), message.data, "put", int(sequence), None, mark=note)
-            self._take(stored, int(before), raw)
-            return
-        status, before = message.status, _field(raw, b"Nats-Last-Sequence")
+            # As `_take`, without a call for each.
+            if int(before) != (answer[-1].revision if answer else 0):
+                continue
+            if not answer:
+                self._note_stream(raw)
+            if mark not in mark_texts:
+                mark_texts[mark] = _text(mark)
+            name = subject.decode(errors="surrogateescape")
+            answer.append(Stored(name, int(revision), message.data, "put", int(sequence), None, None, mark_texts[mark]))
+
+    def _accept_other(self, message: CoreMessage, raw: bytes) -> None:
+        """An answer that is no plain state: a marker, a value with other headers, or the end."""
+        status, before = message.status, int(_field(raw, b"Nats-Last-Sequence") or 0)
         if status is None:
-            self._take(_stored(raw, message), int(before or 0), raw)
+            self._take(_stored(raw, message), before, raw)
             return
-        is_unbroken = self._follows(int(before or 0))
+        is_unbroken = self._follows(before)
         self.is_over = True
         if status.code == 204:
             if is_unbroken:  # else it is asked for again
@@ -124,8 +139,12 @@ class Lookup:
         if not self._follows(before):
             return
         if not self._answer:
-            self._is_of_mirror = _field(raw, b"Nats-Stream") not in (None, self._stream)
+            self._note_stream(raw)
         self._answer.append(stored)
+
+    def _note_stream(self, raw: bytes) -> None:
+        """The first message says of which stream all are."""
+        self._is_of_mirror = _field(raw, b"Nats-Stream") not in (None, self._stream)
 
     def _end(self, raw: bytes) -> None:
         up_to = int(_field(raw, b"Nats-UpTo-Sequence") or 0)

@@ -270,10 +270,14 @@ class DirectReading:
         self._get, self._found = self._following(), []
         return self._get.request()
 
-    def accept(self, message: CoreMessage) -> None:
-        stored = self._get.accept(message)
-        if stored is not None:
-            self._found.append(stored)
+    def accept_all(self, messages: Sequence[CoreMessage]) -> None:
+        get, found = self._get, self._found
+        for message in messages:
+            stored = get.accept(message)
+            if stored is not None:
+                found.append(stored)
+            if get.is_over:
+                return
 
     def lost(self) -> None:
         self._get.lost()

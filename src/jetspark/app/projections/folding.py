@@ -303,7 +303,8 @@ class KeyState:
             UsageError: The bucket has a state that another version of the projection has made.
         """
         parked: Parked | None = None
-        if loaded.revision:  # else the key is new to the bucket: nothing to look at
+        # Most keys are new to the bucket, or have the mark of a state that this version made: nothing to look at.
+        if loaded.revision and loaded.mark != spec.plain_mark:
             mark, parked = mark_of(loaded), parked_of(loaded)
             if mark is not None and mark.version != spec.version:
                 raise UsageError(
