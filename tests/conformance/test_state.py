@@ -129,7 +129,7 @@ async def test_many_who_store_the_newest_at_once_leave_the_newest(driver: Driver
                 steps = Steps(own.jetstream())
                 for round_ in range(5):
                     changes = [Change(f"k.{key}", b"%d" % worker, sequence=round_ * 3 + worker) for key in range(40)]
-                    total = total.plus(await steps.run(store_newest(kv.bucket, changes)))
+                    total = Outcome.of_all([total, await steps.run(store_newest(kv.bucket, changes))])
             return total
 
         outcomes = await asyncio.gather(*map(work, range(3)))
@@ -183,7 +183,7 @@ async def test_workers_that_fold_the_same_events_at_once_apply_each_of_them_once
                     given: dict[str, list[Applied]] = {}
                     for key, sequence, number in events[start : start + size]:
                         given.setdefault(key, []).append(Applied(sequence, number))
-                    total = total.plus(await steps.run(fold_into(kv.bucket, Chain(), given)))
+                    total = Outcome.of_all([total, await steps.run(fold_into(kv.bucket, Chain(), given))])
             return total
 
         outcomes = await asyncio.gather(*map(work, (100, 300, 400)))

@@ -85,7 +85,14 @@ def test_a_key_that_looks_as_expected_is_unchanged() -> None:
 
 
 def test_outcomes_add_up() -> None:
-    assert Outcome(1, ("a",), 2).plus(Outcome(3, ("b",), 4)) == Outcome(4, ("a", "b"), 6)
+    one = Outcome(1, ("a",), 2, {"a": Current(b"5", 5, 17)}, {"k": 9})
+    other = Outcome(3, ("b",), 4, {"b": Current(None, 9, 20)}, {"l": 11, "m": 12})
+    assert Outcome.of_all([]) == Outcome()
+    assert Outcome.of_all([one]) is one
+    total = Outcome.of_all([one, Outcome(), other])
+    assert total == Outcome(4, ("a", "b"), 6)
+    assert total.present == {"a": Current(b"5", 5, 17), "b": Current(None, 9, 20)}
+    assert total.revisions == {"k": 9, "l": 11, "m": 12}
 
 
 @pytest.mark.parametrize(

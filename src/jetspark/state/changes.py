@@ -7,7 +7,7 @@ counts as older than every event: sequence 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -89,13 +89,22 @@ class Outcome:
     revisions: Mapping[str, int] = field(default_factory=dict, compare=False)
     """Of changes that were written, where they are known for sure."""
 
-    def plus(self, other: Outcome) -> Outcome:
-        return Outcome(
-            self.written + other.written,
-            self.conflicts + other.conflicts,
-            self.dropped + other.dropped,
-            {**self.present, **other.present},
-            {**self.revisions, **other.revisions},
+    @classmethod
+    def of_all(cls, outcomes: Sequence[Outcome]) -> Outcome:
+        """What became of all changes, given the outcomes of parts of them."""
+        if len(outcomes) == 1:
+            return outcomes[0]
+        present: dict[str, Current] = {}
+        revisions: dict[str, int] = {}
+        for each in outcomes:
+            present.update(each.present)
+            revisions.update(each.revisions)
+        return cls(
+            sum(each.written for each in outcomes),
+            tuple(key for each in outcomes for key in each.conflicts),
+            sum(each.dropped for each in outcomes),
+            present,
+            revisions,
         )
 
 

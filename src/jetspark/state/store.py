@@ -141,7 +141,7 @@ def store_newest(
         JetSparkError: As :func:`store`.
     """
     target = yield from open_bucket(bucket, patience_s=patience_s)
-    total = Outcome()
+    outcomes: list[Outcome] = []
     for batch in _batches(newest(changes).values(), BATCH_CHANGES):
         left = batch
         persistence = Persistence(patience_s)
@@ -153,12 +153,12 @@ def store_newest(
             current = None  # it was true once; the next round has to look again
             wanted = newer(left, known)
             outcome = yield from target.store(wanted, "", persistence)
-            total = total.plus(Outcome(outcome.written, (), len(left) - len(wanted)))
+            outcomes.append(Outcome(outcome.written, (), len(left) - len(wanted)))
             again = set(outcome.conflicts)
             left = [change for change in wanted if change.key in again]
             if left:
                 yield from persistence.pause(Conflict(bucket, tuple(sorted(again))))
-    return total
+    return Outcome.of_all(outcomes)
 
 
 # ---- small steps -----------------------------------------------------------------------------------------------------
@@ -252,14 +252,14 @@ class StateBucket:
     def store_all(self, changes: Iterable[Change], *, writer: str = "") -> Procedure[Outcome]:
         """As :func:`store`."""
         seen: set[str] = set()
-        total = Outcome()
+        outcomes: list[Outcome] = []
         for batch in _batches(changes, BATCH_CHANGES):
             for change in batch:
                 _check(change, seen, writer)
             persistence = Persistence(self._patience_s)
             yield from persistence.progress()
-            total = total.plus((yield from self.store(batch, writer, persistence)))
-        return total
+            outcomes.append((yield from self.store(batch, writer, persistence)))
+        return Outcome.of_all(outcomes)
 
     # ---- loading -----------------------------------------------------------------------------------------------
 
