@@ -8,9 +8,10 @@ rates do. The first line of Spark is cold, and not to be compared.
 
     python tools/projection_cost.py 100000x10000 1000000x10000 5000000x10000 1000000x1000 1000000x1000000
 
-Where each event is of a key of its own each is a write, and costs more: compare those sizes with each other. A size
-with a third number, such as ``200000x1000x100``, is folded live in batches of that many events, so that each is a write
-however few the keys are.
+Keys come in turn. Where a batch has at most one event of each key, every event is a write, and costs more: compare
+those sizes with each other. ``1000000x200000`` and ``5000000x1000000`` are the same work for a stream on Spark, whose
+micro-batches have 200,000 events: each loads and stores as many keys. A size with a third number, such as
+``200000x1000x100``, is folded live in batches of that many events, so that each is a write however few the keys are.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 SIZES = (
     *("100000x10000", "100000x10000", "1000000x10000", "5000000x10000", "1000000x1000"),
     *("100000x100000", "1000000x1000000"),
+    *("1000000x200000", "5000000x1000000"),
     *("200000x1000x100", "200000x10000x100", "200000x100000x100", "200000x1000000x100"),
 )
 ENGINES = ("live", "backfill", "stream")
@@ -108,7 +110,7 @@ def measure(spark: SparkSession, js: JetStream, url: str, size: str) -> None:
         print(
             f"{events:>9} events {keys:>8} keys {engine:>8}: {cpu / events * 1e6:6.2f} µs of processor time an event, "
             f"{state.last_sequence / events:.2f} writes, "
-            f"{events / elapsed / 1000:6.1f} thousand/s, largest process {memory:.0f} MiB so far, load {load}",
+            f"{events / elapsed / 1000:6.1f} thousand/s, largest Python process {memory:.0f} MiB so far, load {load}",
             flush=True,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import statistics
@@ -21,6 +22,7 @@ from jetspark.bench.extras import SPARK
 from jetspark.bench.peers import Peer
 from jetspark.bench.runner import Plan, contenders_of, run
 from jetspark.bench.sample import UVLOOP_SUFFIX
+from jetspark.bench.spark import descendants, peak_mib
 from jetspark.bench.workloads import WORKLOADS
 from jetspark.blocking import connect
 from jetspark.errors import ConfigError, ConnectionLost, JetSparkError
@@ -32,6 +34,13 @@ COMMAND = [sys.executable, "-c", "import typer; from jetspark.cli.bench import b
 
 def bench(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=250, check=False)
+
+
+def test_the_memory_of_a_server_is_not_taken_for_that_of_python() -> None:
+    with NatsServer() as server:
+        assert server.pid in descendants(os.getpid())
+        assert peak_mib(iter([server.pid])) == 0
+    assert peak_mib(iter([os.getpid()])) > 10
 
 
 @pytest.fixture(scope="module")
