@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from jetspark.app.contracts.catalogue import contract_of
-from jetspark.app.contracts.tokens import escape, is_plain, text_of, unescape
+from jetspark.app.contracts.tokens import MAX_KEY_BYTES, escape, is_plain, text_of, unescape
 from jetspark.app.projections.windows import Window, is_part
 from jetspark.app.topology.names import check_app_name
 from jetspark.errors import ConfigError
@@ -40,6 +40,11 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 _EXAMPLE = datetime.datetime(2026, 3, 31, 10, tzinfo=datetime.UTC)
 # What servers accept by default, with room for headers.
 MAX_STATE_BYTES = (1 << 20) - 4096
+
+
+# A key is part of subjects, and the server takes lines of 4096 bytes: this leaves room for the rest of the line. Every
+# key of 1000 bytes fits, which is what the key of an event may have, three times as long where all of it is escaped.
+MAX_TOKEN_BYTES = 3 * MAX_KEY_BYTES
 
 
 class BrokenInvariant(Exception):
@@ -103,17 +108,17 @@ class ProjectionSpec:
         """The keys in the bucket that an event concerns, each once; the values of ``key`` as tokens.
 
         Raises:
-            ConfigError: ``key`` returned something with no single spelling, such as a float.
+            ConfigError: ``key`` returned something with no single spelling, such as a float, or too long a text.
             Exception: Whatever ``key`` raises.
         """
         found = self._key_of(event)
         if found.__class__ is str:
-            return (found,) if is_plain(found) else (escape(found),)
+            return (_token(found),)
         if found is None:
             return ()
         if isinstance(found, list | tuple):
-            return tuple(dict.fromkeys(escape(text_of(each)) for each in found))
-        return (escape(text_of(found)),)
+            return tuple(dict.fromkeys(_token(text_of(each)) for each in found))
+        return (_token(text_of(found)),)
 
     def plain_keys_of(self, events: Sequence[Any]) -> list[str] | None:
         """What :meth:`windowed_keys_of` finds for each of many events, where that is one text which is its own token,
@@ -131,6 +136,8 @@ class ProjectionSpec:
                 return None  # most events of a projection have the same kind of key
             keys = list(map(self._key_of, events))
             if set(map(type, keys)) != {str} or not all(keys) or not is_plain("".join(keys)):
+                return None
+            if max(map(len, keys)) > MAX_TOKEN_BYTES:
                 return None
             if window is not None:
                 return [f"{key}.{part}" for key, part in zip(keys, map(window.part_of, events), strict=True)]
@@ -159,7 +166,7 @@ class ProjectionSpec:
         if self.window is None:
             if isinstance(key, tuple):
                 raise ConfigError(f"key {key!r} of projection {self.name!r}: expected no tuple; it has no windows")
-            return escape(key if isinstance(key, str) else text_of(key))
+            return _token(key if isinstance(key, str) else text_of(key))
         if isinstance(key, tuple) and len(key) == 2:
             of, part = key
         else:
@@ -170,7 +177,7 @@ class ProjectionSpec:
                     f"key {key!r} of projection {self.name!r}: expected its window, too, such as '{key}.{window}', "
                     f"({key!r}, {window!r}), or with a moment in place of the window"
                 )
-        return f"{escape(of if isinstance(of, str) else text_of(of))}.{self.window.part(part)}"
+        return f"{_token(of if isinstance(of, str) else text_of(of))}.{self.window.part(part)}"
 
     def key_text(self, name: str) -> str:
         """A key as users write it, of one that the bucket has; one that is none of this projection's as it is."""
@@ -259,6 +266,21 @@ def make_spec(name: str, kind: type[Any], options: dict[str, Any]) -> Projection
     from jetspark.app.projections.lookups import LookupSpec
 
     return LookupSpec(name, kind, **options)
+
+
+def _token(key: str) -> str:
+    """A key as a token of the bucket's keys.
+
+    Raises:
+        ConfigError: There is none, or it is longer than the server takes.
+    """
+    token = key if is_plain(key) else escape(key)
+    if len(token) > MAX_TOKEN_BYTES:
+        raise ConfigError(
+            f"key {key[:40]!r}..., which takes {len(token)} bytes: expected up to {MAX_TOKEN_BYTES}, with three for "
+            "each byte that is no letter, digit, _ or -; use an id, or a hash of the text"
+        )
+    return token
 
 
 def _method(name: str, fold: object, method: str, *parameters: str) -> Callable[..., Any]:
