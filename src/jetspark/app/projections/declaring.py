@@ -38,8 +38,9 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 _EXAMPLE = datetime.datetime(2026, 3, 31, 10, tzinfo=datetime.UTC)
+HEADER_ROOM_BYTES = 4096
 # What servers accept by default, with room for headers.
-MAX_STATE_BYTES = (1 << 20) - 4096
+MAX_STATE_BYTES = (1 << 20) - HEADER_ROOM_BYTES
 
 
 # A key is part of subjects, and the server takes lines of 4096 bytes: this leaves room for the rest of the line. Every
@@ -246,6 +247,18 @@ class ProjectionSpec:
     def renewed(self) -> ProjectionSpec:
         """The same projection, with a new object of its class."""
         return make_spec(self.name, self.kind, self.options)
+
+    def within(self, max_payload_bytes: int) -> ProjectionSpec:
+        """The same projection on a server that takes messages of this size: a state that does not fit parks its key.
+
+        The one that was declared is for servers as they are by default.
+        """
+        limit = max(max_payload_bytes - HEADER_ROOM_BYTES, max_payload_bytes // 2)
+        if limit >= self.max_state_bytes:
+            return self
+        spec = self.renewed()
+        spec.max_state_bytes = limit
+        return spec
 
     def __reduce__(self) -> tuple[Any, ...]:
         return make_spec, (self.name, self.kind, self.options)

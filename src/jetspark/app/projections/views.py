@@ -357,12 +357,13 @@ class View:
         if position is not None and present.sequence <= sequence <= position.sequence:
             return self._entry(name, present)
         await self._check_is_there(sequence)
-        base = base_of(self._spec, await self._revisions(name, present, position), sequence)
-        state = KeyState(self._spec, name, base)
+        spec = self._spec.within(self._context.client.max_payload_bytes)
+        base = base_of(spec, await self._revisions(name, present, position), sequence)
+        state = KeyState(spec, name, base)
         if base.sequence < sequence:
             await self._check_is_whole(0 if position is None else position.first_event, base.sequence + 1)
-            await self._fold_on(name, state, sequence)
-        return self._entry(name, past_of(self._spec, state))
+            await self._fold_on(spec, name, state, sequence)
+        return self._entry(name, past_of(spec, state))
 
     async def _revisions(self, name: str, present: Current, position: FoldPosition | None) -> list[Current]:
         """What the bucket has of a key, as far as it is what the key's events have made of it."""
@@ -373,19 +374,19 @@ class View:
         messages = stream.get_messages(subject=subject_of(place.bucket, name))
         return [present, *[current_of(stored_of(message)) async for message in messages]]
 
-    async def _fold_on(self, name: str, state: KeyState, last: int) -> None:
+    async def _fold_on(self, spec: ProjectionSpec, name: str, state: KeyState, last: int) -> None:
         """Apply the events of a key that a state lacks, up to a sequence."""
-        router = Router([self._spec], self._app.catalogue, owns_stream=self._app.owns_stream)
+        router = Router([spec], self._app.catalogue, owns_stream=self._app.owns_stream)
         options = OrderedOptions(filter_subjects=router.reading, start_sequence=state.sequence + 1)
         reading = Reading(self._context, self._app.stream, options, listing=f"past of key {name!r}")
         try:
             await reading.start()
             while messages := await reading.some(until_idle=True):
                 rows = KeyRows()
-                router.sort(messages, sequences_of(messages), recorded_delivery, {self._spec.name: rows})
+                router.sort(messages, sequences_of(messages), recorded_delivery, {spec.name: rows})
                 for found, each, event in rows:
                     if found == name and each <= last:
-                        state.apply(self._spec, name, each, event)
+                        state.apply(spec, name, each, event)
                 if messages[-1].metadata.stream_sequence >= last:
                     break
         finally:

@@ -142,7 +142,7 @@ async def verify(
         UsageError: The bucket was made by another version of the projection; or it has not got to ``to_seq``.
     """
     check_no_rate(rate, engine)
-    spec = spec_of(app, projection)
+    spec = spec_of(app, projection, js)
     place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
     position = (await noted_position(js, place.bucket)).position
     if position is not None:
