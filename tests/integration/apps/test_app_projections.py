@@ -151,6 +151,22 @@ async def test_a_parked_key_is_visible_and_cannot_be_waited_for(server: NatsServ
         assert (entry.state.cents, entry.parked.sequence) == (0, bad.sequence)
 
 
+async def test_a_key_that_is_parked_at_a_later_event_has_those_before_it(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    others = [Opened(account="b"), Opened(account="c")]
+    await publish(js, app, Opened(account="a"), *others, Moved(source="a", target="b", cents=666), *others)
+    async with running(app, server.url), app.connect(server.url) as client:
+        view = client.view("balances")
+        await view.get("c", at_least=6)
+        for sequence in (1, 2, 3):
+            assert await view.get("a", at_least=sequence) == Account()
+        for sequence in (4, 5, 6):
+            with pytest.raises(StateParked) as failure:
+                await view.get("a", at_least=sequence)
+            assert failure.value.sequence == 4
+
+
 async def test_waiting_for_a_projection_that_nobody_runs_says_so(server: NatsServer, js: JetStream) -> None:
     app = bank()
     await set_up(js, app)

@@ -296,8 +296,12 @@ class View:
                     current = change.current
                 elif change.current.value is not None:
                     position = FoldPosition.decode(change.current.value).sequence
-                if current.sequence >= wanted or (not is_initial and position >= wanted):
-                    if current.sequence < wanted and (parked := parked_of(current)) is not None:
+                parked = parked_of(current)
+                # A key that is parked at a later event has every one before it.
+                if current.sequence >= wanted or (parked is not None and parked.sequence > wanted):
+                    return current
+                if not is_initial and position >= wanted:
+                    if parked is not None:
                         raise StateParked(self.name, self._spec.key_text(name), *parked)
                     return current
         raise UsageError("the connection was closed")
