@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.apps import publish, running, set_up, until
+from support.patience import PATIENCE_S
 from support.projections import (
     Account,
     Balances,
@@ -27,14 +28,17 @@ from support.projections import (
     some_events,
 )
 
+import jetspark
 from jetspark import ConfigError, DataLoss, KVConfig, RequestTimeout
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event, Window
+from jetspark.app.client import AppClient
 from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
 from jetspark.app.projections.live import LiveOptions
+from jetspark.app.projections.views import View
 from jetspark.app.replay import verify
-from jetspark.errors import StateParked
+from jetspark.errors import StateParked, StreamNotFound, UsageError
 from jetspark.server import NatsServer
 from jetspark.state.changes import SEQUENCE_HEADER
 
@@ -209,6 +213,60 @@ async def test_changes_are_waited_for_watched_and_copied(server: NatsServer, js:
             await copy.reached(ack.sequence)
             assert copy.get("a").cents == 35
             assert (copy.keys(), len(copy)) == (["a"], 1)
+
+
+@pytest.mark.parametrize("turns", [1, 3, 6, 12])
+async def test_a_copy_that_is_cancelled_while_it_begins_leaves_nothing_behind(
+    server: NatsServer, js: JetStream, turns: int
+) -> None:
+    app = bank()
+    await set_up(js, app)
+
+    async def use(view: View) -> None:
+        async with view.replica():
+            await asyncio.Event().wait()
+
+    async with app.connect(server.url) as client:
+        view = client.view("balances")
+        await view.get("a")  # from now on it follows its projection
+        before = asyncio.all_tasks()
+        using = asyncio.create_task(use(view))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        using.cancel()
+        await asyncio.wait([using])
+        await until(lambda: asyncio.all_tasks() == before)
+
+
+async def test_a_copy_that_nobody_follows_says_so(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    async with jetspark.connect(server.url) as connection:
+        view = AppClient.on(app, connection.jetstream()).view("balances")
+        with pytest.raises(UsageError, match="is not open: read it within"):
+            view.replica().get("a")
+        async with view.replica() as copy:
+            with pytest.raises(UsageError, match="is opened once"):
+                await copy.__aenter__()
+        with pytest.raises(UsageError, match="is not open"):
+            copy.get("a")
+        with pytest.raises(UsageError, match="is not open"):
+            await copy.reached(0)
+        async with view.replica() as copy:
+            await connection.close()
+            with pytest.raises(UsageError, match="the connection was closed"):
+                await copy.reached(1, timeout=PATIENCE_S)
+            with pytest.raises(UsageError, match="the connection was closed"):
+                copy.get("a")
+        with pytest.raises(UsageError, match="the connection was closed"):
+            await view.replica().__aenter__()
+    async with app.connect(server.url) as client, client.view("balances").replica() as copy:
+        await js.delete_stream("KV_bank_balances")
+        for _ in range(2):
+            with pytest.raises(StreamNotFound):
+                await copy.reached(1, timeout=PATIENCE_S)
+        with pytest.raises(StreamNotFound):
+            copy.get("a")
 
 
 async def test_a_state_of_the_past_is_folded_from_the_stream(server: NatsServer, js: JetStream) -> None:

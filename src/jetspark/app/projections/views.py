@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
@@ -415,7 +415,8 @@ class View:
 class ViewReplica:
     """All states of a projection in memory: reads are dictionary look-ups, and a moment behind the bucket.
 
-    The states are shared: do not change one that you were given. If following the bucket fails, ``get`` raises why.
+    The states are shared: do not change one that you were given. If following the bucket fails, ``get`` and ``reached``
+    raise why.
     """
 
     def __init__(self, view: View) -> None:
@@ -425,25 +426,44 @@ class ViewReplica:
         """The projection is here; every state up to it is in the copy."""
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._is_left = False
 
     async def __aenter__(self) -> Self:
+        if self._task is not None:
+            raise UsageError(f"a copy of projection {self._view.name!r} is opened once: make another with replica()")
         ready = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._follow(ready))
-        await asyncio.wait([ready, self._task], return_when=asyncio.FIRST_COMPLETED)
-        if self._task.done():
-            self._task.result()
+        try:
+            await asyncio.wait([ready, self._task], return_when=asyncio.FIRST_COMPLETED)
+            self._check_is_followed()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        self._is_left = True
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await self._task
+            await asyncio.wait([self._task])
+            if not self._task.cancelled():
+                self._task.exception()  # who has read the copy was told
+
+    def _check_is_followed(self) -> None:
+        """
+        Raises:
+            UsageError: Nobody keeps the copy up to date: it is not open, or the connection was closed.
+            JetSparkError: Following the bucket has failed.
+        """
+        if self._task is None or self._is_left:
+            name = self._view.name
+            raise UsageError(f"the copy of projection {name!r} is not open: read it within `async with view.replica()`")
+        if self._task.done():
+            self._task.result()
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The state of a key; ``default`` if it has none."""
-        if self._task is not None and self._task.done():
-            self._task.result()
+        self._check_is_followed()
         name = self._view.spec.bucket_key(key)
         found = self._states.get(name)
         if found is None or found[0].value is None:
@@ -473,11 +493,11 @@ class ViewReplica:
         """
 
         async def wait() -> None:
+            self._check_is_followed()
             while self.position < sequence:
                 self._moved.clear()
                 await self._moved.wait()
-                if self._task is not None and self._task.done():
-                    self._task.result()
+                self._check_is_followed()
 
         await self._view._within(timeout, f"the copy of projection {self._view.name!r} at sequence {sequence}", wait())
 
@@ -504,6 +524,7 @@ class ViewReplica:
                         self._moved.set()
                         if not ready.done():
                             ready.set_result(None)
+            raise UsageError("the connection was closed")
         finally:
             self._moved.set()
 
