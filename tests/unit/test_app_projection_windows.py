@@ -159,6 +159,13 @@ def test_a_window_is_named_by_its_begin_a_moment_in_it_or_as_late() -> None:
     assert hour.part(NOON + minutes(59)) == "20260331T120000Z"
     with pytest.raises(ConfigError, match="expected a time zone"):
         hour.part(NOON.replace(tzinfo=None))
+    for nothing in (None, 5, datetime.date(2026, 3, 31), b"late"):
+        with pytest.raises(ConfigError, match="expected its begin, such as 19700101T000000Z, or 'late'"):
+            hour.part(nothing)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="expected a datetime with a time zone"):
+            hour.name(nothing)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="expected a time zone, such as 2026-03-31T12:00:00Z"):
+        hour.name(NOON.replace(tzinfo=None))
     for wrong in ("", "Late", "20260331", "20260331T120000", "20260331T120000Z "):
         with pytest.raises(ConfigError, match="expected its begin, such as 19700101T000000Z, or 'late'"):
             hour.part(wrong)

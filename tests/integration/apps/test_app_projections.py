@@ -6,8 +6,9 @@ import asyncio
 import dataclasses
 import datetime
 import random
+import re
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
@@ -169,6 +170,38 @@ async def test_a_key_that_is_parked_at_a_later_event_has_those_before_it(server:
             with pytest.raises(StateParked) as failure:
                 await view.get("a", at_least=sequence)
             assert failure.value.sequence == 4
+
+
+async def test_a_view_refuses_what_is_no_sequence_no_time_and_no_condition(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, Opened(account="a"))
+    async with running(app, server.url), app.connect(server.url) as client:
+        view = client.view("balances")
+        assert await view.get("a", at_least=1) == Account()
+        wrong: Any
+        async with view.replica() as copy:
+            for wrong in ("1", b"1", -1, 0.5, float("nan"), True, 2**64):
+                for reading in (view.get("a", at_least=wrong), view.get("a", as_of=wrong)):
+                    with pytest.raises(ConfigError, match=re.escape(f"={wrong!r}: expected")):
+                        await reading
+                with pytest.raises(ConfigError, match=re.escape(f"sequence={wrong!r}: expected")):
+                    await copy.reached(wrong)
+            for wrong in ("1", -1, float("nan"), True):
+                waits = [
+                    view.get("a", at_least=1, timeout=wrong),
+                    view.entry("a", timeout=wrong),
+                    view.wait_for("a", bool, timeout=wrong),
+                    copy.reached(0, timeout=wrong),
+                ]
+                for wait in waits:
+                    with pytest.raises(ConfigError, match=re.escape(f"timeout={wrong!r}: expected seconds")):
+                        await wait
+        for condition in (None, "paid", asyncio.sleep):
+            with pytest.raises(ConfigError, match="expected a plain function of a state"):
+                await view.wait_for("a", condition)  # type: ignore[arg-type]
+        async with aclosing(view.watch("a", "a")) as entries:
+            assert (await anext(entries)).key == "a"
 
 
 async def test_waiting_for_a_projection_that_nobody_runs_says_so(server: NatsServer, js: JetStream) -> None:

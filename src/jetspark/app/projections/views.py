@@ -11,6 +11,7 @@ has seen every state that was stored before it.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing
@@ -204,12 +205,13 @@ class View:
     async def entry(self, key: Any, *, at_least: int | None = None, timeout: float | None = None) -> ViewEntry:
         """The same with its sequence and revision, and whether the key is parked."""
         name = self._spec.bucket_key(key)
+        wanted = 0 if at_least is None else whole("at_least", at_least, low=0, high=UINT64)
+        limit_s = self._limit_s(timeout)
         current = await self._load(name)
-        if at_least is None or current.sequence >= at_least:
+        if current.sequence >= wanted:
             return self._entry(name, current)
-        wanted = whole("at_least", at_least, low=0, high=UINT64)
         what = f"projection {self.name!r} (key {key!r}) at sequence {wanted}: does a worker run it?"
-        return self._entry(name, await self._within(timeout, what, self._reach(name, wanted)))
+        return self._entry(name, await self._within(limit_s, what, self._reach(name, wanted)))
 
     async def position(self) -> ViewPosition:
         """How far the projection is, and whether it may lack events; a worker writes this ten times a second."""
@@ -223,6 +225,9 @@ class View:
             RequestTimeout: There was none within ``timeout``.
         """
         name = self._spec.bucket_key(key)
+        limit_s = self._limit_s(timeout)
+        if not callable(condition) or inspect.iscoroutinefunction(condition):
+            raise ConfigError(f"condition={condition!r}: expected a plain function of a state")
 
         async def found() -> Any:
             async with aclosing(self._changes(name)) as changes:
@@ -238,7 +243,7 @@ class View:
                         return state
             raise UsageError("the connection was closed")
 
-        return await self._within(timeout, f"the state of key {key!r} of projection {self.name!r}", found())
+        return await self._within(limit_s, f"the state of key {key!r} of projection {self.name!r}", found())
 
     async def watch(self, *keys: Any) -> AsyncGenerator[ViewEntry, None]:
         """The present states, of all keys or of some, then every change, until the connection is closed.
@@ -249,7 +254,7 @@ class View:
         shown: set[str] = set()
         """Names of keys that have a state, as far as this has told."""
         fresh: set[str] = set()
-        async with aclosing(self._changes(*map(self._spec.bucket_key, keys))) as changes:
+        async with aclosing(self._changes(*dict.fromkeys(map(self._spec.bucket_key, keys)))) as changes:
             async for change in changes:
                 if change is ANEW:
                     shown, fresh = shown | fresh, set()
@@ -329,8 +334,10 @@ class View:
     def _js_is_closed(self) -> bool:
         return self._context.client.is_closed
 
-    async def _within(self, timeout: float | None, what: str, work: Coroutine[Any, Any, T]) -> T:
-        limit_s = timeout_of(timeout, self._context.timeout_s)
+    def _limit_s(self, timeout: float | None) -> float:
+        return timeout_of(timeout, self._context.timeout_s)
+
+    async def _within(self, limit_s: float, what: str, work: Coroutine[Any, Any, T]) -> T:
         try:
             async with asyncio.timeout(limit_s):
                 return await work
@@ -491,6 +498,8 @@ class ViewReplica:
         Raises:
             RequestTimeout: It was not, within ``timeout``.
         """
+        whole("sequence", sequence, low=0, high=UINT64)
+        limit_s = self._view._limit_s(timeout)
 
         async def wait() -> None:
             self._check_is_followed()
@@ -499,7 +508,7 @@ class ViewReplica:
                 await self._moved.wait()
                 self._check_is_followed()
 
-        await self._view._within(timeout, f"the copy of projection {self._view.name!r} at sequence {sequence}", wait())
+        await self._view._within(limit_s, f"the copy of projection {self._view.name!r} at sequence {sequence}", wait())
 
     async def _follow(self, ready: asyncio.Future[None]) -> None:
         # What is read of a bucket counts when all that was there is read: until then the copy stays as it was.

@@ -77,7 +77,15 @@ class Window:
         return self.parts(event, None, 0)[0]
 
     def name(self, moment: datetime.datetime) -> str:
-        """The last window that a moment falls into, as keys have it."""
+        """The last window that a moment falls into, as keys have it.
+
+        Raises:
+            ConfigError: It is no moment, or has no time zone.
+        """
+        if not isinstance(moment, datetime.datetime):
+            raise ConfigError(f"window {moment!r}: expected a datetime with a time zone")
+        if moment.tzinfo is None:
+            raise ConfigError(f"window {moment}: expected a time zone, such as {moment.isoformat()}Z for UTC")
         return _name(_whole_seconds(moment) // self.step_s * self.step_s)
 
     def part(self, window: str | datetime.datetime) -> str:
@@ -87,10 +95,8 @@ class Window:
             ConfigError: It names none.
         """
         if isinstance(window, datetime.datetime):
-            if window.tzinfo is None:
-                raise ConfigError(f"window {window}: expected a time zone, such as {window.isoformat()}Z for UTC")
             return self.name(window)
-        if not is_part(window):
+        if not isinstance(window, str) or not is_part(window):
             raise ConfigError(f"window {window!r}: expected its begin, such as {_name(0)}, or {LATE!r}")
         return window
 
