@@ -456,3 +456,39 @@ async def test_a_state_that_is_larger_than_this_server_takes_parks_its_key_and_n
             assert (await verify(js, app, name)).is_equal
         await rebuild(js, app, "notes", swap_in=True)
         assert (await verify(js, app, "notes")).parked == 1
+
+
+class Multiplied(Event, type="numbers.multiplied", version=1, key="name", subject="numbers.{name}"):
+    name: str
+    by: float
+
+
+class Products:
+    def key(self, event: Multiplied) -> str:
+        return event.name
+
+    def apply(self, state: float | None, event: Multiplied) -> float:
+        return (1.0 if state is None else state) * event.by
+
+
+class Beside(Products):
+    def apply(self, state: float | None, event: Multiplied, lookup: Any) -> float:  # type: ignore[override]
+        return Products().apply(state, event)
+
+
+async def test_a_number_that_json_does_not_have_is_no_state(server: NatsServer, js: JetStream) -> None:
+    app = App("numbers", stream="NUMBERS", subjects=["numbers.>"])
+    app.projection("products", events=[Multiplied], bucket="products")(Products)
+    app.projection("beside", events=[Multiplied], bucket="beside", lookups=["products"])(Beside)
+    await set_up(js, app)
+    await publish(js, app, *[Multiplied(name="a", by=by) for by in (1e300, 1e300, 0.5)], Multiplied(name="b", by=2.0))
+    async with running(app, server.url, live=QUICK), app.connect(server.url) as numbers:
+        for name in ("products", "beside"):
+            view = numbers.view(name)
+            assert await view.get("b", at_least=4) == 2.0
+            with pytest.raises(
+                StateParked, match="at event 2: ValueError: the state is inf, which JSON has no number for"
+            ):
+                await view.get("a", at_least=3)
+            assert await view.get("a") == 1e300
+            assert (await verify(js, app, name)).is_equal

@@ -213,6 +213,8 @@ class ProjectionSpec:
                 raise TypeError("apply returned None for a key that has a state: return the new state, or DELETE")
             return None
         encoded = _encode(new)
+        if encoded == b"null":  # which is what a key without a state has
+            raise ValueError(f"the state is {new!r}, which JSON has no number for")
         if len(encoded) > self.max_state_bytes:
             raise self._too_large(encoded)
         for invariant in self.invariants:
