@@ -38,6 +38,7 @@ from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.views import View
+from jetspark.app.projections.worker import ProjectionWorker
 from jetspark.app.replay import verify
 from jetspark.errors import StateParked, StreamNotFound, UsageError
 from jetspark.server import NatsServer
@@ -434,3 +435,22 @@ async def test_windows_have_a_state_for_each_hour(server: NatsServer, js: JetStr
         assert await takings.get(("s", "late"), at_least=ack.sequence) == 5
         assert await takings.get(("s", hour.name(now)), at_least=ack.sequence) == 3
         assert await takings.get(("s", hour.name(now - datetime.timedelta(hours=1)))) == 4
+
+
+@pytest.mark.parametrize("option", ["position_every_s", "batch_wait_s"])
+@pytest.mark.parametrize("count", [0, 50])
+async def test_a_worker_ends_at_once_however_seldom_it_stores(
+    server: NatsServer, js: JetStream, option: str, count: int
+) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, *some_events(random.Random(3), count, is_bad=False))
+    live = LiveOptions(**{option: 600.0})  # type: ignore[arg-type]
+    worker = ProjectionWorker(app, list(app.projections.values()), js, catalogue=app.catalogue, options=live)
+    run = asyncio.create_task(worker.run())
+    await until(lambda: worker.counts.events == count and worker.is_active)
+    await asyncio.sleep(0.1)  # by then it waits
+    await asyncio.wait_for(worker.stop(run, timeout=60.0), 30.0)
+    assert await is_folded(js, app)
+    async with app.connect(server.url) as client:
+        assert (await client.view("balances").position()).sequence == count
