@@ -171,6 +171,14 @@ def test_a_window_is_named_by_its_begin_a_moment_in_it_or_as_late() -> None:
             hour.part(wrong)
 
 
+@pytest.mark.parametrize("year", [1, 99, 999, 1000, 1969, 9999])
+def test_every_window_that_an_event_falls_into_is_one_that_can_be_named(year: int) -> None:
+    hour = Window(size_s=3600, late="keep")
+    moment = datetime.datetime(year, 3, 31, 12, 30, tzinfo=datetime.UTC)
+    [name] = hour.parts(None, moment, us(NOON))
+    assert name == hour.name(moment) == hour.part(name) == hour.part(moment) == f"{year:04}0331T120000Z"
+
+
 def test_windows_that_keep_what_is_late_are_all_of_it() -> None:
     late = us(NOON + minutes(10_000))
     assert Window(size_s=3600, late="keep").parts(None, NOON, late) == ["20260331T120000Z"]

@@ -139,4 +139,6 @@ def _whole_seconds(moment: datetime.datetime) -> int:
 # Printing a time takes as long as decoding an event, and most events fall into a few windows.
 @functools.lru_cache(maxsize=4096)
 def _name(begin_s: int) -> str:
-    return (_EPOCH + datetime.timedelta(seconds=begin_s)).strftime("%Y%m%dT%H%M%SZ")
+    # Not all of it by strftime: before the year 1000 its %Y has four digits or fewer, as the platform has it.
+    begin = _EPOCH + datetime.timedelta(seconds=begin_s)
+    return f"{begin.year:04}{begin:%m%dT%H%M%SZ}"
