@@ -413,6 +413,38 @@ class Sold(Event, type="window.sold", version=1, key="shop", subject="bank.{shop
     cents: int
 
 
+async def test_who_watches_follows_a_swap_in_whose_midst_the_server_does_not_answer() -> None:
+    app = bank()
+    async with NatsServer() as server, jetspark.connect(server.url) as own, jetspark.connect(server.url) as other:
+        await set_up(other.jetstream(), app)
+        await other.jetstream().create_kv(KVConfig(bucket="rebuilt"))
+        js = own.jetstream(timeout=0.5)
+        find = js.stream
+
+        async def find_while_nobody_answers(name: str) -> jetspark.Stream:
+            if name == "KV_rebuilt":
+                js.stream = find  # type: ignore[method-assign]
+                server.pause()
+            return await find(name)
+
+        client = AppClient.on(app, js)
+        try:
+            async with client.view("balances").replica() as copy, aclosing(client.view("balances").watch()) as entries:
+                first = asyncio.create_task(anext(entries))
+                js.stream = find_while_nobody_answers  # type: ignore[method-assign]
+                records = await open_records(other.jetstream(), app.name)
+                with suppress(RequestTimeout):  # it is noted, and the answer may come late
+                    await swap(records, app.projections["balances"], ProjectionPlace("rebuilt", 1), revision=0)
+                await asyncio.sleep(1.0)  # by then the view has waited in vain
+                server.resume()
+                await (await other.jetstream().kv("rebuilt")).put("a", b'{"cents":7}')
+                assert (await asyncio.wait_for(first, PATIENCE_S)).state == Account(cents=7)
+                await until(lambda: copy.get("a") == Account(cents=7))
+        finally:
+            server.resume()
+            await client._close(None)
+
+
 async def test_windows_have_a_state_for_each_hour(server: NatsServer, js: JetStream) -> None:
     app = App("shops", stream="SHOPS", subjects=["bank.>"])
     hour = Window(size_s=3600)

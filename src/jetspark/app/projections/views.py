@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
 import msgspec
 
+from jetspark.aio import clock
 from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.ordered import Reading, Watch
@@ -32,7 +33,15 @@ from jetspark.app.projections.marks import Parked, mark_of, parked_of, position_
 from jetspark.app.projections.pasts import base_of, past_of
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.core.numbers import UINT64, timeout_of, whole
-from jetspark.errors import ConfigError, DataLoss, MessageNotFound, RequestTimeout, StateParked, UsageError
+from jetspark.errors import (
+    ConfigError,
+    DataLoss,
+    JetSparkError,
+    MessageNotFound,
+    RequestTimeout,
+    StateParked,
+    UsageError,
+)
 from jetspark.jetstream.kv import operation_of, subject_of, watch_options
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.state.changes import MARK_HEADER, NOTHING, SEQUENCE_HEADER, Current, current_of, stored_sequence
@@ -48,6 +57,9 @@ __all__ = ["View", "ViewEntry", "ViewPosition", "ViewReplica", "Views"]
 _logger = logging.getLogger("jetspark.app")
 
 T = TypeVar("T")
+
+# Where a projection is was not to be found out: it is asked for again after this time.
+FOLLOW_PAUSE_S = 0.5
 
 OWN = "_jetspark."
 """Keys that begin so are no states."""
@@ -108,20 +120,37 @@ class _Follower:
     async def _follow(self) -> None:
         assert self._place is not None
         try:
-            records = await open_records(self._js, self._app)
-            async for alias in watch_place(records, self.spec):
-                stream = await self._js.stream(f"KV_{alias.place.bucket}")
-                if self._place.done():
-                    self._place = asyncio.get_running_loop().create_future()
-                self._place.set_result((alias.place, stream))
-                changed, self.changed = self.changed, asyncio.Event()
-                changed.set()
+            while True:
+                try:
+                    await self._take_places()
+                    return
+                except JetSparkError as error:
+                    # Who waits for the first place is told. Later nobody asks: those who watch would never hear of it.
+                    if not error.may_pass or not self._place.done():
+                        raise
+                    _logger.warning("projection %s: following its bucket: %s; it goes on", self.spec.name, error)
+                await clock.sleep(FOLLOW_PAUSE_S)
         except Exception as error:
             self.task = None  # the next call tries again
             if not self._place.done():
                 self._place.set_exception(error)
             else:
                 _logger.warning("projection %s: following its bucket: %s", self.spec.name, error)
+
+    async def _take_places(self) -> None:
+        """Take the place where the projection is, and each that it is swapped to, until the connection is closed."""
+        assert self._place is not None
+        records = await open_records(self._js, self._app)
+        async for alias in watch_place(records, self.spec):
+            had_one = self._place.done()
+            if had_one and self._place.result()[0] == alias.place:
+                continue
+            stream = await self._js.stream(f"KV_{alias.place.bucket}")
+            if had_one:
+                self._place = asyncio.get_running_loop().create_future()
+            self._place.set_result((alias.place, stream))
+            changed, self.changed = self.changed, asyncio.Event()
+            changed.set()
 
 
 class Views:
