@@ -86,6 +86,7 @@ def test_a_field_of_the_event_can_be_its_time() -> None:
         ({"size_s": 1000, "every_s": 1}, "at most 100"),
         ({"size_s": 60, "late": "drop"}, "late='drop'"),
         ({"size_s": 60, "grace_s": -1}, "grace_s"),
+        ({"size_s": 60, "time": 5}, "time=5: expected a function"),
     ],
 )
 def test_a_window_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:

@@ -25,6 +25,7 @@ from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.contracts.tokens import MAX_KEY_BYTES, escape, is_plain, text_of, unescape
 from jetspark.app.projections.windows import Window, is_part
 from jetspark.app.topology.names import check_app_name
+from jetspark.core.arguments import flag, iterate, unfit
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
 from jetspark.state.fold import DELETE
@@ -75,8 +76,9 @@ class ProjectionSpec:
         filtered: bool = False,
     ) -> None:
         self.name = check_app_name(name)
-        self.filtered = filtered
-        self.events = tuple(events)
+        own = f"projection {name!r}: "
+        self.filtered = flag(f"{own}filtered", filtered)
+        self.events = tuple(iterate(f"{own}events", events, "a list of types of events"))
         if not self.events:
             raise ConfigError(f"projection {name!r}: events=[]: expected at least one type of event")
         for event in self.events:
@@ -92,18 +94,29 @@ class ProjectionSpec:
         self.version = version
         self.plain_mark = str(version)
         """The mark of a state that is not parked."""
-        self.invariants = tuple(invariants)
+        functions = "a list of functions of a state"
+        self.invariants = tuple(iterate(f"{own}invariants", invariants, functions))
+        for invariant in self.invariants:
+            if not callable(invariant):
+                raise unfit(f"{own}invariants", invariants, functions)
         if window is not None and not isinstance(window, Window):
             raise ConfigError(f"projection {name!r}: window={window!r}: expected a Window, such as Window(size_s=3600)")
         self.window = window
         limit = self.bucket.max_value_bytes or 0
         self.max_state_bytes = max(limit - 1024, limit // 2) if limit > 0 else MAX_STATE_BYTES
         self.kind = kind
-        self._fold = kind()
+        try:
+            self._fold = kind()
+        except TypeError as error:
+            raise ConfigError(f"{own}{kind!r}: expected a class that is made without arguments: {error}") from error
         self._key_of = _method(name, self._fold, "key", "event")
         self._apply = _method(name, self._fold, "apply", *self.apply_arguments)
         self._wants_key = len(inspect.signature(self._apply).parameters) > len(self.apply_arguments)
-        self._decode = msgspec.json.Decoder(_state_type(name, self._apply)).decode
+        state = _state_type(name, self._apply)
+        try:
+            self._decode = msgspec.json.Decoder(state).decode
+        except TypeError as error:
+            raise ConfigError(f"{own}state: {state}: expected a type that JSON can be decoded into: {error}") from error
 
     def keys_of(self, event: Any) -> tuple[str, ...]:
         """The keys in the bucket that an event concerns, each once; the values of ``key`` as tokens.

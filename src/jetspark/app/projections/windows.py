@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jetspark.core.arguments import function
 from jetspark.core.numbers import seconds
 from jetspark.errors import ConfigError
 
@@ -57,6 +58,8 @@ class Window:
         seconds("grace_s", self.grace_s)
         if self.late not in ("apart", "keep"):
             raise ConfigError(f"late={self.late!r}: expected 'apart' or 'keep'")
+        if self.time is not None:
+            function("time", self.time, "a function of an event")
 
     @property
     def step_s(self) -> int:
