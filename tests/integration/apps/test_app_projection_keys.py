@@ -11,7 +11,7 @@ import pytest
 from support.apps import publish, running, set_up, until
 
 from jetspark.aio.jetstream import JetStream
-from jetspark.app import App, Event, Window
+from jetspark.app import App, Event, LiveOptions, Window
 from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
 from jetspark.app.replay import ReplayRequest, plan_replay, rebuild, repair_keys, run_replay, verify
 from jetspark.app.testing import TestApp
@@ -230,6 +230,25 @@ async def test_copies_and_watches_notice_keys_that_a_swap_has_left_out(server: N
             await until(lambda: told == {"s": 10, "s.1": None, "s.2": None, "t": 5})
         watching.cancel()
         await asyncio.wait([watching])
+
+
+@pytest.mark.parametrize("make", [plain, hourly])
+async def test_a_key_may_have_the_name_under_which_a_bucket_has_its_notes(
+    server: NatsServer, js: JetStream, make: Callable[[], App]
+) -> None:
+    app = make()
+    await set_up(js, app)
+    shops = ["_jetspark", "_jetspark.position", "position"]
+    await publish(js, app, *[Sold(shop=shop, cents=5) for shop in shops])
+    live = LiveOptions(partitions=2, lease_s=1.0)  # each has a note, too
+    async with running(app, server.url, live=live), app.connect(server.url) as client:
+        view = client.view("takings")
+        async with view.replica() as copy:
+            await copy.reached(3)
+            keys = sorted(copy.keys())
+            assert {key.rpartition(".")[0] if make is hourly else key for key in keys} == set(shops)
+            assert sorted([key async for key in _first(view.watch(), len(keys))]) == keys
+    assert (await verify(js, app, "takings")).is_equal
 
 
 @pytest.mark.parametrize("make", [plain, hourly])

@@ -29,7 +29,7 @@ from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, watch_place
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyRows, KeyState, Router, recorded_delivery
-from jetspark.app.projections.marks import Parked, mark_of, parked_of, position_key
+from jetspark.app.projections.marks import Parked, is_reserved, mark_of, parked_of, position_key
 from jetspark.app.projections.pasts import base_of, past_of
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.core.numbers import UINT64, timeout_of, whole
@@ -60,9 +60,6 @@ T = TypeVar("T")
 
 # Where a projection is was not to be found out: it is asked for again after this time.
 FOLLOW_PAUSE_S = 0.5
-
-OWN = "_jetspark."
-"""Keys that begin so are no states."""
 
 
 class ViewEntry(NamedTuple):
@@ -291,7 +288,7 @@ class View:
                     for name in sorted(shown - fresh):
                         yield self._entry(name, NOTHING)
                     shown = set()
-                elif not change.key.startswith(OWN):
+                elif not is_reserved(change.key):
                     if change.current.value is None:
                         fresh.discard(change.key)
                     else:
@@ -554,7 +551,7 @@ class ViewReplica:
                     elif change.key == position_key():
                         if change.current.value is not None:
                             position = FoldPosition.decode(change.current.value).sequence
-                    elif not change.key.startswith(OWN):
+                    elif not is_reserved(change.key):
                         states[change.key] = (change.current, None)
                         continue
                     if is_whole:
