@@ -205,6 +205,34 @@ async def test_a_view_refuses_what_is_no_sequence_no_time_and_no_condition(serve
             assert (await anext(entries)).key == "a"
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["it was read before", "it is read for the first time"])
+async def test_who_has_time_waits_for_a_server_that_does_not_answer(is_known: bool) -> None:
+    app = bank()
+    async with NatsServer() as server, jetspark.connect(server.url) as own, jetspark.connect(server.url) as other:
+        await set_up(other.jetstream(), app)
+        await publish(other.jetstream(), app, Opened(account="a"))
+        client = AppClient.on(app, own.jetstream(timeout=0.3))
+        view = client.view("balances")
+        if is_known:
+            assert await view.get("a") is None
+        async with running(app, server.url):
+            reading = [
+                asyncio.create_task(view.get("a", at_least=1, timeout=PATIENCE_S)),
+                asyncio.create_task(view.wait_for("a", lambda state: state is not None, timeout=PATIENCE_S)),
+            ]
+            server.pause()
+            try:
+                with pytest.raises(RequestTimeout):
+                    await view.get("a")
+                with pytest.raises(RequestTimeout):
+                    await view.get("a", at_least=1, timeout=0.5)
+                await asyncio.sleep(1.0)
+            finally:
+                server.resume()
+            assert await asyncio.gather(*reading) == [Account()] * 2
+        await client._close(None)
+
+
 async def test_waiting_for_a_projection_that_nobody_runs_says_so(server: NatsServer, js: JetStream) -> None:
     app = bank()
     await set_up(js, app)

@@ -58,7 +58,7 @@ _logger = logging.getLogger("jetspark.app")
 
 T = TypeVar("T")
 
-# Where a projection is was not to be found out: it is asked for again after this time.
+# What the server has not answered is asked for again after this time.
 FOLLOW_PAUSE_S = 0.5
 
 
@@ -232,12 +232,16 @@ class View:
         """The same with its sequence and revision, and whether the key is parked."""
         name = self._spec.bucket_key(key)
         wanted = 0 if at_least is None else whole("at_least", at_least, low=0, high=UINT64)
-        limit_s = self._limit_s(timeout)
-        current = await self._load(name)
-        if current.sequence >= wanted:
-            return self._entry(name, current)
+        limit_s, began_at = self._limit_s(timeout), clock.now()
+        try:
+            current = await self._load(name)
+            if current.sequence >= wanted:
+                return self._entry(name, current)
+        except JetSparkError as error:
+            if at_least is None or not error.may_pass or clock.now() >= began_at + limit_s:
+                raise
         what = f"projection {self.name!r} (key {key!r}) at sequence {wanted}: does a worker run it?"
-        return self._entry(name, await self._within(limit_s, what, self._reach(name, wanted)))
+        return self._entry(name, await self._until_found(lambda: self._reach(name, wanted), what, limit_s, began_at))
 
     async def position(self) -> ViewPosition:
         """How far the projection is, and whether it may lack events; a worker writes this ten times a second."""
@@ -269,7 +273,8 @@ class View:
                         return state
             raise UsageError("the connection was closed")
 
-        return await self._within(limit_s, f"the state of key {key!r} of projection {self.name!r}", found())
+        what = f"the state of key {key!r} of projection {self.name!r}"
+        return await self._until_found(found, what, limit_s, clock.now())
 
     async def watch(self, *keys: Any) -> AsyncGenerator[ViewEntry, None]:
         """The present states, of all keys or of some, then every change, until the connection is closed.
@@ -363,14 +368,31 @@ class View:
     def _limit_s(self, timeout: float | None) -> float:
         return timeout_of(timeout, self._context.timeout_s)
 
-    async def _within(self, limit_s: float, what: str, work: Coroutine[Any, Any, T]) -> T:
+    async def _within(self, limit_s: float, what: str, work: Coroutine[Any, Any, T], spent_s: float = 0.0) -> T:
+        """What the work returns; ``spent_s`` of its time is over already."""
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(max(0.0, limit_s - spent_s)):
                 return await work
         except TimeoutError as error:
             if isinstance(error, RequestTimeout):
                 raise
             raise RequestTimeout(what, limit_s) from None
+
+    async def _until_found(
+        self, look: Callable[[], Coroutine[Any, Any, T]], what: str, limit_s: float, began_at: float
+    ) -> T:
+        """What a look at the bucket finds; again and again while the server has no answer, and there is time."""
+
+        async def looking() -> T:
+            while True:
+                try:
+                    return await look()
+                except JetSparkError as error:
+                    if not error.may_pass:
+                        raise
+                await clock.sleep(FOLLOW_PAUSE_S)
+
+        return await self._within(limit_s, what, looking(), clock.now() - began_at)
 
     def _entry(self, name: str, current: Current) -> ViewEntry:
         mark = mark_of(current)
