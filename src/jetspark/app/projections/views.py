@@ -343,7 +343,12 @@ class View:
         raise UsageError("the connection was closed")
 
     async def _changes(self, *names: str) -> AsyncGenerator[_Found | None, None]:
-        """``ANEW``, what the bucket has, None, and what is written to it; the same again, when it is swapped."""
+        """``ANEW``, what the bucket has, None, and what is written to it; the same again, when it is swapped.
+
+        Raises:
+            RequestTimeout: No answer when it was to begin. Once it has begun it waits for a server that is away.
+        """
+        has_begun = False
         while not self._js_is_closed:
             place, stream = await self._follower.place()
             changed = asyncio.create_task(self._follower.changed.wait())
@@ -357,7 +362,13 @@ class View:
                 yield ANEW
                 async with aclosing(_until(entries, changed)) as found:
                     async for each in found:
+                        has_begun = True
                         yield each
+            except JetSparkError as error:
+                if not has_begun or not error.may_pass:
+                    raise
+                _logger.warning("projection %s: reading bucket %s: %s; it goes on", self.name, place.bucket, error)
+                await clock.sleep(FOLLOW_PAUSE_S)
             finally:
                 changed.cancel()
 
