@@ -30,7 +30,7 @@ from jetspark.errors import (
     StreamRecreated,
     UsageError,
 )
-from jetspark.publish.steps import Pieces, Procedure
+from jetspark.publish.steps import AskMany, Pieces, Procedure
 from jetspark.server import NatsServer
 from jetspark.state.apply import Folding, fold_into, store_values
 from jetspark.state.changes import Change, Current, Outcome
@@ -38,6 +38,7 @@ from jetspark.state.deliveries import delivery
 from jetspark.state.fold import DELETE, Applied, Piece
 from jetspark.state.scan import Range, RangeScan, head_of
 from jetspark.state.store import load, store, store_newest
+from jetspark.state.store import open_bucket as state_bucket
 from jetspark.state.tables import open_bucket, plan, snapshot
 
 _numbers = itertools.count(1)
@@ -101,6 +102,37 @@ async def test_what_is_stored_is_loaded_and_a_wrong_revision_is_a_conflict(
         assert await steps.run(store(kv.bucket, mixed)) == Outcome(written=1, conflicts=(keys[1],))
         never = [Change("a", b"1", revision=99), Change(keys[2], b"1", revision=99)]
         assert await steps.run(store(kv.bucket, never, writer="job")) == Outcome(conflicts=("a", keys[2]))
+
+
+def with_another_between(procedure: Procedure[Any], other: Procedure[Any]) -> Procedure[Any]:
+    """Does the other one when the first has decided what to look up, and before it is answered."""
+    step = next(procedure)
+    while not isinstance(step, AskMany):
+        step = procedure.send((yield step))
+    yield from other
+    try:
+        while True:
+            step = procedure.send((yield step))
+    except StopIteration as end:
+        return end.value
+
+
+@pytest.mark.parametrize("how", ["purged", "made again"])
+@on_both_drivers
+async def test_two_who_load_from_a_bucket_that_was_emptied_find_nothing(
+    driver: Driver, server: NatsServer, how: str
+) -> None:
+    async with driver.connect(server.url) as client:
+        js = client.jetstream()
+        kv, steps = await new_bucket(js), Steps(js)
+        await kv.put("a", b"1")
+        bucket = await steps.run(state_bucket(kv.bucket))
+        if how == "purged":
+            await (await js.stream(f"KV_{kv.bucket}")).purge()
+        else:
+            await js.delete_kv(kv.bucket)
+            await js.create_kv(KVConfig(bucket=kv.bucket, allow_batched=True))
+        assert await steps.run(with_another_between(bucket.load_all(["a"]), bucket.load_all(["b"]))) == {}
 
 
 @on_both_drivers

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
 from jetspark.app import LiveOptions
@@ -64,3 +67,9 @@ def test_it_is_far_behind_as_long_as_a_tenth_of_a_batch_waits_in_the_stream() ->
 def test_a_batch_without_room_is_refused(option: str) -> None:
     with pytest.raises(ConfigError, match=f"{option}=0"):
         LiveOptions(**{option: 0})
+
+
+@pytest.mark.parametrize("lease_s", [0, 0.5, -1, float("nan"), float("inf"), "10", None, True])
+def test_a_lease_that_the_server_would_not_keep_is_refused(lease_s: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"lease_s={re.escape(repr(lease_s))}: expected seconds of 1 or more"):
+        LiveOptions(lease_s=lease_s)

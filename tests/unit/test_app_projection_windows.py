@@ -86,6 +86,7 @@ def test_a_field_of_the_event_can_be_its_time() -> None:
         ({"size_s": 1000, "every_s": 1}, "at most 100"),
         ({"size_s": 60, "late": "drop"}, "late='drop'"),
         ({"size_s": 60, "grace_s": -1}, "grace_s"),
+        ({"size_s": 60, "time": 5}, "time=5: expected a function"),
     ],
 )
 def test_a_window_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
@@ -159,9 +160,24 @@ def test_a_window_is_named_by_its_begin_a_moment_in_it_or_as_late() -> None:
     assert hour.part(NOON + minutes(59)) == "20260331T120000Z"
     with pytest.raises(ConfigError, match="expected a time zone"):
         hour.part(NOON.replace(tzinfo=None))
+    for nothing in (None, 5, datetime.date(2026, 3, 31), b"late"):
+        with pytest.raises(ConfigError, match="expected its begin, such as 19700101T000000Z, or 'late'"):
+            hour.part(nothing)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="expected a datetime with a time zone"):
+            hour.name(nothing)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="expected a time zone, such as 2026-03-31T12:00:00Z"):
+        hour.name(NOON.replace(tzinfo=None))
     for wrong in ("", "Late", "20260331", "20260331T120000", "20260331T120000Z "):
         with pytest.raises(ConfigError, match="expected its begin, such as 19700101T000000Z, or 'late'"):
             hour.part(wrong)
+
+
+@pytest.mark.parametrize("year", [1, 99, 999, 1000, 1969, 9999])
+def test_every_window_that_an_event_falls_into_is_one_that_can_be_named(year: int) -> None:
+    hour = Window(size_s=3600, late="keep")
+    moment = datetime.datetime(year, 3, 31, 12, 30, tzinfo=datetime.UTC)
+    [name] = hour.parts(None, moment, us(NOON))
+    assert name == hour.name(moment) == hour.part(name) == hour.part(moment) == f"{year:04}0331T120000Z"
 
 
 def test_windows_that_keep_what_is_late_are_all_of_it() -> None:

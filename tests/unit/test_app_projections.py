@@ -474,6 +474,16 @@ def test_a_handler_does_not_take_the_name_under_which_projections_have_their_let
         app.handler(Opened, durable="projections")(handle)
 
 
+class WithArguments(Balances):
+    def __init__(self, rate: int) -> None:
+        self.rate = rate
+
+
+class WithOddState(Balances):
+    def apply(self, state: complex | set[object], event: Any) -> Any:  # type: ignore[override]
+        return state
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -483,9 +493,45 @@ def test_a_handler_does_not_take_the_name_under_which_projections_have_their_let
         ({"bucket": KVConfig(bucket="b", ttl_s=5)}, "ttl_s=5"),
         ({"kind": dict}, "def key"),
         ({"name": "a b"}, "name='a b'"),
+        ({"events": Opened}, "events=<class .*Opened'>: expected a list of types of events"),
+        ({"events": None}, "events=None: expected a list"),
+        ({"invariants": None}, "invariants=None: expected a list of functions"),
+        ({"invariants": len}, "invariants=<built-in function len>: expected a list of functions"),
+        ({"invariants": [None]}, r"invariants=\[None\]: expected a list of functions"),
+        ({"invariants": "abc"}, "invariants='abc': expected a list of functions"),
+        ({"filtered": "yes"}, "filtered='yes': expected True or False"),
+        ({"kind": 5}, "5: expected a class that is made without arguments"),
+        ({"kind": Balances()}, "expected a class that is made without arguments"),
+        ({"kind": WithArguments}, "expected a class that is made without arguments: .*'rate'"),
+        ({"kind": WithOddState}, "state: .*complex.*: expected a type that JSON can be decoded into"),
     ],
 )
 def test_a_declaration_that_cannot_work_is_refused(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"name": "x", "kind": Balances, "events": [Opened], "bucket": "x", **change}
     with pytest.raises(ConfigError, match=message):
         ProjectionSpec(arguments.pop("name"), arguments.pop("kind"), **arguments)
+
+
+@pytest.mark.parametrize("lookups", ["balances", None, [None], 5])
+def test_lookups_that_are_no_names_are_refused(lookups: Any) -> None:
+    app = App("bank", stream="BANK", subjects=["accounts.>"])
+    app.projection("balances", events=[Opened], bucket="balances")(Balances)
+    with pytest.raises(ConfigError, match=r"^projection 'x': lookups=.*: expected a list of names of projections"):
+        app.projection("x", events=[Opened], bucket="x", lookups=lookups)(Balances)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"only": "balances"}, "only='balances': expected a list of names"),
+        ({"only": None}, "only=None: expected a list of names"),
+        ({"live": {"batch": 1}}, "live=.*: expected a LiveOptions"),
+        ({"stop_timeout": "x"}, "stop_timeout='x': expected seconds"),
+        ({"stop_timeout": -1}, "stop_timeout=-1: expected seconds"),
+    ],
+)
+async def test_what_an_application_cannot_be_run_with_is_refused_at_once(options: Any, message: str) -> None:
+    app = App("bank", stream="BANK", subjects=["accounts.>"])
+    app.projection("balances", events=[Opened], bucket="balances")(Balances)
+    with pytest.raises(ConfigError, match=message):
+        await app.run("nats://127.0.0.1:1", **options)

@@ -19,7 +19,7 @@ from jetspark.app.projections.windows import Window
 from jetspark.app.topology.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
 from jetspark.app.workflows.commands import CommandKinds, workflow_subjects
 from jetspark.app.workflows.declaring import RunRecord, WorkflowSpec
-from jetspark.core.arguments import flag, instance, text, unfit
+from jetspark.core.arguments import flag, instance, text, texts, unfit
 from jetspark.core.numbers import rate, seconds, seconds_above_0, whole
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
@@ -355,6 +355,7 @@ class App(Declarations):
         return declare
 
     def _looked_up(self, name: str, lookups: Sequence[str]) -> list[ProjectionSpec]:
+        texts(f"projection {name!r}: lookups", lookups, "a list of names of projections")
         unknown = sorted(set(lookups) - self.projections.keys())
         if unknown:
             known = ", ".join(sorted(self.projections)) or "none"

@@ -22,6 +22,8 @@ from jetspark.app.patience import patiently
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.worker import ProjectionWorker
 from jetspark.app.topology.provisioning import apply_topology, check_for_drift
+from jetspark.core.arguments import instance, texts
+from jetspark.core.numbers import seconds
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,7 +59,10 @@ async def run_app(
 ) -> None:
     """Run the handlers, projections and commands of an application until cancelled, or until SIGTERM or Ctrl-C."""
     known = {**app.handlers, **app.projections, **app.commands}
-    unknown = sorted(set(only) - set(known))
+    seconds("stop_timeout", stop_timeout)
+    if live is not None:
+        instance("live", live, LiveOptions)
+    unknown = sorted(set(texts("only", only, "a list of names")) - set(known))
     if unknown:
         raise ConfigError(f"only={unknown}: expected some of {', '.join(sorted(known)) or 'no handlers'}")
     specs = [spec for spec in app.handlers.values() if not only or spec.name in only]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import hashlib
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
@@ -93,8 +94,8 @@ class FlagValue(msgspec.Struct, frozen=True):
     rollout: int = 100
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rollout <= PARTS:
-            raise ValueError(f"rollout={self.rollout}: expected 0 to {PARTS}")
+        if not isinstance(self.rollout, int) or not 0 <= self.rollout <= PARTS:
+            raise ValueError(f"rollout={self.rollout!r}: expected 0 to {PARTS}")
 
 
 class Flag(Setting[FlagValue]):
@@ -233,6 +234,10 @@ class Settings:
         What it raises is logged, and keeps nobody else from hearing of the change.
         """
         self._spec.setting(name)
+        if not callable(callback) or inspect.iscoroutinefunction(callback):
+            raise ConfigError(
+                f"on_change({name!r}, {callback!r}): expected a plain function of the new value and the old"
+            )
         self._callbacks.setdefault(name, []).append(callback)
 
     async def history(self, name: str) -> list[SettingChange]:
@@ -261,8 +266,8 @@ class Settings:
         return await self._put(name, {}, by, revision)
 
     async def _put(self, name: str, fields: dict[str, Any], by: str, revision: int | None) -> int:
-        if not by:
-            raise ConfigError("by='': expected who does it, for the history")
+        if not isinstance(by, str) or not by:
+            raise ConfigError(f"by={by!r}: expected who does it, as text, for the history")
         record = msgspec.json.encode({**fields, "by": by, "at": utc_now().isoformat()}, order="sorted")
         key = self._scope + name
         if revision is None:

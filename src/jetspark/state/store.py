@@ -318,7 +318,9 @@ class StateBucket:
 
     def _find_witness(self) -> Procedure[None]:
         """A message that the bucket has, and every replica that is not behind has, too."""
-        for query in (message_query(sequence=self.seen), message_query(last_for=subject_of(self._bucket.origin, ">"))):
+        # Another procedure may have found out meanwhile that the bucket was emptied: then none has been seen.
+        seen = [message_query(sequence=self.seen)] if self.seen else []
+        for query in (*seen, message_query(last_for=subject_of(self._bucket.origin, ">"))):
             try:
                 last = yield from self._api.get_message(self._config.name, query, direct=False)
             except MessageNotFound:

@@ -19,14 +19,14 @@ from support.projections import Moved, Opened, bank, folded, in_buckets, in_stre
 import jetspark
 from jetspark import StreamRecreated
 from jetspark.aio.jetstream import JetStream
-from jetspark.app import App
+from jetspark.app import App, Event
 from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import FOREIGN, Mark, position_key
 from jetspark.app.projections.positions import FoldPosition, position_change
 from jetspark.app.projections.worker import ProjectionWorker
-from jetspark.app.replay import verify
+from jetspark.app.replay import rebuild, verify
 from jetspark.errors import DataLoss, StateParked, UsageError, WrongLastSequence
 from jetspark.server import NatsServer
 from jetspark.state.changes import Change, header_fields
@@ -409,3 +409,86 @@ async def test_a_bucket_that_is_deleted_and_made_again_is_folded_anew(server: Na
         await publish(js, app, *some_events(random.Random(2), 20, is_bad=False))
         await set_up(js, app)
         await until(lambda: is_folded(js, app))
+
+
+class Written(Event, type="notes.written", version=1, key="book", subject="notes.{book}"):
+    book: str
+    text: str
+
+
+class Notes:
+    def key(self, event: Written) -> str:
+        return event.book
+
+    def apply(self, state: str | None, event: Written) -> str:
+        return (state or "") + event.text
+
+
+class Copies:
+    def key(self, event: Written) -> str:
+        return event.book
+
+    def apply(self, state: int | None, event: Written, lookup: Any) -> int:
+        return len(lookup["notes"] or "")
+
+
+@pytest.mark.parametrize("max_payload_bytes", [8192, 65_536])
+async def test_a_state_that_is_larger_than_this_server_takes_parks_its_key_and_no_other(max_payload_bytes: int) -> None:
+    app = App("notes", stream="NOTES", subjects=["notes.>"])
+    app.projection("notes", events=[Written], bucket="notes")(Notes)
+    app.projection("copies", events=[Written], bucket="copies", lookups=["notes"])(Copies)
+    piece = "x" * (max_payload_bytes // 3)
+    async with NatsServer(max_payload_bytes=max_payload_bytes) as server, jetspark.connect(server.url) as client:
+        js = client.jetstream()
+        await set_up(js, app)
+        await publish(js, app, *[Written(book="large", text=piece)] * 4, Written(book="small", text="x"))
+        async with running(app, server.url, live=QUICK), app.connect(server.url) as notes:
+            assert await notes.view("notes").get("small", at_least=5) == "x"
+            assert await notes.view("copies").get("small", at_least=5) == 0
+            for name in ("notes", "copies"):
+                with pytest.raises(StateParked, match="StateTooLarge") as failure:
+                    await notes.view(name).get("large", at_least=4)
+                assert failure.value.sequence in (2, 3)
+            kept = await notes.view("notes").get("large")
+            assert piece in kept
+            assert await notes.view("notes").get("large", as_of=4) == kept
+        for name in ("notes", "copies"):
+            assert (await verify(js, app, name)).is_equal
+        await rebuild(js, app, "notes", swap_in=True)
+        assert (await verify(js, app, "notes")).parked == 1
+
+
+class Multiplied(Event, type="numbers.multiplied", version=1, key="name", subject="numbers.{name}"):
+    name: str
+    by: float
+
+
+class Products:
+    def key(self, event: Multiplied) -> str:
+        return event.name
+
+    def apply(self, state: float | None, event: Multiplied) -> float:
+        return (1.0 if state is None else state) * event.by
+
+
+class Beside(Products):
+    def apply(self, state: float | None, event: Multiplied, lookup: Any) -> float:  # type: ignore[override]
+        return Products().apply(state, event)
+
+
+async def test_a_number_that_json_does_not_have_is_no_state(server: NatsServer, js: JetStream) -> None:
+    app = App("numbers", stream="NUMBERS", subjects=["numbers.>"])
+    app.projection("products", events=[Multiplied], bucket="products")(Products)
+    app.projection("beside", events=[Multiplied], bucket="beside", lookups=["products"])(Beside)
+    await set_up(js, app)
+    await publish(js, app, *[Multiplied(name="a", by=by) for by in (1e300, 1e300, 0.5)], Multiplied(name="b", by=2.0))
+    async with running(app, server.url, live=QUICK), app.connect(server.url) as numbers:
+        for name in ("products", "beside"):
+            view = numbers.view(name)
+            assert await view.get("b", at_least=4) == 2.0
+            with pytest.raises(
+                StateParked, match="at event 2: ValueError: the state is inf, which JSON has no number for"
+            ):
+                await view.get("a", at_least=3)
+            assert await view.get("a") == 1e300
+            assert (await verify(js, app, name)).is_equal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -11,7 +11,8 @@ import pytest
 from support.apps import publish, running, set_up, until
 
 from jetspark.aio.jetstream import JetStream
-from jetspark.app import App, Event, Window
+from jetspark.app import App, Event, LiveOptions, Window
+from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
 from jetspark.app.replay import ReplayRequest, plan_replay, rebuild, repair_keys, run_replay, verify
 from jetspark.app.testing import TestApp
 from jetspark.errors import ConfigError, StateParked
@@ -44,6 +45,21 @@ class Customers:
         return event.shop
 
     def apply(self, state: int | None, event: Bought, lookup: Any) -> int:
+        return (state or 0) + 1
+
+
+class Titled(Event, type="books.titled", version=1, key="shelf", subject="titles.{shelf}"):
+    shelf: str
+    title: str
+
+
+class Titles:
+    """Whose keys are as long as somebody has written them."""
+
+    def key(self, event: Titled) -> str:
+        return event.title
+
+    def apply(self, state: int | None, event: Titled) -> int:
         return (state or 0) + 1
 
 
@@ -214,3 +230,56 @@ async def test_copies_and_watches_notice_keys_that_a_swap_has_left_out(server: N
             await until(lambda: told == {"s": 10, "s.1": None, "s.2": None, "t": 5})
         watching.cancel()
         await asyncio.wait([watching])
+
+
+@pytest.mark.parametrize("make", [plain, hourly])
+async def test_a_key_may_have_the_name_under_which_a_bucket_has_its_notes(
+    server: NatsServer, js: JetStream, make: Callable[[], App]
+) -> None:
+    app = make()
+    await set_up(js, app)
+    shops = ["_jetspark", "_jetspark.position", "position"]
+    await publish(js, app, *[Sold(shop=shop, cents=5) for shop in shops])
+    live = LiveOptions(partitions=2, lease_s=1.0)  # each has a note, too
+    async with running(app, server.url, live=live), app.connect(server.url) as client:
+        view = client.view("takings")
+        async with view.replica() as copy:
+            await copy.reached(3)
+            keys = sorted(copy.keys())
+            assert {key.rpartition(".")[0] if make is hourly else key for key in keys} == set(shops)
+            assert sorted([key async for key in _first(view.watch(), len(keys))]) == keys
+    assert (await verify(js, app, "takings")).is_equal
+
+
+@pytest.mark.parametrize("make", [plain, hourly])
+async def test_a_key_that_is_too_long_for_the_server_has_a_letter_and_holds_up_no_other(
+    server: NatsServer, js: JetStream, make: Callable[[], App]
+) -> None:
+    app = App("long", stream="LONG", subjects=["titles.>"])
+    window = make().projections["takings"].window
+    app.projection("titles", events=[Titled], bucket="t" * 100, window=window)(Titles)
+    await set_up(js, app)
+    long = ["x" * 3001, "ü" * 501, "." * 20_000]
+    fitting = ["x" * 3000, "ü" * 500, "short"]
+    async with running(app, server.url), app.connect(server.url) as client:
+        view = client.view("titles")
+        for title in [*long, *fitting]:
+            ack = await client.publish(Titled(shelf="s", title=title))
+        async with view.replica() as copy:
+            await copy.reached(ack.sequence)
+            keys = sorted(copy.keys())
+            assert {key.partition(".")[0] for key in keys} == set(fitting)
+            assert [await view.get(key) for key in keys] == [1] * len(keys)
+            assert sorted([key async for key in _first(view.watch(*keys), len(keys))]) == keys
+        for title in long:
+            with pytest.raises(ConfigError, match="expected up to 3000"):
+                await view.get(title if window is None else (title, "late"))
+    letters = await read_letters(js, app, LetterFilter())
+    assert [each.letter.origin.sequence for each in letters] == [1, 2, 3]
+    assert (await verify(js, app, "titles")).is_equal
+
+
+async def _first(entries: AsyncIterator[Any], count: int) -> AsyncIterator[str]:
+    async with aclosing(entries):  # type: ignore[type-var]
+        for _ in range(count):
+            yield (await anext(entries)).key

@@ -6,12 +6,14 @@ import asyncio
 import dataclasses
 import datetime
 import random
+import re
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
 from support.apps import publish, running, set_up, until
+from support.patience import PATIENCE_S
 from support.projections import (
     Account,
     Balances,
@@ -27,14 +29,18 @@ from support.projections import (
     some_events,
 )
 
+import jetspark
 from jetspark import ConfigError, DataLoss, KVConfig, RequestTimeout
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event, Window
+from jetspark.app.client import AppClient
 from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
 from jetspark.app.projections.live import LiveOptions
+from jetspark.app.projections.views import View
+from jetspark.app.projections.worker import ProjectionWorker
 from jetspark.app.replay import verify
-from jetspark.errors import StateParked
+from jetspark.errors import StateParked, StreamNotFound, UsageError
 from jetspark.server import NatsServer
 from jetspark.state.changes import SEQUENCE_HEADER
 
@@ -151,6 +157,82 @@ async def test_a_parked_key_is_visible_and_cannot_be_waited_for(server: NatsServ
         assert (entry.state.cents, entry.parked.sequence) == (0, bad.sequence)
 
 
+async def test_a_key_that_is_parked_at_a_later_event_has_those_before_it(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    others = [Opened(account="b"), Opened(account="c")]
+    await publish(js, app, Opened(account="a"), *others, Moved(source="a", target="b", cents=666), *others)
+    async with running(app, server.url), app.connect(server.url) as client:
+        view = client.view("balances")
+        await view.get("c", at_least=6)
+        for sequence in (1, 2, 3):
+            assert await view.get("a", at_least=sequence) == Account()
+        for sequence in (4, 5, 6):
+            with pytest.raises(StateParked) as failure:
+                await view.get("a", at_least=sequence)
+            assert failure.value.sequence == 4
+
+
+async def test_a_view_refuses_what_is_no_sequence_no_time_and_no_condition(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, Opened(account="a"))
+    async with running(app, server.url), app.connect(server.url) as client:
+        view = client.view("balances")
+        assert await view.get("a", at_least=1) == Account()
+        wrong: Any
+        async with view.replica() as copy:
+            for wrong in ("1", b"1", -1, 0.5, float("nan"), True, 2**64):
+                for reading in (view.get("a", at_least=wrong), view.get("a", as_of=wrong)):
+                    with pytest.raises(ConfigError, match=re.escape(f"={wrong!r}: expected")):
+                        await reading
+                with pytest.raises(ConfigError, match=re.escape(f"sequence={wrong!r}: expected")):
+                    await copy.reached(wrong)
+            for wrong in ("1", -1, float("nan"), True):
+                waits = [
+                    view.get("a", at_least=1, timeout=wrong),
+                    view.entry("a", timeout=wrong),
+                    view.wait_for("a", bool, timeout=wrong),
+                    copy.reached(0, timeout=wrong),
+                ]
+                for wait in waits:
+                    with pytest.raises(ConfigError, match=re.escape(f"timeout={wrong!r}: expected seconds")):
+                        await wait
+        for condition in (None, "paid", asyncio.sleep):
+            with pytest.raises(ConfigError, match="expected a plain function of a state"):
+                await view.wait_for("a", condition)  # type: ignore[arg-type]
+        async with aclosing(view.watch("a", "a")) as entries:
+            assert (await anext(entries)).key == "a"
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["it was read before", "it is read for the first time"])
+async def test_who_has_time_waits_for_a_server_that_does_not_answer(is_known: bool) -> None:
+    app = bank()
+    async with NatsServer() as server, jetspark.connect(server.url) as own, jetspark.connect(server.url) as other:
+        await set_up(other.jetstream(), app)
+        await publish(other.jetstream(), app, Opened(account="a"))
+        client = AppClient.on(app, own.jetstream(timeout=0.3))
+        view = client.view("balances")
+        if is_known:
+            assert await view.get("a") is None
+        async with running(app, server.url):
+            reading = [
+                asyncio.create_task(view.get("a", at_least=1, timeout=PATIENCE_S)),
+                asyncio.create_task(view.wait_for("a", lambda state: state is not None, timeout=PATIENCE_S)),
+            ]
+            server.pause()
+            try:
+                with pytest.raises(RequestTimeout):
+                    await view.get("a")
+                with pytest.raises(RequestTimeout):
+                    await view.get("a", at_least=1, timeout=0.5)
+                await asyncio.sleep(1.0)
+            finally:
+                server.resume()
+            assert await asyncio.gather(*reading) == [Account()] * 2
+        await client._close(None)
+
+
 async def test_waiting_for_a_projection_that_nobody_runs_says_so(server: NatsServer, js: JetStream) -> None:
     app = bank()
     await set_up(js, app)
@@ -193,6 +275,60 @@ async def test_changes_are_waited_for_watched_and_copied(server: NatsServer, js:
             await copy.reached(ack.sequence)
             assert copy.get("a").cents == 35
             assert (copy.keys(), len(copy)) == (["a"], 1)
+
+
+@pytest.mark.parametrize("turns", [1, 3, 6, 12])
+async def test_a_copy_that_is_cancelled_while_it_begins_leaves_nothing_behind(
+    server: NatsServer, js: JetStream, turns: int
+) -> None:
+    app = bank()
+    await set_up(js, app)
+
+    async def use(view: View) -> None:
+        async with view.replica():
+            await asyncio.Event().wait()
+
+    async with app.connect(server.url) as client:
+        view = client.view("balances")
+        await view.get("a")  # from now on it follows its projection
+        before = asyncio.all_tasks()
+        using = asyncio.create_task(use(view))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        using.cancel()
+        await asyncio.wait([using])
+        await until(lambda: asyncio.all_tasks() == before)
+
+
+async def test_a_copy_that_nobody_follows_says_so(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    async with jetspark.connect(server.url) as connection:
+        view = AppClient.on(app, connection.jetstream()).view("balances")
+        with pytest.raises(UsageError, match="is not open: read it within"):
+            view.replica().get("a")
+        async with view.replica() as copy:
+            with pytest.raises(UsageError, match="is opened once"):
+                await copy.__aenter__()
+        with pytest.raises(UsageError, match="is not open"):
+            copy.get("a")
+        with pytest.raises(UsageError, match="is not open"):
+            await copy.reached(0)
+        async with view.replica() as copy:
+            await connection.close()
+            with pytest.raises(UsageError, match="the connection was closed"):
+                await copy.reached(1, timeout=PATIENCE_S)
+            with pytest.raises(UsageError, match="the connection was closed"):
+                copy.get("a")
+        with pytest.raises(UsageError, match="the connection was closed"):
+            await view.replica().__aenter__()
+    async with app.connect(server.url) as client, client.view("balances").replica() as copy:
+        await js.delete_stream("KV_bank_balances")
+        for _ in range(2):
+            with pytest.raises(StreamNotFound):
+                await copy.reached(1, timeout=PATIENCE_S)
+        with pytest.raises(StreamNotFound):
+            copy.get("a")
 
 
 async def test_a_state_of_the_past_is_folded_from_the_stream(server: NatsServer, js: JetStream) -> None:
@@ -305,6 +441,41 @@ class Sold(Event, type="window.sold", version=1, key="shop", subject="bank.{shop
     cents: int
 
 
+@pytest.mark.parametrize("moment", ["when the bucket is looked for", "when it is read"])
+async def test_who_watches_follows_a_swap_in_whose_midst_the_server_does_not_answer(moment: str) -> None:
+    app = bank()
+    async with NatsServer() as server, jetspark.connect(server.url) as own, jetspark.connect(server.url) as other:
+        await set_up(other.jetstream(), app)
+        await other.jetstream().create_kv(KVConfig(bucket="rebuilt"))
+        js = own.jetstream(timeout=0.5)
+        find = js.stream
+
+        async def find_while_nobody_answers(name: str) -> jetspark.Stream:
+            if name == "KV_rebuilt":
+                js.stream = find  # type: ignore[method-assign]
+                found = await find(name) if moment == "when it is read" else None
+                server.pause()
+                return found or await find(name)
+            return await find(name)
+
+        client = AppClient.on(app, js)
+        try:
+            async with client.view("balances").replica() as copy, aclosing(client.view("balances").watch()) as entries:
+                first = asyncio.create_task(anext(entries))
+                js.stream = find_while_nobody_answers  # type: ignore[method-assign]
+                records = await open_records(other.jetstream(), app.name)
+                with suppress(RequestTimeout):  # it is noted, and the answer may come late
+                    await swap(records, app.projections["balances"], ProjectionPlace("rebuilt", 1), revision=0)
+                await asyncio.sleep(4.0)  # by then the view has waited in vain
+                server.resume()
+                await (await other.jetstream().kv("rebuilt")).put("a", b'{"cents":7}')
+                assert (await asyncio.wait_for(first, PATIENCE_S)).state == Account(cents=7)
+                await until(lambda: copy.get("a") == Account(cents=7))
+        finally:
+            server.resume()
+            await client._close(None)
+
+
 async def test_windows_have_a_state_for_each_hour(server: NatsServer, js: JetStream) -> None:
     app = App("shops", stream="SHOPS", subjects=["bank.>"])
     hour = Window(size_s=3600)
@@ -327,3 +498,22 @@ async def test_windows_have_a_state_for_each_hour(server: NatsServer, js: JetStr
         assert await takings.get(("s", "late"), at_least=ack.sequence) == 5
         assert await takings.get(("s", hour.name(now)), at_least=ack.sequence) == 3
         assert await takings.get(("s", hour.name(now - datetime.timedelta(hours=1)))) == 4
+
+
+@pytest.mark.parametrize("option", ["position_every_s", "batch_wait_s"])
+@pytest.mark.parametrize("count", [0, 50])
+async def test_a_worker_ends_at_once_however_seldom_it_stores(
+    server: NatsServer, js: JetStream, option: str, count: int
+) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, *some_events(random.Random(3), count, is_bad=False))
+    live = LiveOptions(**{option: 600.0})  # type: ignore[arg-type]
+    worker = ProjectionWorker(app, list(app.projections.values()), js, catalogue=app.catalogue, options=live)
+    run = asyncio.create_task(worker.run())
+    await until(lambda: worker.counts.events == count and worker.is_active)
+    await asyncio.sleep(0.1)  # by then it waits
+    await asyncio.wait_for(worker.stop(run, timeout=60.0), 30.0)
+    assert await is_folded(js, app)
+    async with app.connect(server.url) as client:
+        assert (await client.view("balances").position()).sequence == count

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from typing import Any
 
 import msgspec
@@ -79,6 +81,23 @@ async def test_settings_follow_the_bucket_and_fall_back_to_what_is_declared(nats
         assert settings.errors == {}
         await kv.delete("acme.currency")
         await until(lambda: settings.get("currency") == "USD")
+
+
+async def test_a_change_without_a_readable_name_is_refused_and_one_that_nobody_could_be_told_of(nats_url: str) -> None:
+    app = shop()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client, client.settings("shop_settings", scope="names") as settings:
+        for by in ("", None, 7, b"ann", ["ann"], True):
+            for change in (settings.set("currency", "EUR", by=by), settings.delete("currency", by=by)):  # type: ignore[arg-type]
+                with pytest.raises(ConfigError, match=re.escape(f"by={by!r}: expected who does it")):
+                    await change
+        assert await settings.history("currency") == []
+        for callback in (None, "print", asyncio.sleep):
+            with pytest.raises(ConfigError, match="expected a plain function"):
+                settings.on_change("currency", callback)  # type: ignore[arg-type]
+    for rollout in ("5", None, 1.5, -1, 101):
+        with pytest.raises(ValueError, match=re.escape(f"rollout={rollout!r}: expected 0 to 100")):
+            FlagValue(rollout=rollout)  # type: ignore[arg-type]
 
 
 async def test_a_copy_that_the_server_does_not_confirm_says_so() -> None:

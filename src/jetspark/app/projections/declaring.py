@@ -22,9 +22,10 @@ from typing import Any, TypeAlias
 import msgspec
 
 from jetspark.app.contracts.catalogue import contract_of
-from jetspark.app.contracts.tokens import escape, is_plain, text_of, unescape
+from jetspark.app.contracts.tokens import MAX_KEY_BYTES, escape, is_plain, text_of, unescape
 from jetspark.app.projections.windows import Window, is_part
 from jetspark.app.topology.names import check_app_name
+from jetspark.core.arguments import flag, iterate, unfit
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
 from jetspark.state.fold import DELETE
@@ -38,8 +39,14 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 _EXAMPLE = datetime.datetime(2026, 3, 31, 10, tzinfo=datetime.UTC)
+HEADER_ROOM_BYTES = 4096
 # What servers accept by default, with room for headers.
-MAX_STATE_BYTES = (1 << 20) - 4096
+MAX_STATE_BYTES = (1 << 20) - HEADER_ROOM_BYTES
+
+
+# A key is part of subjects, and the server takes lines of 4096 bytes: this leaves room for the rest of the line. Every
+# key of 1000 bytes fits, which is what the key of an event may have, three times as long where all of it is escaped.
+MAX_TOKEN_BYTES = 3 * MAX_KEY_BYTES
 
 
 class BrokenInvariant(Exception):
@@ -69,8 +76,9 @@ class ProjectionSpec:
         filtered: bool = False,
     ) -> None:
         self.name = check_app_name(name)
-        self.filtered = filtered
-        self.events = tuple(events)
+        own = f"projection {name!r}: "
+        self.filtered = flag(f"{own}filtered", filtered)
+        self.events = tuple(iterate(f"{own}events", events, "a list of types of events"))
         if not self.events:
             raise ConfigError(f"projection {name!r}: events=[]: expected at least one type of event")
         for event in self.events:
@@ -86,34 +94,45 @@ class ProjectionSpec:
         self.version = version
         self.plain_mark = str(version)
         """The mark of a state that is not parked."""
-        self.invariants = tuple(invariants)
+        functions = "a list of functions of a state"
+        self.invariants = tuple(iterate(f"{own}invariants", invariants, functions))
+        for invariant in self.invariants:
+            if not callable(invariant):
+                raise unfit(f"{own}invariants", invariants, functions)
         if window is not None and not isinstance(window, Window):
             raise ConfigError(f"projection {name!r}: window={window!r}: expected a Window, such as Window(size_s=3600)")
         self.window = window
         limit = self.bucket.max_value_bytes or 0
         self.max_state_bytes = max(limit - 1024, limit // 2) if limit > 0 else MAX_STATE_BYTES
         self.kind = kind
-        self._fold = kind()
+        try:
+            self._fold = kind()
+        except TypeError as error:
+            raise ConfigError(f"{own}{kind!r}: expected a class that is made without arguments: {error}") from error
         self._key_of = _method(name, self._fold, "key", "event")
         self._apply = _method(name, self._fold, "apply", *self.apply_arguments)
         self._wants_key = len(inspect.signature(self._apply).parameters) > len(self.apply_arguments)
-        self._decode = msgspec.json.Decoder(_state_type(name, self._apply)).decode
+        state = _state_type(name, self._apply)
+        try:
+            self._decode = msgspec.json.Decoder(state).decode
+        except TypeError as error:
+            raise ConfigError(f"{own}state: {state}: expected a type that JSON can be decoded into: {error}") from error
 
     def keys_of(self, event: Any) -> tuple[str, ...]:
         """The keys in the bucket that an event concerns, each once; the values of ``key`` as tokens.
 
         Raises:
-            ConfigError: ``key`` returned something with no single spelling, such as a float.
+            ConfigError: ``key`` returned something with no single spelling, such as a float, or too long a text.
             Exception: Whatever ``key`` raises.
         """
         found = self._key_of(event)
         if found.__class__ is str:
-            return (found,) if is_plain(found) else (escape(found),)
+            return (_token(found),)
         if found is None:
             return ()
         if isinstance(found, list | tuple):
-            return tuple(dict.fromkeys(escape(text_of(each)) for each in found))
-        return (escape(text_of(found)),)
+            return tuple(dict.fromkeys(_token(text_of(each)) for each in found))
+        return (_token(text_of(found)),)
 
     def plain_keys_of(self, events: Sequence[Any]) -> list[str] | None:
         """What :meth:`windowed_keys_of` finds for each of many events, where that is one text which is its own token,
@@ -131,6 +150,8 @@ class ProjectionSpec:
                 return None  # most events of a projection have the same kind of key
             keys = list(map(self._key_of, events))
             if set(map(type, keys)) != {str} or not all(keys) or not is_plain("".join(keys)):
+                return None
+            if max(map(len, keys)) > MAX_TOKEN_BYTES:
                 return None
             if window is not None:
                 return [f"{key}.{part}" for key, part in zip(keys, map(window.part_of, events), strict=True)]
@@ -159,7 +180,7 @@ class ProjectionSpec:
         if self.window is None:
             if isinstance(key, tuple):
                 raise ConfigError(f"key {key!r} of projection {self.name!r}: expected no tuple; it has no windows")
-            return escape(key if isinstance(key, str) else text_of(key))
+            return _token(key if isinstance(key, str) else text_of(key))
         if isinstance(key, tuple) and len(key) == 2:
             of, part = key
         else:
@@ -170,7 +191,7 @@ class ProjectionSpec:
                     f"key {key!r} of projection {self.name!r}: expected its window, too, such as '{key}.{window}', "
                     f"({key!r}, {window!r}), or with a moment in place of the window"
                 )
-        return f"{escape(of if isinstance(of, str) else text_of(of))}.{self.window.part(part)}"
+        return f"{_token(of if isinstance(of, str) else text_of(of))}.{self.window.part(part)}"
 
     def key_text(self, name: str) -> str:
         """A key as users write it, of one that the bucket has; one that is none of this projection's as it is."""
@@ -205,6 +226,8 @@ class ProjectionSpec:
                 raise TypeError("apply returned None for a key that has a state: return the new state, or DELETE")
             return None
         encoded = _encode(new)
+        if encoded == b"null":  # which is what a key without a state has
+            raise ValueError(f"the state is {new!r}, which JSON has no number for")
         if len(encoded) > self.max_state_bytes:
             raise self._too_large(encoded)
         for invariant in self.invariants:
@@ -240,6 +263,18 @@ class ProjectionSpec:
         """The same projection, with a new object of its class."""
         return make_spec(self.name, self.kind, self.options)
 
+    def within(self, max_payload_bytes: int) -> ProjectionSpec:
+        """The same projection on a server that takes messages of this size: a state that does not fit parks its key.
+
+        The one that was declared is for servers as they are by default.
+        """
+        limit = max(max_payload_bytes - HEADER_ROOM_BYTES, max_payload_bytes // 2)
+        if limit >= self.max_state_bytes:
+            return self
+        spec = self.renewed()
+        spec.max_state_bytes = limit
+        return spec
+
     def __reduce__(self) -> tuple[Any, ...]:
         return make_spec, (self.name, self.kind, self.options)
 
@@ -259,6 +294,21 @@ def make_spec(name: str, kind: type[Any], options: dict[str, Any]) -> Projection
     from jetspark.app.projections.lookups import LookupSpec
 
     return LookupSpec(name, kind, **options)
+
+
+def _token(key: str) -> str:
+    """A key as a token of the bucket's keys.
+
+    Raises:
+        ConfigError: There is none, or it is longer than the server takes.
+    """
+    token = key if is_plain(key) else escape(key)
+    if len(token) > MAX_TOKEN_BYTES:
+        raise ConfigError(
+            f"key {key[:40]!r}..., which takes {len(token)} bytes: expected up to {MAX_TOKEN_BYTES}, with three for "
+            "each byte that is no letter, digit, _ or -; use an id, or a hash of the text"
+        )
+    return token
 
 
 def _method(name: str, fold: object, method: str, *parameters: str) -> Callable[..., Any]:

@@ -78,7 +78,7 @@ class LiveEngine:
         self._last_event = self._gap_witness = 0
         """The last event that was read; and the last one before the gap."""
         self._work, self._room = asyncio.Event(), asyncio.Event()
-        self._is_ending = False
+        self._is_ending, self._ending = False, asyncio.Event()
         self._position_at = clock.now()
         self._reader: asyncio.Task[None] | None = None
 
@@ -102,6 +102,7 @@ class LiveEngine:
 
     async def _run(self, beginning: FoldPosition) -> None:
         self._reader = asyncio.create_task(self._read_stream(beginning))
+        self._reader.add_done_callback(lambda _: self._work.set())  # the writer ends when this one has
         writer = asyncio.create_task(self._write())
         try:
             await asyncio.wait([self._reader, writer], return_when=asyncio.FIRST_COMPLETED)
@@ -116,6 +117,7 @@ class LiveEngine:
     def end(self) -> None:
         """Read no more, and store what was read."""
         self._is_ending = True
+        self._ending.set()
         if self._reader is not None:
             self._reader.cancel()
         self._work.set()
@@ -210,7 +212,7 @@ class LiveEngine:
         while True:
             await self._wait_for_work(options.position_every_s)
             if not self._is_ending and not backlog.is_full:
-                await asyncio.sleep(options.batch_wait_s)
+                await _within(options.batch_wait_s, self._ending.wait())
                 give_up_at = clock.now() + FAR_BEHIND_WAIT_S
                 while not self._is_ending and not backlog.is_full and backlog.is_far_behind:
                     if (left_s := give_up_at - clock.now()) <= 0:
@@ -222,9 +224,7 @@ class LiveEngine:
                 return
 
     async def _wait_for_work(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._work.wait()
+        await _within(seconds, self._work.wait())
         self._work.clear()
 
     async def _store(self) -> None:
@@ -296,6 +296,13 @@ async def _all(work: Sequence[Coroutine[Any, Any, bool]]) -> list[bool]:
         if isinstance(each, BaseException):
             raise each
     return [each is True for each in done]
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, Any]) -> None:
+    """Wait for something, for this long at most."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await work
 
 
 async def end_tasks(*tasks: asyncio.Task[Any]) -> None:

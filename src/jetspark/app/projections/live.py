@@ -41,7 +41,7 @@ class LiveOptions:
     position_every_s: float = 0.1
     """How often the position is written: readers that wait for an event of another key wait for it."""
     lease_s: float = 10.0
-    """How long a process that died holds the others up."""
+    """How long a process that died holds the others up; 1 or more."""
     partitions: int = 1
     """Parts of the keys that several processes share; the same in all of them. With 1, one process folds everything."""
     apart_after: int = 20_000
@@ -50,8 +50,9 @@ class LiveOptions:
     def __post_init__(self) -> None:
         for name in ("batch", "batch_bytes", "cache_keys", "cache_bytes", "partitions", "apart_after"):
             whole(name, getattr(self, name))
-        for name in ("batch_wait_s", "position_every_s", "lease_s"):
+        for name in ("batch_wait_s", "position_every_s"):
             seconds(name, getattr(self, name))
+        seconds("lease_s", self.lease_s, low=1)  # it is the TTL of a key, and the server takes none below
 
 
 @dataclass(slots=True)

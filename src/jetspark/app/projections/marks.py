@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jetspark.app.dead_letters.letters import escape_line, unescape_line
 from jetspark.state.changes import Current
 
-__all__ = ["FOREIGN", "Mark", "Parked", "mark_of", "parked_of", "position_key", "reach_of"]
+__all__ = ["FOREIGN", "Mark", "Parked", "is_reserved", "mark_of", "parked_of", "position_key", "reach_of"]
 
 # A header is a line, and the whole story is in the log of the engine that met it.
 _MAX_REASON = 300
@@ -63,6 +63,14 @@ def position_key(part: str = "") -> str:
     It has two tokens, and no key of an event begins with the first of them and has such a second one.
     """
     return f"_jetspark.position{f'.{part}' if part else ''}"
+
+
+def is_reserved(key: str) -> bool:
+    """Whether a key of a bucket is one of its readers' notes, and no key of the projection.
+
+    With windows ``_jetspark`` may be a key as any other; what is behind it is a window then.
+    """
+    return key == position_key() or key.startswith(f"{position_key()}.")
 
 
 def mark_of(current: Current) -> Mark | None:

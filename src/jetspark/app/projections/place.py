@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 
+from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.buckets import ProjectionPlace
@@ -47,10 +48,10 @@ class LivePlace:
         options: LiveOptions,
         held: frozenset[int] | None = None,
     ) -> None:
-        self.spec, self.place = spec, place
+        self.spec, self.place = spec.within(context_of(js).client.max_payload_bytes), place
         self._partitions, self._held = options.partitions, held
         self._part_revisions: list[int] = []
-        self.states = LiveStates(spec, CacheLimits(options.cache_keys, options.cache_bytes))
+        self.states = LiveStates(self.spec, CacheLimits(options.cache_keys, options.cache_bytes))
         self.bucket: StateBucket
         self.written: FoldPosition
         """The position, as the bucket has it."""

@@ -11,14 +11,16 @@ has seen every state that was stored before it.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
 import msgspec
 
+from jetspark.aio import clock
 from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.ordered import Reading, Watch
@@ -27,11 +29,19 @@ from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, watch_place
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyRows, KeyState, Router, recorded_delivery
-from jetspark.app.projections.marks import Parked, mark_of, parked_of, position_key
+from jetspark.app.projections.marks import Parked, is_reserved, mark_of, parked_of, position_key
 from jetspark.app.projections.pasts import base_of, past_of
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.core.numbers import UINT64, timeout_of, whole
-from jetspark.errors import ConfigError, DataLoss, MessageNotFound, RequestTimeout, StateParked, UsageError
+from jetspark.errors import (
+    ConfigError,
+    DataLoss,
+    JetSparkError,
+    MessageNotFound,
+    RequestTimeout,
+    StateParked,
+    UsageError,
+)
 from jetspark.jetstream.kv import operation_of, subject_of, watch_options
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.state.changes import MARK_HEADER, NOTHING, SEQUENCE_HEADER, Current, current_of, stored_sequence
@@ -48,8 +58,8 @@ _logger = logging.getLogger("jetspark.app")
 
 T = TypeVar("T")
 
-OWN = "_jetspark."
-"""Keys that begin so are no states."""
+# What the server has not answered is asked for again after this time.
+FOLLOW_PAUSE_S = 0.5
 
 
 class ViewEntry(NamedTuple):
@@ -107,20 +117,37 @@ class _Follower:
     async def _follow(self) -> None:
         assert self._place is not None
         try:
-            records = await open_records(self._js, self._app)
-            async for alias in watch_place(records, self.spec):
-                stream = await self._js.stream(f"KV_{alias.place.bucket}")
-                if self._place.done():
-                    self._place = asyncio.get_running_loop().create_future()
-                self._place.set_result((alias.place, stream))
-                changed, self.changed = self.changed, asyncio.Event()
-                changed.set()
+            while True:
+                try:
+                    await self._take_places()
+                    return
+                except JetSparkError as error:
+                    # Who waits for the first place is told. Later nobody asks: those who watch would never hear of it.
+                    if not error.may_pass or not self._place.done():
+                        raise
+                    _logger.warning("projection %s: following its bucket: %s; it goes on", self.spec.name, error)
+                await clock.sleep(FOLLOW_PAUSE_S)
         except Exception as error:
             self.task = None  # the next call tries again
             if not self._place.done():
                 self._place.set_exception(error)
             else:
                 _logger.warning("projection %s: following its bucket: %s", self.spec.name, error)
+
+    async def _take_places(self) -> None:
+        """Take the place where the projection is, and each that it is swapped to, until the connection is closed."""
+        assert self._place is not None
+        records = await open_records(self._js, self._app)
+        async for alias in watch_place(records, self.spec):
+            had_one = self._place.done()
+            if had_one and self._place.result()[0] == alias.place:
+                continue
+            stream = await self._js.stream(f"KV_{alias.place.bucket}")
+            if had_one:
+                self._place = asyncio.get_running_loop().create_future()
+            self._place.set_result((alias.place, stream))
+            changed, self.changed = self.changed, asyncio.Event()
+            changed.set()
 
 
 class Views:
@@ -204,12 +231,17 @@ class View:
     async def entry(self, key: Any, *, at_least: int | None = None, timeout: float | None = None) -> ViewEntry:
         """The same with its sequence and revision, and whether the key is parked."""
         name = self._spec.bucket_key(key)
-        current = await self._load(name)
-        if at_least is None or current.sequence >= at_least:
-            return self._entry(name, current)
-        wanted = whole("at_least", at_least, low=0, high=UINT64)
+        wanted = 0 if at_least is None else whole("at_least", at_least, low=0, high=UINT64)
+        limit_s, began_at = self._limit_s(timeout), clock.now()
+        try:
+            current = await self._load(name)
+            if current.sequence >= wanted:
+                return self._entry(name, current)
+        except JetSparkError as error:
+            if at_least is None or not error.may_pass or clock.now() >= began_at + limit_s:
+                raise
         what = f"projection {self.name!r} (key {key!r}) at sequence {wanted}: does a worker run it?"
-        return self._entry(name, await self._within(timeout, what, self._reach(name, wanted)))
+        return self._entry(name, await self._until_found(lambda: self._reach(name, wanted), what, limit_s, began_at))
 
     async def position(self) -> ViewPosition:
         """How far the projection is, and whether it may lack events; a worker writes this ten times a second."""
@@ -223,6 +255,9 @@ class View:
             RequestTimeout: There was none within ``timeout``.
         """
         name = self._spec.bucket_key(key)
+        limit_s = self._limit_s(timeout)
+        if not callable(condition) or inspect.iscoroutinefunction(condition):
+            raise ConfigError(f"condition={condition!r}: expected a plain function of a state")
 
         async def found() -> Any:
             async with aclosing(self._changes(name)) as changes:
@@ -238,7 +273,8 @@ class View:
                         return state
             raise UsageError("the connection was closed")
 
-        return await self._within(timeout, f"the state of key {key!r} of projection {self.name!r}", found())
+        what = f"the state of key {key!r} of projection {self.name!r}"
+        return await self._until_found(found, what, limit_s, clock.now())
 
     async def watch(self, *keys: Any) -> AsyncGenerator[ViewEntry, None]:
         """The present states, of all keys or of some, then every change, until the connection is closed.
@@ -249,7 +285,7 @@ class View:
         shown: set[str] = set()
         """Names of keys that have a state, as far as this has told."""
         fresh: set[str] = set()
-        async with aclosing(self._changes(*map(self._spec.bucket_key, keys))) as changes:
+        async with aclosing(self._changes(*dict.fromkeys(map(self._spec.bucket_key, keys)))) as changes:
             async for change in changes:
                 if change is ANEW:
                     shown, fresh = shown | fresh, set()
@@ -257,7 +293,7 @@ class View:
                     for name in sorted(shown - fresh):
                         yield self._entry(name, NOTHING)
                     shown = set()
-                elif not change.key.startswith(OWN):
+                elif not is_reserved(change.key):
                     if change.current.value is None:
                         fresh.discard(change.key)
                     else:
@@ -296,14 +332,23 @@ class View:
                     current = change.current
                 elif change.current.value is not None:
                     position = FoldPosition.decode(change.current.value).sequence
-                if current.sequence >= wanted or (not is_initial and position >= wanted):
-                    if current.sequence < wanted and (parked := parked_of(current)) is not None:
+                parked = parked_of(current)
+                # A key that is parked at a later event has every one before it.
+                if current.sequence >= wanted or (parked is not None and parked.sequence > wanted):
+                    return current
+                if not is_initial and position >= wanted:
+                    if parked is not None:
                         raise StateParked(self.name, self._spec.key_text(name), *parked)
                     return current
         raise UsageError("the connection was closed")
 
     async def _changes(self, *names: str) -> AsyncGenerator[_Found | None, None]:
-        """``ANEW``, what the bucket has, None, and what is written to it; the same again, when it is swapped."""
+        """``ANEW``, what the bucket has, None, and what is written to it; the same again, when it is swapped.
+
+        Raises:
+            RequestTimeout: No answer when it was to begin. Once it has begun it waits for a server that is away.
+        """
+        has_begun = False
         while not self._js_is_closed:
             place, stream = await self._follower.place()
             changed = asyncio.create_task(self._follower.changed.wait())
@@ -317,7 +362,13 @@ class View:
                 yield ANEW
                 async with aclosing(_until(entries, changed)) as found:
                     async for each in found:
+                        has_begun = True
                         yield each
+            except JetSparkError as error:
+                if not has_begun or not error.may_pass:
+                    raise
+                _logger.warning("projection %s: reading bucket %s: %s; it goes on", self.name, place.bucket, error)
+                await clock.sleep(FOLLOW_PAUSE_S)
             finally:
                 changed.cancel()
 
@@ -325,15 +376,34 @@ class View:
     def _js_is_closed(self) -> bool:
         return self._context.client.is_closed
 
-    async def _within(self, timeout: float | None, what: str, work: Coroutine[Any, Any, T]) -> T:
-        limit_s = timeout_of(timeout, self._context.timeout_s)
+    def _limit_s(self, timeout: float | None) -> float:
+        return timeout_of(timeout, self._context.timeout_s)
+
+    async def _within(self, limit_s: float, what: str, work: Coroutine[Any, Any, T], spent_s: float = 0.0) -> T:
+        """What the work returns; ``spent_s`` of its time is over already."""
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(max(0.0, limit_s - spent_s)):
                 return await work
         except TimeoutError as error:
             if isinstance(error, RequestTimeout):
                 raise
             raise RequestTimeout(what, limit_s) from None
+
+    async def _until_found(
+        self, look: Callable[[], Coroutine[Any, Any, T]], what: str, limit_s: float, began_at: float
+    ) -> T:
+        """What a look at the bucket finds; again and again while the server has no answer, and there is time."""
+
+        async def looking() -> T:
+            while True:
+                try:
+                    return await look()
+                except JetSparkError as error:
+                    if not error.may_pass:
+                        raise
+                await clock.sleep(FOLLOW_PAUSE_S)
+
+        return await self._within(limit_s, what, looking(), clock.now() - began_at)
 
     def _entry(self, name: str, current: Current) -> ViewEntry:
         mark = mark_of(current)
@@ -357,12 +427,13 @@ class View:
         if position is not None and present.sequence <= sequence <= position.sequence:
             return self._entry(name, present)
         await self._check_is_there(sequence)
-        base = base_of(self._spec, await self._revisions(name, present, position), sequence)
-        state = KeyState(self._spec, name, base)
+        spec = self._spec.within(self._context.client.max_payload_bytes)
+        base = base_of(spec, await self._revisions(name, present, position), sequence)
+        state = KeyState(spec, name, base)
         if base.sequence < sequence:
             await self._check_is_whole(0 if position is None else position.first_event, base.sequence + 1)
-            await self._fold_on(name, state, sequence)
-        return self._entry(name, past_of(self._spec, state))
+            await self._fold_on(spec, name, state, sequence)
+        return self._entry(name, past_of(spec, state))
 
     async def _revisions(self, name: str, present: Current, position: FoldPosition | None) -> list[Current]:
         """What the bucket has of a key, as far as it is what the key's events have made of it."""
@@ -373,19 +444,19 @@ class View:
         messages = stream.get_messages(subject=subject_of(place.bucket, name))
         return [present, *[current_of(stored_of(message)) async for message in messages]]
 
-    async def _fold_on(self, name: str, state: KeyState, last: int) -> None:
+    async def _fold_on(self, spec: ProjectionSpec, name: str, state: KeyState, last: int) -> None:
         """Apply the events of a key that a state lacks, up to a sequence."""
-        router = Router([self._spec], self._app.catalogue, owns_stream=self._app.owns_stream)
+        router = Router([spec], self._app.catalogue, owns_stream=self._app.owns_stream)
         options = OrderedOptions(filter_subjects=router.reading, start_sequence=state.sequence + 1)
         reading = Reading(self._context, self._app.stream, options, listing=f"past of key {name!r}")
         try:
             await reading.start()
             while messages := await reading.some(until_idle=True):
                 rows = KeyRows()
-                router.sort(messages, sequences_of(messages), recorded_delivery, {self._spec.name: rows})
+                router.sort(messages, sequences_of(messages), recorded_delivery, {spec.name: rows})
                 for found, each, event in rows:
                     if found == name and each <= last:
-                        state.apply(self._spec, name, each, event)
+                        state.apply(spec, name, each, event)
                 if messages[-1].metadata.stream_sequence >= last:
                     break
         finally:
@@ -410,7 +481,8 @@ class View:
 class ViewReplica:
     """All states of a projection in memory: reads are dictionary look-ups, and a moment behind the bucket.
 
-    The states are shared: do not change one that you were given. If following the bucket fails, ``get`` raises why.
+    The states are shared: do not change one that you were given. If following the bucket fails, ``get`` and ``reached``
+    raise why.
     """
 
     def __init__(self, view: View) -> None:
@@ -420,25 +492,44 @@ class ViewReplica:
         """The projection is here; every state up to it is in the copy."""
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._is_left = False
 
     async def __aenter__(self) -> Self:
+        if self._task is not None:
+            raise UsageError(f"a copy of projection {self._view.name!r} is opened once: make another with replica()")
         ready = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._follow(ready))
-        await asyncio.wait([ready, self._task], return_when=asyncio.FIRST_COMPLETED)
-        if self._task.done():
-            self._task.result()
+        try:
+            await asyncio.wait([ready, self._task], return_when=asyncio.FIRST_COMPLETED)
+            self._check_is_followed()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        self._is_left = True
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await self._task
+            await asyncio.wait([self._task])
+            if not self._task.cancelled():
+                self._task.exception()  # who has read the copy was told
+
+    def _check_is_followed(self) -> None:
+        """
+        Raises:
+            UsageError: Nobody keeps the copy up to date: it is not open, or the connection was closed.
+            JetSparkError: Following the bucket has failed.
+        """
+        if self._task is None or self._is_left:
+            name = self._view.name
+            raise UsageError(f"the copy of projection {name!r} is not open: read it within `async with view.replica()`")
+        if self._task.done():
+            self._task.result()
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The state of a key; ``default`` if it has none."""
-        if self._task is not None and self._task.done():
-            self._task.result()
+        self._check_is_followed()
         name = self._view.spec.bucket_key(key)
         found = self._states.get(name)
         if found is None or found[0].value is None:
@@ -466,15 +557,17 @@ class ViewReplica:
         Raises:
             RequestTimeout: It was not, within ``timeout``.
         """
+        whole("sequence", sequence, low=0, high=UINT64)
+        limit_s = self._view._limit_s(timeout)
 
         async def wait() -> None:
+            self._check_is_followed()
             while self.position < sequence:
                 self._moved.clear()
                 await self._moved.wait()
-                if self._task is not None and self._task.done():
-                    self._task.result()
+                self._check_is_followed()
 
-        await self._view._within(timeout, f"the copy of projection {self._view.name!r} at sequence {sequence}", wait())
+        await self._view._within(limit_s, f"the copy of projection {self._view.name!r} at sequence {sequence}", wait())
 
     async def _follow(self, ready: asyncio.Future[None]) -> None:
         # What is read of a bucket counts when all that was there is read: until then the copy stays as it was.
@@ -491,7 +584,7 @@ class ViewReplica:
                     elif change.key == position_key():
                         if change.current.value is not None:
                             position = FoldPosition.decode(change.current.value).sequence
-                    elif not change.key.startswith(OWN):
+                    elif not is_reserved(change.key):
                         states[change.key] = (change.current, None)
                         continue
                     if is_whole:
@@ -499,6 +592,7 @@ class ViewReplica:
                         self._moved.set()
                         if not ready.done():
                             ready.set_result(None)
+            raise UsageError("the connection was closed")
         finally:
             self._moved.set()
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jetspark.core.arguments import function
 from jetspark.core.numbers import seconds
 from jetspark.errors import ConfigError
 
@@ -57,6 +58,8 @@ class Window:
         seconds("grace_s", self.grace_s)
         if self.late not in ("apart", "keep"):
             raise ConfigError(f"late={self.late!r}: expected 'apart' or 'keep'")
+        if self.time is not None:
+            function("time", self.time, "a function of an event")
 
     @property
     def step_s(self) -> int:
@@ -77,7 +80,15 @@ class Window:
         return self.parts(event, None, 0)[0]
 
     def name(self, moment: datetime.datetime) -> str:
-        """The last window that a moment falls into, as keys have it."""
+        """The last window that a moment falls into, as keys have it.
+
+        Raises:
+            ConfigError: It is no moment, or has no time zone.
+        """
+        if not isinstance(moment, datetime.datetime):
+            raise ConfigError(f"window {moment!r}: expected a datetime with a time zone")
+        if moment.tzinfo is None:
+            raise ConfigError(f"window {moment}: expected a time zone, such as {moment.isoformat()}Z for UTC")
         return _name(_whole_seconds(moment) // self.step_s * self.step_s)
 
     def part(self, window: str | datetime.datetime) -> str:
@@ -87,10 +98,8 @@ class Window:
             ConfigError: It names none.
         """
         if isinstance(window, datetime.datetime):
-            if window.tzinfo is None:
-                raise ConfigError(f"window {window}: expected a time zone, such as {window.isoformat()}Z for UTC")
             return self.name(window)
-        if not is_part(window):
+        if not isinstance(window, str) or not is_part(window):
             raise ConfigError(f"window {window!r}: expected its begin, such as {_name(0)}, or {LATE!r}")
         return window
 
@@ -133,4 +142,6 @@ def _whole_seconds(moment: datetime.datetime) -> int:
 # Printing a time takes as long as decoding an event, and most events fall into a few windows.
 @functools.lru_cache(maxsize=4096)
 def _name(begin_s: int) -> str:
-    return (_EPOCH + datetime.timedelta(seconds=begin_s)).strftime("%Y%m%dT%H%M%SZ")
+    # Not all of it by strftime: before the year 1000 its %Y has four digits or fewer, as the platform has it.
+    begin = _EPOCH + datetime.timedelta(seconds=begin_s)
+    return f"{begin.year:04}{begin:%m%dT%H%M%SZ}"

@@ -354,8 +354,9 @@ class MemoryFold:
         self.reached = max(self.reached, last)
 
 
-def spec_of(app: App, projection: str) -> ProjectionSpec:
-    """
+def spec_of(app: App, projection: str, js: JetStream | None = None) -> ProjectionSpec:
+    """A projection by its name; with ``js`` as it is folded on that server.
+
     Raises:
         ConfigError: There is no such projection.
     """
@@ -363,7 +364,7 @@ def spec_of(app: App, projection: str) -> ProjectionSpec:
     if found is None:
         known = ", ".join(sorted(app.projections)) or "none"
         raise ConfigError(f"projection {projection!r}: app {app.name!r} has none of this name; it has {known}")
-    return found
+    return found if js is None else found.within(context_of(js).client.max_payload_bytes)
 
 
 def _sequence(message: Any) -> int:

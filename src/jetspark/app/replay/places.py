@@ -22,16 +22,11 @@ if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.kv import KeyValue
 
-__all__ = ["await_position", "is_reserved", "noted_position", "standstill", "store_together"]
+__all__ = ["await_position", "noted_position", "standstill", "store_together"]
 
 _logger = logging.getLogger("jetspark.app")
 
 PAUSE_S = 0.02
-
-
-def is_reserved(key: str) -> bool:
-    """Whether a key of the bucket is one of its readers' notes, and no key of the projection."""
-    return key.startswith("_jetspark.")
 
 
 async def noted_position(js: JetStream, bucket: str) -> NotedPosition:

@@ -66,7 +66,7 @@ async def preview_rebuild(
         DataLoss: The beginning of the stream is gone.
     """
     check_no_rate(rate, engine)
-    spec = spec_of(app, projection)
+    spec = spec_of(app, projection, js)
     place = (await find_place(await open_records(js, app.name), spec)).place
     history = await History.open(js, app, spec, place.bucket)
     extent = await history.whole()

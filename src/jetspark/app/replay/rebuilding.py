@@ -139,7 +139,7 @@ async def rebuild(
     if drop_old and not swap_in:
         raise ConfigError("drop_old: expected together with swap, which makes the old bucket an old one")
     check_no_rate(rate, engine)
-    spec = spec_of(app, projection)
+    spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
     alias = await find_place(records, spec)
     if resume is not None and drop_old:
@@ -230,7 +230,7 @@ async def drop_rebuild(js: JetStream, app: App, projection: str, id: str) -> Rep
     Raises:
         ConfigError: There is no such rebuild, its bucket is in use, or was dropped before.
     """
-    spec = spec_of(app, projection)
+    spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
     keeper = await RecordKeeper.find(records, spec, id, "rebuild")
     record = keeper.record

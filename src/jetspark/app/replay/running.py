@@ -137,7 +137,7 @@ async def plan_replay(
         UsageError: The state was made by another version of the projection.
     """
     check_no_rate(rate, engine)
-    spec = spec_of(app, projection)
+    spec = spec_of(app, projection, js)
     place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
     history = await History.open(js, app, spec, place.bucket)
     request = request.of(spec)
@@ -176,7 +176,7 @@ async def run_replay(
         ConfigError: There is no such replay to resume.
     """
     check_no_rate(rate, engine)
-    spec = spec_of(app, projection)
+    spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
     place = check_version(spec, (await find_place(records, spec)).place)
     history = await History.open(js, app, spec, place.bucket)
@@ -212,7 +212,7 @@ async def repair_keys(
         UsageError: The state was made by another version of the projection.
         Conflict: Somebody else writes the keys again and again.
     """
-    spec = spec_of(app, projection)
+    spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
     place = check_version(spec, (await find_place(records, spec)).place)
     history = await History.open(js, app, spec, place.bucket)

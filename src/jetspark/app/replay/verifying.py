@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.buckets import check_version, find_place, open_records
+from jetspark.app.projections.marks import is_reserved
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.replay.compared import ComparedKeys, ParkedKey
 from jetspark.app.replay.contents import Difference, compare, cut_keys, reaches
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
 from jetspark.app.replay.history import History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
-from jetspark.app.replay.places import await_position, is_reserved, noted_position
+from jetspark.app.replay.places import await_position, noted_position
 from jetspark.app.replay.ranges import Extent
 from jetspark.errors import DataLoss, UsageError
 from jetspark.state.changes import NOTHING, Current, current_of
@@ -142,7 +143,7 @@ async def verify(
         UsageError: The bucket was made by another version of the projection; or it has not got to ``to_seq``.
     """
     check_no_rate(rate, engine)
-    spec = spec_of(app, projection)
+    spec = spec_of(app, projection, js)
     place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
     position = (await noted_position(js, place.bucket)).position
     if position is not None:

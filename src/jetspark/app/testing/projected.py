@@ -11,7 +11,7 @@ from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.projections.buckets import find_place, open_records
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.live import LiveOptions
-from jetspark.app.projections.marks import position_key
+from jetspark.app.projections.marks import is_reserved, position_key
 from jetspark.app.testing.stages import Stage, VirtualStage
 from jetspark.core.headers import Headers
 from jetspark.errors import KeyNotFound, MessageNotFound
@@ -21,7 +21,6 @@ __all__ = ["VIRTUAL_LIVE", "VirtualReaders", "is_behind", "read_states"]
 
 # In virtual time nobody needs the position, and renewing a lease costs more than waiting for it after a crash.
 VIRTUAL_LIVE = LiveOptions(position_every_s=3600.0, lease_s=600.0)
-_OWN = position_key().partition(".")[0] + "."
 
 
 async def read_states(stage: Stage, js: JetStream, app: App, spec: ProjectionSpec) -> dict[str, Any]:
@@ -30,7 +29,7 @@ async def read_states(stage: Stage, js: JetStream, app: App, spec: ProjectionSpe
     states: dict[str, Any] = {}
     for message in await stage.messages(js, f"KV_{place.bucket}"):
         key = message.subject.removeprefix(f"$KV.{place.bucket}.")
-        if key.startswith(_OWN):
+        if is_reserved(key):
             continue
         if operation_of(message.headers or Headers()) == "put":
             states[spec.key_text(key)] = spec.decode_state(message.data)
