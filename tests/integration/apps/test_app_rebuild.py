@@ -321,6 +321,23 @@ async def test_a_swap_that_was_done_and_not_noted_is_not_done_again(
     assert "swapped before: bank_balances -> bank_balances_v1; the old is kept" in str(done)
 
 
+async def test_a_bucket_that_a_later_rebuild_has_made_under_the_same_name_is_not_dropped(js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, *some_events(random.Random(7), 60, 20))
+    first = await rebuild(js, app, "balances", swap_in=True)
+    second = await rebuild(js, app, "balances", swap_in=True)
+    other = await rebuild(js, app, "balances", swap_in=True, drop_old=True, drop_after_s=0)
+    await drop_rebuild(js, app, "balances", first.record.id)
+    again = [await rebuild(js, app, "balances") for _ in range(2)]
+    assert [each.new.bucket for each in again] == [first.new.bucket, second.new.bucket]
+    with pytest.raises(ConfigError, match=f"rebuild '{again[0].record.id}' has made it anew: drop that one"):
+        await rebuild(js, app, "balances", resume=second.record.id, swap_in=True, drop_old=True)
+    await drop_rebuild(js, app, "balances", second.record.id)  # there is none of its own any more
+    assert await shadows(js) == sorted(f"KV_{each.new.bucket}" for each in [*again, other])
+    assert await is_folded(js, app, again[0].new.bucket)
+
+
 async def test_a_replay_that_is_killed_goes_on_with_the_range_it_was_frozen_at(
     server: NatsServer, js: JetStream
 ) -> None:

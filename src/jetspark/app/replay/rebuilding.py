@@ -252,6 +252,12 @@ async def _drop_replaced(
         raise ConfigError(f"rebuild {record.id!r}: bucket {record.replaced}, which it replaced, is in use again")
     outcome = _swapped_before(record)
     with suppress(StreamNotFound):  # a process before has dropped it, and ended before it noted that
+        maker = await _maker_of(js, record.replaced)
+        if maker and (await RecordKeeper.find(keeper.records, spec, maker, "rebuild")).record.status != "swapped":
+            raise ConfigError(
+                f"rebuild {record.id!r}: bucket {record.replaced}, which it replaced, was dropped, and rebuild "
+                f"{maker!r} has made it anew: drop that one (--drop)"
+            )
         await _drop(js, spec, record.replaced)
     await keeper.note(replaced="")
     outcome.is_old_dropped = True
@@ -280,7 +286,8 @@ async def drop_rebuild(js: JetStream, app: App, projection: str, id: str) -> Rep
     if not record.bucket:  # it ended before it noted its bucket
         record.bucket = await _find_shadow(js, spec, record)
     with suppress(StreamNotFound):
-        if record.bucket:
+        # A later rebuild may have made a bucket of this name again.
+        if record.bucket and await _maker_of(js, record.bucket) == id:
             await js.delete_kv(record.bucket)
     await keeper.note(status="dropped")
     return record
