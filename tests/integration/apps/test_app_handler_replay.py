@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 from support.apps import is_settled, publish, running, set_up, until
+from support.peers import Proxy
 from typer.testing import CliRunner
 
 import jetspark
 from jetspark.aio.jetstream import JetStream
-from jetspark.app import App, Context, Event, Skip
+from jetspark.app import App, Context, Event, Skip, encode
+from jetspark.app.clock import utc_now
 from jetspark.app.replay import (
     HandlerReplayPlan,
     ReplayRequest,
@@ -176,6 +178,36 @@ async def test_a_replay_that_was_killed_is_resumed_and_counts_each_event_once(
     assert (done.outline["subjects"], done.outline["deleted"]) == (["orders.*.paid"], 0)
     with pytest.raises(ConfigError, match="it is done already"):
         await replay_handler(js, shop.app, "billing", resume=record.id)
+
+
+@pytest.mark.parametrize("cut_after", [40_000, 130_000])  # among the only portion, or the first of several
+@pytest.mark.parametrize("count", [150, 500])
+async def test_events_that_get_lost_with_the_connection_are_handled_all_the_same(
+    server: NatsServer, js: JetStream, count: int, cut_after: int
+) -> None:
+    app = App("shop", stream="SHOP", subjects=["orders.>"])
+    seen: list[int] = []
+
+    @app.handler(Paid, durable="billing")
+    async def bill(event: Paid) -> None:
+        seen.append(event.cents)
+
+    await set_up(js, app)
+    encoded = encode(Paid(order_id="o" * 300, cents=0), id="id", source="/shop", time=utc_now())
+    async with js.fast_batch() as batch:
+        await batch.add_many((encoded.subject, encoded.data.replace(b":0", b":%d" % n)) for n in range(count))
+    async with Proxy(server.port) as proxy, jetspark.connect(proxy.url) as client:
+        plans: list[HandlerReplayPlan] = []
+
+        def cut(plan: HandlerReplayPlan) -> None:
+            plans.append(plan)
+            proxy.cut_after(cut_after)
+
+        done = await replay_handler(client.jetstream(), app, "billing", on_plan=cut)
+    assert [sum(plan.events.values()) for plan in plans] == [count]
+    assert (done.events, done.done, done.failed) == (count, count, 0)
+    assert seen == list(range(count))
+    assert [each.name async for each in (await js.stream("SHOP")).consumers()] == ["billing"]
 
 
 async def test_what_is_gone_or_cannot_be_held_back_is_refused(server: NatsServer, js: JetStream) -> None:

@@ -5,6 +5,10 @@ not touched. The effects of the handler are held back (:mod:`jetspark.app.replay
 those that are recorded as done are not done again either way. No dead letter is written, no key is parked, and nothing
 waits in the retry stream: what failed is in the record.
 
+A consumer numbers what it delivers. Where a number is missing, messages were lost with a connection: the server would
+not deliver them again for as long as ``ack_wait`` lasts, and acknowledging later ones would acknowledge them. Then the
+consumer is made anew, behind the last portion that is noted.
+
 Events of one key run one after the other. A portion of events is handled, then the record notes it, then it is
 acknowledged; so a replay that was killed handles the last portion again, and counts every event once.
 """
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
     from jetspark.aio.consumer import Consumer
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.kv import KeyValue
+    from jetspark.aio.stream import Stream
     from jetspark.aio.stream_message import JetStreamMessage
     from jetspark.app.application import App, HandlerSpec
 
@@ -278,23 +283,51 @@ class _HandlerReplay:
         self._slots = asyncio.Semaphore(spec.concurrency)
         self._is_wanted = on_one_of(_filters(spec))
         self._last_event = 0
+        self._consumer: Consumer
+        self._delivered = 0
+        """How many messages the consumer has delivered that came here."""
         self._rng = loop_rng()
 
     async def run(self, pace: ReadingRate) -> None:
         record = self._record
         stream = await self._js.stream(self._app.stream)
-        # What a process before was given and has not noted is delivered anew: from the note on.
-        with suppress(ConsumerNotFound):
-            await stream.delete_consumer(record.consumer)
         if record.at < record.last:
-            consumer = await stream.create_consumer(self._config())
+            await self._begin_reading(stream)
             size = min(PORTION, pace.portion or PORTION)
             while record.at < record.last:
-                await self._portion(await patiently(lambda: self._fetch(consumer, size)), consumer, pace)
-            with suppress(ConsumerNotFound):
-                await stream.delete_consumer(record.consumer)
+                messages = await patiently(lambda: self._fetch(size))
+                if await self._is_all(messages):
+                    await self._portion(messages, pace)
+                else:
+                    await self._consumer.close()
+                    await self._begin_reading(stream)
+            await self._consumer.close()
+        with suppress(ConsumerNotFound):
+            await stream.delete_consumer(record.consumer)
         await self._keeper.note(status="done", at=record.last)
         self._on_progress(record)
+
+    async def _begin_reading(self, stream: Stream) -> None:
+        """From the note on: what was delivered before and is not noted is delivered anew."""
+
+        async def make() -> Consumer:
+            with suppress(ConsumerNotFound):
+                await stream.delete_consumer(self._record.consumer)
+            return await stream.create_consumer(self._config())
+
+        self._consumer, self._delivered = await patiently(make), 0
+
+    async def _is_all(self, messages: Sequence[JetStreamMessage]) -> bool:
+        """Whether nothing that the consumer has delivered got lost on its way, these messages included."""
+        if messages:
+            numbers = [message.metadata.consumer_sequence for message in messages]
+            begin, self._delivered = self._delivered + 1, self._delivered + len(messages)
+            return numbers == list(range(begin, self._delivered + 1))
+        info = await patiently(self._consumer.info)
+        if not info.pending and info.delivered.consumer_sequence == self._delivered:
+            self._record.at = self._record.last
+            return True
+        return not info.ack_pending  # of messages that were lost, or whose acks were
 
     def _config(self) -> ConsumerConfig:
         filters = self._app.handler_filters(self._spec)
@@ -311,17 +344,15 @@ class _HandlerReplay:
             **one,
         )
 
-    async def _fetch(self, consumer: Consumer, size: int) -> list[JetStreamMessage]:
+    async def _fetch(self, size: int) -> list[JetStreamMessage]:
         try:
-            return await consumer.fetch(size, timeout=FETCH_S, max_bytes=self._spec.max_bytes)
+            return await self._consumer.fetch(size, timeout=FETCH_S, max_bytes=self._spec.max_bytes)
         except ConfigError:  # the next message is larger than that
-            return await consumer.fetch(1, timeout=FETCH_S)
+            return await self._consumer.fetch(1, timeout=FETCH_S)
 
-    async def _portion(self, messages: Sequence[JetStreamMessage], consumer: Consumer, pace: ReadingRate) -> None:
+    async def _portion(self, messages: Sequence[JetStreamMessage], pace: ReadingRate) -> None:
         record = self._record
         if not messages:
-            if not (await patiently(consumer.info)).pending:
-                record.at = record.last
             return
         first, last = messages[0].metadata.stream_sequence, messages[-1].metadata.stream_sequence
         begin = (await patiently(lambda: self._history.head(self._last_event))).whole_from
