@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import importlib
 import json
 import re
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.apps import is_settled, publish, running, set_up, until
 from support.peers import Proxy
@@ -16,7 +18,7 @@ from typer.testing import CliRunner
 
 import jetspark
 from jetspark.aio.jetstream import JetStream
-from jetspark.app import App, Context, Event, Skip, encode
+from jetspark.app import App, Context, Event, Retry, Skip, encode
 from jetspark.app.clock import utc_now
 from jetspark.app.replay import (
     HandlerReplayPlan,
@@ -193,9 +195,9 @@ async def test_events_that_get_lost_with_the_connection_are_handled_all_the_same
         seen.append(event.cents)
 
     await set_up(js, app)
-    encoded = encode(Paid(order_id="o" * 300, cents=0), id="id", source="/shop", time=utc_now())
+    encoded = encode(Paid(order_id="o" * 300, cents=123456789), id="id", source="/shop", time=utc_now())
     async with js.fast_batch() as batch:
-        await batch.add_many((encoded.subject, encoded.data.replace(b":0", b":%d" % n)) for n in range(count))
+        await batch.add_many((encoded.subject, encoded.data.replace(b"123456789", b"%d" % n)) for n in range(count))
     async with Proxy(server.port) as proxy, jetspark.connect(proxy.url) as client:
         plans: list[HandlerReplayPlan] = []
 
@@ -208,6 +210,97 @@ async def test_events_that_get_lost_with_the_connection_are_handled_all_the_same
     assert (done.events, done.done, done.failed) == (count, count, 0)
     assert seen == list(range(count))
     assert [each.name async for each in (await js.stream("SHOP")).consumers()] == ["billing"]
+
+
+class Receipt(msgspec.Struct):
+    number: int
+    day: datetime.date
+
+
+async def test_what_a_handler_does_through_its_context_is_held_back_and_counted(
+    server: NatsServer, js: JetStream
+) -> None:
+    app = App("shop", stream="SHOP", subjects=["orders.>"], timers=True)
+    receipts: list[Receipt] = []
+    billed = Billed(order_id="o", receipt="r")
+
+    async def charge(order: str) -> Receipt:
+        return Receipt(7, datetime.date(2026, 3, 20))
+
+    @app.handler(Paid, durable="typed")
+    async def typed(event: Paid, ctx: Context) -> None:
+        receipts.append(await ctx.once("charge", charge, event.order_id))
+
+    @app.handler(Paid, durable="together")
+    async def together(event: Paid, ctx: Context) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for name in ("one", "other"):
+                tasks.create_task(ctx.once(name, charge, event.order_id))
+
+    @app.handler(Paid, durable="bucket")
+    async def bucket(event: Paid, ctx: Context) -> None:
+        await (await ctx.js.kv("shop_handlers")).put("x", b"")
+
+    @app.handler(Paid, durable="raw")
+    async def raw(event: Paid, ctx: Context) -> None:
+        assert (await ctx.js.publish("orders.raw", b"no event", msg_id="x")).sequence == 0
+
+    @app.handler(Paid, durable="ending")
+    async def ending(event: Paid, ctx: Context) -> None:
+        assert await ctx.is_current_timer()
+        assert await ctx.timers.get("other") is None
+        assert (await ctx.publish(billed, cancels="due")).sequence == 0
+
+    @app.handler(Paid, durable="scheduling")
+    async def scheduling(event: Paid, ctx: Context) -> None:
+        await ctx.schedule(billed, after=60)
+
+    @app.handler(Paid, durable="cancelling")
+    async def cancelling(event: Paid, ctx: Context) -> None:
+        await ctx.timers.cancel("due")
+
+    await set_up(js, app)
+    await publish(js, app, Paid(order_id="o-1", cents=1))
+    async with running(app, server.url, only=["typed"]):
+        await until(lambda: is_settled(js, app, "typed"))
+    async with app.connect(server.url) as client:
+        await client.timers.set("due", billed, after=40)
+    before = await everything(js)
+
+    async def replayed(handler: str) -> tuple[int, int, dict[str, int], dict[str, int]]:
+        done = await replay_handler(js, app, handler, ReplayRequest(to_seq=1))
+        assert (done.events, done.failures) == (1, [])
+        return done.done, done.stopped, done.published, done.held_back
+
+    assert await replayed("typed") == (1, 0, {}, {})
+    assert receipts == [Receipt(7, datetime.date(2026, 3, 20))] * 2  # what was recorded has its type
+    assert await replayed("together") == (0, 1, {}, {"one": 1, "other": 1})
+    assert await replayed("bucket") == (0, 1, {}, {"ctx.js.kv": 1})
+    assert await replayed("raw") == (1, 0, {"orders.raw": 1}, {})
+    assert await replayed("ending") == (1, 0, {"order.billed": 1}, {})
+    assert await replayed("scheduling") == (1, 0, {"order.billed": 1}, {})
+    assert await replayed("cancelling") == (0, 1, {}, {"timers": 1})
+    assert await everything(js) == before
+
+
+@pytest.mark.parametrize("effects", [False, True])
+async def test_an_event_whose_handler_cancels_itself_or_takes_too_long_has_failed(js: JetStream, effects: bool) -> None:
+    app = App("shop", stream="SHOP", subjects=["orders.>"])
+
+    @app.handler(Paid, durable="billing", timeout=0.2, retry=Retry(attempts=1))
+    async def bill(event: Paid) -> None:
+        if event.cents < 2:
+            if event.cents == 0:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            await asyncio.sleep(60)
+
+    await set_up(js, app)
+    await publish(js, app, *(Paid(order_id="o", cents=n) for n in range(3)))
+    done = await replay_handler(js, app, "billing", effects=effects)
+    assert (done.events, done.done, done.failed) == (3, 1, 2)
+    assert [each["error"].partition(":")[0] for each in done.failures] == ["CancelledError", "HandlerTimeout"]
 
 
 async def test_what_is_gone_or_cannot_be_held_back_is_refused(server: NatsServer, js: JetStream) -> None:

@@ -29,7 +29,7 @@ from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.context import Dependencies, open_lifespans
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.reading import HandlerReading
-from jetspark.app.handlers.retry import HandlerTimeout, Skip, WaitHere, decide
+from jetspark.app.handlers.retry import Skip, WaitHere, decide
 from jetspark.app.patience import patiently
 from jetspark.app.replay.effects import EffectHeldBack, EffectReplayCalls, HeldBackCalls
 from jetspark.app.replay.handler_records import HandlerReplayPlan, HandlerReplayRecord
@@ -280,6 +280,8 @@ class _HandlerReplay:
             self._calls = EffectReplayCalls(app, spec, store, dependencies, utc_now, log)
         else:
             self._calls = HeldBackCalls(app, spec, store, dependencies, utc_now, log, records=store.records)
+        self._calls.is_ending = self._is_ending
+        self._main: asyncio.Task[Any] | None = None
         self._slots = asyncio.Semaphore(spec.concurrency)
         self._is_wanted = on_one_of(_filters(spec))
         self._last_event = 0
@@ -289,7 +291,7 @@ class _HandlerReplay:
         self._rng = loop_rng()
 
     async def run(self, pace: ReadingRate) -> None:
-        record = self._record
+        record, self._main = self._record, asyncio.current_task()
         stream = await self._js.stream(self._app.stream)
         if record.at < record.last:
             await self._begin_reading(stream)
@@ -416,18 +418,21 @@ class _HandlerReplay:
         self._count(item)
 
     async def _call(self, item: WorkItem) -> BaseException | None:
+        item.is_timed_out = False
+        timer = asyncio.get_running_loop().call_later(self._spec.timeout, _time_out, item)
         try:
-            async with asyncio.timeout(self._spec.timeout):
-                return await self._calls.call(item)
-        except TimeoutError:
-            return HandlerTimeout(self._spec.name, self._spec.timeout)
-        except EffectHeldBack as held_back:
-            return held_back
-        except BaseExceptionGroup as group:  # of a handler that does several things at a time
-            held_back_too, others = group.split(EffectHeldBack)
-            if held_back_too is None or others is not None:
-                raise
-            return _first_of(held_back_too)
+            error = await self._calls.call(item)
+        finally:
+            timer.cancel()
+        if isinstance(error, BaseExceptionGroup):  # of a handler that does several things at a time
+            held_back, others = error.split(EffectHeldBack)
+            if held_back is not None and others is None:
+                return _first_of(held_back)
+        return error
+
+    def _is_ending(self) -> bool:
+        """Whether somebody ends the replay. A handler that cancels its own task does not, and has failed."""
+        return self._main is not None and self._main.cancelling() > 0
 
     def _count(self, item: WorkItem) -> None:
         if not isinstance(self._calls, HeldBackCalls):
@@ -453,6 +458,12 @@ def _filters(spec: HandlerSpec) -> list[str]:
 def _history(js: JetStream, app: App, spec: HandlerSpec) -> StreamHistory:
     reading: list[str] | None = [] if app.handler_filters(spec) == [">"] else None
     return StreamHistory(js, app.stream, _filters(spec), reading)
+
+
+def _time_out(item: WorkItem) -> None:
+    item.is_timed_out = True
+    if item.runner is not None:
+        item.runner.cancel()
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
