@@ -285,6 +285,20 @@ async def test_a_rebuild_that_ends_at_any_of_its_notes_is_resumed_swapped_and_dr
     assert (await in_buckets(js, app))["balances"] == {}  # what the application declares is emptied
 
 
+async def test_many_may_begin_at_the_same_moment(js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    names = [f"k{number}" for number in range(8)]
+    await publish(js, app, *(Opened(account=name) for name in names))
+    repaired = await asyncio.gather(*(repair_keys(js, app, "balances", [name]) for name in names))
+    assert [record.changed for record in repaired] == [1] * len(names)
+    assert await is_folded(js, app)
+    built = await asyncio.gather(*(rebuild(js, app, "balances", check=True) for _ in range(4)))
+    assert len({each.new.bucket for each in built}) == 4
+    ids = [record.id for record in await read_records(await open_records(js, "bank"))]
+    assert len(set(ids)) == len(names) + 4
+
+
 @pytest.mark.parametrize("is_made", [False, True])
 async def test_a_rebuild_that_ended_before_it_noted_its_bucket_is_dropped_with_it(
     js: JetStream, monkeypatch: pytest.MonkeyPatch, is_made: bool
