@@ -319,6 +319,8 @@ async def test_what_is_gone_or_cannot_be_held_back_is_refused(server: NatsServer
     assert (plan.to_dict()["subjects"], plan.to_dict()["gaps"]) == (["orders.o-1.*"], [[6, 6]])
     with pytest.raises(ConfigError, match="a batch handler has no context"):
         await replay_handler(js, shop.app, "report", effects=True)
+    with pytest.raises(ConfigError, match=r"keys=\(7,\): expected texts, as ctx.key has them"):
+        await replay_handler(js, shop.app, "billing", ReplayRequest(keys=(7,)))
     with pytest.raises(ConfigError, match="it has billing, ledger, report"):
         await replay_handler(js, shop.app, "shipping")
     await stream.purge(up_to_sequence=3)
@@ -371,5 +373,7 @@ def test_the_command_replays_handlers_and_lists_it(
         found = json.loads(run("replay", "handled:app", "billing", "--rate", "1000", "--json", code=3))
         assert (found["done"], found["failed"], found["failures"][0]["sequence"]) == (8, 1, 6)
         assert "2 replays" in run("replays", "handled:app", "billing")
+        refused = CliRunner().invoke(commands.app, ["replay", "handled:app", "shipping"]).exception
+        assert "no projection or handler of this name; it has billing" in str(refused)
     finally:
         del sys.modules["handled"]

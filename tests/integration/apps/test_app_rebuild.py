@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.apps import publish, running, set_up, until
@@ -283,6 +284,39 @@ async def test_a_rebuild_that_ends_at_any_of_its_notes_is_resumed_swapped_and_dr
         assert (await verify(js, app, "balances")).is_equal, f"ended at note {write}"
     assert 8 < write < 49
     assert (await in_buckets(js, app))["balances"] == {}  # what the application declares is emptied
+
+
+WRONG: list[tuple[Callable[[JetStream, App], Awaitable[Any]], str]] = [
+    (lambda js, app: verify(js, app, "balances", to_seq=0), "to_seq=0: expected 1 or more"),
+    (lambda js, app: verify(js, app, "balances", to_seq=-5), "to_seq=-5: expected 1 or more"),
+    (lambda js, app: verify(js, app, "balances", slice_keys=0), "slice_keys=0"),
+    (lambda js, app: verify(js, app, "balances", wait_s=math.nan), "wait_s=nan"),
+    (lambda js, app: verify(js, app, "balances", rate=cast("float", "5")), "rate='5'"),
+    (
+        lambda js, app: run_replay(js, app, "balances", rate=math.inf),
+        "rate=inf: expected a number above 0, and at most",
+    ),
+    (lambda js, app: repair_keys(js, app, "balances", "k1"), "keys='k1': expected several keys"),
+    (lambda js, app: repair_keys(js, app, "balances", ["k1"], rate=-1), "rate=-1"),
+    (lambda js, app: rebuild(js, app, "balances", rate=0), "rate=0: expected a number above 0, or None for no limit"),
+    (
+        lambda js, app: rebuild(js, app, "balances", swap_in=True, drop_old=True, drop_after_s=-1),
+        "drop_after_s=-1: expected seconds of 0 or more",
+    ),
+]
+
+
+@pytest.mark.parametrize(("work", "message"), WRONG, ids=[message for _, message in WRONG])
+async def test_what_cannot_be_meant_is_refused_before_anything_is_written(
+    js: JetStream, work: Callable[[JetStream, App], Awaitable[Any]], message: str
+) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, Opened(account="k1"))
+    with pytest.raises(ConfigError, match=message):
+        await work(js, app)
+    assert await read_records(await open_records(js, "bank")) == []
+    assert await shadows(js) == []
 
 
 async def test_many_may_begin_at_the_same_moment(js: JetStream) -> None:

@@ -39,6 +39,7 @@ from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.records import NoteKeeper, new_id, noting
 from jetspark.app.topology.declared import OWNER
 from jetspark.app.topology.names import handler_bucket
+from jetspark.core.arguments import texts
 from jetspark.core.subjects import matches, on_one_of
 from jetspark.errors import (
     ConfigError,
@@ -79,6 +80,7 @@ async def plan_handler_replay(
     Raises:
         DataLoss: Some of the range is gone.
     """
+    _check_keys(request)
     spec = handler_of(app, handler)
     history = _history(js, app, spec)
     extent = await history.extent(request)
@@ -123,10 +125,12 @@ async def replay_handler(
             f"handler {spec.name!r}: a batch handler has no context, so nobody can hold its effects back or tell "
             "it that this is a replay: call its function with the events"
         )
+    pace = ReadingRate(rate if rate is not None else spec.rate)
     records = await js.kv(handler_bucket(app.name))
     history = _history(js, app, spec)
     if resume is None:
         request = request or ReplayRequest()
+        _check_keys(request)
         keeper = await _begin(records, spec, request, effects, await history.extent(request))
     else:
         keeper = await _resume(records, spec, resume, effects, history)
@@ -134,7 +138,7 @@ async def replay_handler(
     async with open_lifespans(app.lifespans) as dependencies:
         store = await HandlerStore.open(js, app.name, spec.name)
         replay = _HandlerReplay(js, app, spec, store, dependencies, keeper, history, on_progress)
-        return await noting(keeper, replay.run(ReadingRate(rate if rate is not None else spec.rate)))
+        return await noting(keeper, replay.run(pace))
 
 
 async def read_handler_records(records: KeyValue, handler: str = "*") -> list[HandlerReplayRecord]:
@@ -157,6 +161,14 @@ def handler_of(app: App, handler: str) -> HandlerSpec:
 
 
 # ---- small steps -----------------------------------------------------------------------------------------------------
+
+
+def _check_keys(request: ReplayRequest) -> None:
+    """
+    Raises:
+        ConfigError: A key is no text, so no event has it.
+    """
+    texts("keys", request.keys, "texts, as ctx.key has them")
 
 
 async def _begin(

@@ -18,6 +18,7 @@ from jetspark.app.projections.folding import Failure, KeyRows, KeyState, Recorde
 from jetspark.app.replay.contents import KeyContent
 from jetspark.app.replay.places import noted_position
 from jetspark.app.replay.ranges import Extent, ReplayRequest, check_is_whole, extent_of
+from jetspark.core import numbers
 from jetspark.core.subjects import matches, on_one_of, reading_filters
 from jetspark.errors import ConfigError, MessageNotFound
 from jetspark.jetstream.info import StoredMessage, StreamInfo
@@ -89,9 +90,7 @@ class ReadingRate:
     """Lets ``rate`` events pass each second, in small portions; without a rate, all of them at once."""
 
     def __init__(self, rate: float | None) -> None:
-        if rate is not None and not rate > 0:
-            raise ConfigError(f"rate={rate!r}: expected events each second above 0, or None for no limit")
-        self._rate = rate
+        self._rate = None if rate is None else numbers.rate("rate", rate, instead="or None for no limit")
         self._began: float | None = None
         self._passed = 0
 

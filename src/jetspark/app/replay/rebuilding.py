@@ -37,6 +37,7 @@ from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.records import RecordKeeper, ReplayRecord, begin_record, noting
 from jetspark.app.replay.verifying import Verification, verify_bucket
 from jetspark.app.topology.declared import OWNER
+from jetspark.core.numbers import seconds
 from jetspark.errors import ConfigError, ProjectionDiffers, StreamNameInUse, StreamNotFound, UsageError
 from jetspark.jetstream.kv import KVConfig
 from jetspark.state.fold import some_keys
@@ -141,6 +142,8 @@ async def rebuild(
     if drop_old and not swap_in:
         raise ConfigError("drop_old: expected together with swap, which makes the old bucket an old one")
     check_no_rate(rate, engine)
+    seconds("drop_after_s", drop_after_s)
+    pace = ReadingRate(rate)
     spec = spec_of(app, projection)
     records = await open_records(js, app.name)
     alias = await find_place(records, spec)
@@ -158,7 +161,7 @@ async def rebuild(
     record = keeper.record
     outcome = RebuildOutcome(record=record, old=alias.place, new=ProjectionPlace(record.bucket, spec.version))
     work = _Rebuilding(js, history, spec, extent, keeper, outcome, on_progress)
-    await noting(keeper, work.run(ReadingRate(rate), check=check, engine=engine))
+    await noting(keeper, work.run(pace, check=check, engine=engine))
     if swap_in:
         await work.swap(records, alias)
         if drop_old:
