@@ -69,6 +69,21 @@ async def test_a_range_replay_of_state_that_is_up_to_date_changes_nothing_and_sa
         await run_replay(js, app, "other")
 
 
+@pytest.mark.parametrize("hours", [-14, 0, 14])
+@pytest.mark.parametrize(("year", "is_past"), [(1, True), (1601, True), (1969, True), (2262, False), (9999, False)])
+async def test_a_time_that_is_far_away_is_before_or_after_every_event(
+    js: JetStream, year: int, is_past: bool, hours: int
+) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, *(Opened(account=f"k{number}") for number in range(3)))
+    zone = datetime.timezone(datetime.timedelta(hours=hours))
+    moment = datetime.datetime(year, 1 if is_past else 12, 1 if is_past else 31, tzinfo=zone)
+    since = await plan_replay(js, app, "balances", ReplayRequest(since=moment))
+    before = await plan_replay(js, app, "balances", ReplayRequest(until=moment))
+    assert (since.events, before.events) == ((3, 0) if is_past else (0, 3))
+
+
 async def test_a_plan_and_its_record_say_what_is_read_when_it_was_stored_and_what_is_gone(
     server: NatsServer, js: JetStream
 ) -> None:

@@ -45,6 +45,10 @@ __all__ = [
 
 # How long reading goes on while nothing comes: it covers a restart and the election of a leader.
 PATIENCE_S = 60.0
+# No message is stored before the one, or after the other. The server counts nanoseconds since 1970 in 64 bits: a time
+# after April 2262 is one long ago to it.
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+NO_TIME = datetime.datetime(2262, 1, 1, tzinfo=datetime.UTC)
 
 
 class Events(NamedTuple):
@@ -225,8 +229,10 @@ class StreamHistory:
 
     async def _sequence_at(self, head: Head, moment: datetime.datetime) -> int:
         """Of the first message stored at or after a moment; the next sequence where there is none."""
+        if moment >= NO_TIME:
+            return head.next
         context = context_of(self._js)
-        query = {"start_time": time_text(moment), "next_by_subj": ">"}
+        query = {"start_time": time_text(max(moment, EPOCH)), "next_by_subj": ">"}
         try:
             found = await context.run(context.api.get_message(self._stream, query, direct=False))
         except MessageNotFound:
