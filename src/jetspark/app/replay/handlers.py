@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from jetspark.aio.stream import Stream
     from jetspark.aio.stream_message import JetStreamMessage
     from jetspark.app.application import App, HandlerSpec
+    from jetspark.jetstream.info import StreamInfo
 
 __all__ = ["plan_handler_replay", "read_handler_records", "replay_handler"]
 
@@ -202,14 +203,18 @@ async def _resume(
     if record.effects != effects:
         wanted = "with effects: give --effects again" if record.effects else "without effects: leave --effects out"
         raise ConfigError(f"resume {id!r}: it was begun {wanted}")
-    head = head_of(await history.info())
-    if head.created != record.created:
-        raise StreamRecreated(record.stream, record.created, head.created)
+    _check_created(record, await history.info())
     extent = Extent(stream=record.stream, created=record.created, first=record.first, last=record.last)
     await history.between(extent, record.at + 1, record.last)
     keeper = NoteKeeper(records, record, entry.revision)
     await keeper.note(status="running")
     return keeper
+
+
+def _check_created(record: HandlerReplayRecord, info: StreamInfo) -> None:
+    created = head_of(info).created
+    if created != record.created:
+        raise StreamRecreated(record.stream, record.created, created)
 
 
 async def _tell_plan(
@@ -325,6 +330,7 @@ class _HandlerReplay:
         """From the note on: what was delivered before and is not noted is delivered anew."""
 
         async def make() -> Consumer:
+            _check_created(self._record, await stream.info())
             with suppress(ConsumerNotFound):
                 await stream.delete_consumer(self._record.consumer)
             return await stream.create_consumer(self._config())

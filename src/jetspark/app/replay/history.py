@@ -15,6 +15,7 @@ from jetspark.aio.steps import ProcedureRunner
 from jetspark.aio.stream import Stream
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, KeyRows, KeyState, Recorded, Router, recorded_delivery
+from jetspark.app.projections.positions import FoldPosition, start_of
 from jetspark.app.replay.contents import KeyContent
 from jetspark.app.replay.places import noted_position
 from jetspark.app.replay.ranges import Extent, ReplayRequest, check_is_whole, extent_of
@@ -244,11 +245,24 @@ class History(StreamHistory):
     """The stream of a projection, from its beginning."""
 
     @classmethod
-    async def open(cls, js: JetStream, app: App, spec: ProjectionSpec, bucket: str) -> Self:
-        """With the first event, as far as the bucket of the projection knows it."""
+    async def open(cls, js: JetStream, app: App, spec: ProjectionSpec, bucket: str, *, is_anew: bool = False) -> Self:
+        """With the first event, as far as the bucket of the projection knows it.
+
+        Args:
+            is_anew: The states are made anew. Then the bucket may be of a stream that was deleted since.
+
+        Raises:
+            UsageError: The bucket was made of another stream of the same name.
+        """
         history = cls(js, app, spec)
         position = (await noted_position(js, bucket)).position
-        history.first_event = 0 if position is None else position.first_event
+        if position is None:
+            return history
+        beginning = FoldPosition.beginning(app.stream, (await history.info()).created)
+        if not is_anew:
+            start_of(position, beginning, projection=spec.name, bucket=bucket)
+        if (position.stream, position.created) == (beginning.stream, beginning.created):
+            history.first_event = position.first_event
         return history
 
     def __init__(self, js: JetStream, app: App, spec: ProjectionSpec) -> None:

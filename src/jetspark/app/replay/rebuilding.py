@@ -156,7 +156,7 @@ async def rebuild(
                 return _swapped_before(keeper.record)
         if keeper.record.status == "swapped" and drop_old:
             return await _drop_replaced(js, spec, alias.place, keeper)
-    history = await History.open(js, app, spec, alias.place.bucket)
+    history = await History.open(js, app, spec, alias.place.bucket, is_anew=True)
     keeper, extent = await _record_of(js, app, spec, records, history, resume)
     record = keeper.record
     outcome = RebuildOutcome(record=record, old=alias.place, new=ProjectionPlace(record.bucket, spec.version))
