@@ -38,7 +38,7 @@ from jetspark.aio.steps import ProcedureRunner
 from jetspark.app import App
 from jetspark.app.projections.buckets import find_place, open_records
 from jetspark.app.projections.leases import Lease, LeaseLost
-from jetspark.app.replay import drop_rebuild, read_records, rebuild, repair_keys, run_replay, verify
+from jetspark.app.replay import ReplayRecord, drop_rebuild, read_records, rebuild, repair_keys, run_replay, verify
 from jetspark.errors import ConfigError, StreamNotFound, UsageError
 from jetspark.server import NatsServer
 from jetspark.state.store import load
@@ -317,6 +317,31 @@ async def test_what_cannot_be_meant_is_refused_before_anything_is_written(
         await work(js, app)
     assert await read_records(await open_records(js, "bank")) == []
     assert await shadows(js) == []
+
+
+async def test_a_bucket_that_is_purged_while_it_is_built_is_not_swapped_in(js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    names = [f"k{number}" for number in range(300)]  # each has one event: no key is written again
+    await publish(js, app, *(Opened(account=name) for name in names))
+    is_noted = asyncio.Event()
+
+    def tell(record: ReplayRecord) -> None:
+        if record.at:
+            is_noted.set()
+
+    task = asyncio.create_task(rebuild(js, app, "balances", swap_in=True, rate=100, on_progress=tell))
+    await is_noted.wait()
+    await (await js.stream("KV_bank_balances_v1")).purge()
+    with pytest.raises(UsageError, match="bank_balances_v1: its position, and what else it had, went away"):
+        await task
+    place = (await find_place(await open_records(js, "bank"), app.projections["balances"])).place
+    assert place.bucket == "bank_balances"
+    built = await rebuild(js, app, "balances")
+    await (await js.stream(f"KV_{built.new.bucket}")).purge()
+    again = await rebuild(js, app, "balances", swap_in=True, resume=built.record.id)  # from the beginning
+    assert again.is_swapped
+    assert (await verify(js, app, "balances")).is_equal
 
 
 async def test_many_may_begin_at_the_same_moment(js: JetStream) -> None:

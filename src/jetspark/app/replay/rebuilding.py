@@ -398,10 +398,7 @@ class _Rebuilding:
             while states.is_dirty:
                 record.changed += (await self._runner.run(store_round(self._target, states))).written
         except StateGone as gone:
-            keys = some_keys([change.key for change in gone.changes])
-            raise UsageError(
-                f"bucket {self._bucket}: {keys} went away while it was built: delete the bucket, and rebuild anew"
-            ) from gone
+            raise self._went_away(some_keys([change.key for change in gone.changes])) from gone
         states.shrink()
         record.events += len(events.rows)
         record.unreadable += len(events.failures)
@@ -410,8 +407,16 @@ class _Rebuilding:
         if clock.now() - self._noted_at >= NOTE_EVERY_S:
             await self._note(events.last)
 
+    def _went_away(self, what: str) -> UsageError:
+        return UsageError(
+            f"bucket {self._bucket}: {what} went away while it was built: delete the bucket, and rebuild anew"
+        )
+
     async def _read_position(self) -> NotedPosition:
-        return await self._runner.run(read_position(self._target))
+        noted = await self._runner.run(read_position(self._target))
+        if noted.position is None and self._revision:
+            raise self._went_away("its position, and what else it had,")
+        return noted
 
     async def _note(self, sequence: int) -> None:
         """The position, then the record: what is said to be done is stored."""
@@ -440,6 +445,7 @@ class _Rebuilding:
         began = clock.now()
         async with standstill(records, self._spec.name, f"{self._keeper.record.id}-{secrets.token_hex(4)}"):
             await self.fold_to(await self._history.last(), unlimited)
+            await self._read_position()  # the bucket has what was folded, if it was not purged since
             await swap(records, self._spec, self._outcome.new, revision=alias.revision)
         self._outcome.swap_s = clock.now() - began
         self._outcome.is_swapped = True
