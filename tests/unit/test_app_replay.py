@@ -99,7 +99,11 @@ def test_an_empty_stream_has_an_empty_range() -> None:
         ({"to_seq": 1, "until": NOON}, "one of the two"),
         ({"since": NOON, "until": NOON}, "not before"),
         ({"since": NOON.replace(tzinfo=None)}, "a time zone"),
+        ({"since": "2026-03-20T10:14:30Z"}, "since='2026-03-20T10:14:30Z': expected a datetime"),
+        ({"until": NOON.date()}, r"until=datetime.date\(.*: expected a datetime"),
         ({"subject": "a..b"}, "a..b"),
+        ({"keys": "o-1"}, r"keys='o-1': expected several keys, such as \('o-1',\)"),
+        ({"keys": None}, "keys=None"),
     ],
 )
 def test_a_request_that_means_nothing_is_refused(fields: dict[str, Any], message: str) -> None:

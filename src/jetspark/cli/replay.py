@@ -101,7 +101,11 @@ def replay_projection(
         servers=servers,
         is_json=as_json,
     )
-    if name in load_app(app).handlers:
+    declared = load_app(app)
+    if name not in {*declared.handlers, *declared.projections}:
+        known = ", ".join(sorted({*declared.handlers, *declared.projections})) or "none"
+        raise ConfigError(f"{name!r}: app {declared.name!r} has no projection or handler of this name; it has {known}")
+    if name in declared.handlers:
         if engine != "live":
             raise ConfigError("--engine spark: expected with a projection; handlers are called by this process")
         replay.to_handler(effects=effects)

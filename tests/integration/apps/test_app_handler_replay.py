@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import importlib
 import json
 import re
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.apps import is_settled, publish, running, set_up, until
+from support.peers import Proxy
 from typer.testing import CliRunner
 
 import jetspark
 from jetspark.aio.jetstream import JetStream
-from jetspark.app import App, Context, Event, Skip
+from jetspark.app import App, Context, Event, Retry, Skip, encode
+from jetspark.app.clock import utc_now
 from jetspark.app.replay import (
     HandlerReplayPlan,
     ReplayRequest,
@@ -178,6 +182,127 @@ async def test_a_replay_that_was_killed_is_resumed_and_counts_each_event_once(
         await replay_handler(js, shop.app, "billing", resume=record.id)
 
 
+@pytest.mark.parametrize("cut_after", [40_000, 130_000])  # among the only portion, or the first of several
+@pytest.mark.parametrize("count", [150, 500])
+async def test_events_that_get_lost_with_the_connection_are_handled_all_the_same(
+    server: NatsServer, js: JetStream, count: int, cut_after: int
+) -> None:
+    app = App("shop", stream="SHOP", subjects=["orders.>"])
+    seen: list[int] = []
+
+    @app.handler(Paid, durable="billing")
+    async def bill(event: Paid) -> None:
+        seen.append(event.cents)
+
+    await set_up(js, app)
+    encoded = encode(Paid(order_id="o" * 300, cents=123456789), id="id", source="/shop", time=utc_now())
+    async with js.fast_batch() as batch:
+        await batch.add_many((encoded.subject, encoded.data.replace(b"123456789", b"%d" % n)) for n in range(count))
+    async with Proxy(server.port) as proxy, jetspark.connect(proxy.url) as client:
+        plans: list[HandlerReplayPlan] = []
+
+        def cut(plan: HandlerReplayPlan) -> None:
+            plans.append(plan)
+            proxy.cut_after(cut_after)
+
+        done = await replay_handler(client.jetstream(), app, "billing", on_plan=cut)
+    assert [sum(plan.events.values()) for plan in plans] == [count]
+    assert (done.events, done.done, done.failed) == (count, count, 0)
+    assert seen == list(range(count))
+    assert [each.name async for each in (await js.stream("SHOP")).consumers()] == ["billing"]
+
+
+class Receipt(msgspec.Struct):
+    number: int
+    day: datetime.date
+
+
+async def test_what_a_handler_does_through_its_context_is_held_back_and_counted(
+    server: NatsServer, js: JetStream
+) -> None:
+    app = App("shop", stream="SHOP", subjects=["orders.>"], timers=True)
+    receipts: list[Receipt] = []
+    billed = Billed(order_id="o", receipt="r")
+
+    async def charge(order: str) -> Receipt:
+        return Receipt(7, datetime.date(2026, 3, 20))
+
+    @app.handler(Paid, durable="typed")
+    async def typed(event: Paid, ctx: Context) -> None:
+        receipts.append(await ctx.once("charge", charge, event.order_id))
+
+    @app.handler(Paid, durable="together")
+    async def together(event: Paid, ctx: Context) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for name in ("one", "other"):
+                tasks.create_task(ctx.once(name, charge, event.order_id))
+
+    @app.handler(Paid, durable="bucket")
+    async def bucket(event: Paid, ctx: Context) -> None:
+        await (await ctx.js.kv("shop_handlers")).put("x", b"")
+
+    @app.handler(Paid, durable="raw")
+    async def raw(event: Paid, ctx: Context) -> None:
+        assert (await ctx.js.publish("orders.raw", b"no event", msg_id="x")).sequence == 0
+
+    @app.handler(Paid, durable="ending")
+    async def ending(event: Paid, ctx: Context) -> None:
+        assert await ctx.is_current_timer()
+        assert await ctx.timers.get("other") is None
+        assert (await ctx.publish(billed, cancels="due")).sequence == 0
+
+    @app.handler(Paid, durable="scheduling")
+    async def scheduling(event: Paid, ctx: Context) -> None:
+        await ctx.schedule(billed, after=60)
+
+    @app.handler(Paid, durable="cancelling")
+    async def cancelling(event: Paid, ctx: Context) -> None:
+        await ctx.timers.cancel("due")
+
+    await set_up(js, app)
+    await publish(js, app, Paid(order_id="o-1", cents=1))
+    async with running(app, server.url, only=["typed"]):
+        await until(lambda: is_settled(js, app, "typed"))
+    async with app.connect(server.url) as client:
+        await client.timers.set("due", billed, after=40)
+    before = await everything(js)
+
+    async def replayed(handler: str) -> tuple[int, int, dict[str, int], dict[str, int]]:
+        done = await replay_handler(js, app, handler, ReplayRequest(to_seq=1))
+        assert (done.events, done.failures) == (1, [])
+        return done.done, done.stopped, done.published, done.held_back
+
+    assert await replayed("typed") == (1, 0, {}, {})
+    assert receipts == [Receipt(7, datetime.date(2026, 3, 20))] * 2  # what was recorded has its type
+    assert await replayed("together") == (0, 1, {}, {"one": 1, "other": 1})
+    assert await replayed("bucket") == (0, 1, {}, {"ctx.js.kv": 1})
+    assert await replayed("raw") == (1, 0, {"orders.raw": 1}, {})
+    assert await replayed("ending") == (1, 0, {"order.billed": 1}, {})
+    assert await replayed("scheduling") == (1, 0, {"order.billed": 1}, {})
+    assert await replayed("cancelling") == (0, 1, {}, {"timers": 1})
+    assert await everything(js) == before
+
+
+@pytest.mark.parametrize("effects", [False, True])
+async def test_an_event_whose_handler_cancels_itself_or_takes_too_long_has_failed(js: JetStream, effects: bool) -> None:
+    app = App("shop", stream="SHOP", subjects=["orders.>"])
+
+    @app.handler(Paid, durable="billing", timeout=0.2, retry=Retry(attempts=1))
+    async def bill(event: Paid) -> None:
+        if event.cents < 2:
+            if event.cents == 0:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            await asyncio.sleep(60)
+
+    await set_up(js, app)
+    await publish(js, app, *(Paid(order_id="o", cents=n) for n in range(3)))
+    done = await replay_handler(js, app, "billing", effects=effects)
+    assert (done.events, done.done, done.failed) == (3, 1, 2)
+    assert [each["error"].partition(":")[0] for each in done.failures] == ["CancelledError", "HandlerTimeout"]
+
+
 async def test_what_is_gone_or_cannot_be_held_back_is_refused(server: NatsServer, js: JetStream) -> None:
     shop = Shop()
     await handled_live(server, js, shop)
@@ -194,6 +319,8 @@ async def test_what_is_gone_or_cannot_be_held_back_is_refused(server: NatsServer
     assert (plan.to_dict()["subjects"], plan.to_dict()["gaps"]) == (["orders.o-1.*"], [[6, 6]])
     with pytest.raises(ConfigError, match="a batch handler has no context"):
         await replay_handler(js, shop.app, "report", effects=True)
+    with pytest.raises(ConfigError, match=r"keys=\(7,\): expected texts, as ctx.key has them"):
+        await replay_handler(js, shop.app, "billing", ReplayRequest(keys=(7,)))
     with pytest.raises(ConfigError, match="it has billing, ledger, report"):
         await replay_handler(js, shop.app, "shipping")
     await stream.purge(up_to_sequence=3)
@@ -246,5 +373,7 @@ def test_the_command_replays_handlers_and_lists_it(
         found = json.loads(run("replay", "handled:app", "billing", "--rate", "1000", "--json", code=3))
         assert (found["done"], found["failed"], found["failures"][0]["sequence"]) == (8, 1, 6)
         assert "2 replays" in run("replays", "handled:app", "billing")
+        refused = CliRunner().invoke(commands.app, ["replay", "handled:app", "shipping"]).exception
+        assert "no projection or handler of this name; it has billing" in str(refused)
     finally:
         del sys.modules["handled"]

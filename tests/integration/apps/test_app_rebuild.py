@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.apps import publish, running, set_up, until
@@ -32,11 +33,12 @@ from support.projections import (
 )
 
 from jetspark.aio.jetstream import JetStream
+from jetspark.aio.kv import KeyValue
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app import App
 from jetspark.app.projections.buckets import find_place, open_records
 from jetspark.app.projections.leases import Lease, LeaseLost
-from jetspark.app.replay import read_records, rebuild, repair_keys, run_replay, verify
+from jetspark.app.replay import ReplayRecord, drop_rebuild, read_records, rebuild, repair_keys, run_replay, verify
 from jetspark.errors import ConfigError, StreamNotFound, UsageError
 from jetspark.server import NatsServer
 from jetspark.state.store import load
@@ -219,6 +221,194 @@ async def test_a_rebuild_that_is_killed_goes_on_where_it_was(server: NatsServer,
     assert min(seen) >= at  # not from the beginning
     assert await is_folded(js, app, "bank_balances_v1")
     assert json.loads(json.dumps(built.to_dict()))["swapped"] is False
+
+
+class Death(BaseException):
+    """The end of a process, as far as its server sees it."""
+
+
+def dying_at(monkeypatch: pytest.MonkeyPatch, write: int, *, is_written: bool) -> None:
+    """End with one of the writes to records, before or after the server has it, and write none behind it."""
+    count = 0
+
+    def mortal(name: str) -> Callable[..., Any]:
+        real = getattr(KeyValue, name)
+
+        async def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count > write or (count == write and not is_written):
+                raise Death
+            result = await real(*arguments, **named)
+            if count == write:
+                raise Death
+            return result
+
+        return call
+
+    for name in ("create", "update", "put", "purge"):
+        monkeypatch.setattr(KeyValue, name, mortal(name))
+
+
+async def shadows(js: JetStream) -> list[str]:
+    return sorted([name async for name in js.stream_names() if name.startswith("KV_bank_balances_")])
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+async def test_a_rebuild_that_ends_at_any_of_its_notes_is_resumed_swapped_and_drops_what_it_replaced(
+    server: NatsServer, js: JetStream, monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, *some_events(random.Random(7), 60, 20))
+    async with running(app, server.url):
+        await until(lambda: is_folded(js, app))
+    records = await open_records(js, "bank")
+    known: set[str] = set()
+    for write in range(1, 50):
+        with monkeypatch.context() as patch:
+            dying_at(patch, write, is_written=is_written)
+            try:
+                await rebuild(js, app, "balances", swap_in=True, drop_old=True, drop_after_s=0)
+                break
+            except Death:
+                pass
+        new = [record for record in await read_records(records, "balances") if record.id not in known]
+        for record in new:  # none if it ended before its first note
+            known.add(record.id)
+            if record.replaced or record.status != "swapped":
+                done = await rebuild(js, app, "balances", swap_in=True, drop_old=True, drop_after_s=0, resume=record.id)
+                assert (done.is_swapped, done.is_old_dropped) == (True, True)
+            place = (await find_place(records, app.projections["balances"])).place
+            assert await shadows(js) == [f"KV_{place.bucket}"], f"ended at note {write}"
+        assert (await verify(js, app, "balances")).is_equal, f"ended at note {write}"
+    assert 8 < write < 49
+    assert (await in_buckets(js, app))["balances"] == {}  # what the application declares is emptied
+
+
+WRONG: list[tuple[Callable[[JetStream, App], Awaitable[Any]], str]] = [
+    (lambda js, app: verify(js, app, "balances", to_seq=0), "to_seq=0: expected 1 or more"),
+    (lambda js, app: verify(js, app, "balances", to_seq=-5), "to_seq=-5: expected 1 or more"),
+    (lambda js, app: verify(js, app, "balances", slice_keys=0), "slice_keys=0"),
+    (lambda js, app: verify(js, app, "balances", wait_s=math.nan), "wait_s=nan"),
+    (lambda js, app: verify(js, app, "balances", rate=cast("float", "5")), "rate='5'"),
+    (
+        lambda js, app: run_replay(js, app, "balances", rate=math.inf),
+        "rate=inf: expected a number above 0, and at most",
+    ),
+    (lambda js, app: repair_keys(js, app, "balances", "k1"), "keys='k1': expected several keys"),
+    (lambda js, app: repair_keys(js, app, "balances", ["k1"], rate=-1), "rate=-1"),
+    (lambda js, app: rebuild(js, app, "balances", rate=0), "rate=0: expected a number above 0, or None for no limit"),
+    (
+        lambda js, app: rebuild(js, app, "balances", swap_in=True, drop_old=True, drop_after_s=-1),
+        "drop_after_s=-1: expected seconds of 0 or more",
+    ),
+]
+
+
+@pytest.mark.parametrize(("work", "message"), WRONG, ids=[message for _, message in WRONG])
+async def test_what_cannot_be_meant_is_refused_before_anything_is_written(
+    js: JetStream, work: Callable[[JetStream, App], Awaitable[Any]], message: str
+) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, Opened(account="k1"))
+    with pytest.raises(ConfigError, match=message):
+        await work(js, app)
+    assert await read_records(await open_records(js, "bank")) == []
+    assert await shadows(js) == []
+
+
+async def test_a_bucket_that_is_purged_while_it_is_built_is_not_swapped_in(js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    names = [f"k{number}" for number in range(300)]  # each has one event: no key is written again
+    await publish(js, app, *(Opened(account=name) for name in names))
+    is_noted = asyncio.Event()
+
+    def tell(record: ReplayRecord) -> None:
+        if record.at:
+            is_noted.set()
+
+    task = asyncio.create_task(rebuild(js, app, "balances", swap_in=True, rate=100, on_progress=tell))
+    await is_noted.wait()
+    await (await js.stream("KV_bank_balances_v1")).purge()
+    with pytest.raises(UsageError, match="bank_balances_v1: its position, and what else it had, went away"):
+        await task
+    place = (await find_place(await open_records(js, "bank"), app.projections["balances"])).place
+    assert place.bucket == "bank_balances"
+    built = await rebuild(js, app, "balances")
+    await (await js.stream(f"KV_{built.new.bucket}")).purge()
+    again = await rebuild(js, app, "balances", swap_in=True, resume=built.record.id)  # from the beginning
+    assert again.is_swapped
+    assert (await verify(js, app, "balances")).is_equal
+
+
+async def test_many_may_begin_at_the_same_moment(js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    names = [f"k{number}" for number in range(8)]
+    await publish(js, app, *(Opened(account=name) for name in names))
+    repaired = await asyncio.gather(*(repair_keys(js, app, "balances", [name]) for name in names))
+    assert [record.changed for record in repaired] == [1] * len(names)
+    assert await is_folded(js, app)
+    built = await asyncio.gather(*(rebuild(js, app, "balances", check=True) for _ in range(4)))
+    assert len({each.new.bucket for each in built}) == 4
+    ids = [record.id for record in await read_records(await open_records(js, "bank"))]
+    assert len(set(ids)) == len(names) + 4
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+async def test_a_rebuild_that_ended_before_it_noted_its_bucket_is_dropped_with_it(
+    js: JetStream, monkeypatch: pytest.MonkeyPatch, is_made: bool
+) -> None:
+    app = bank()
+    await set_up(js, app)
+    with monkeypatch.context() as patch:
+        dying_at(patch, 2 if is_made else 1, is_written=not is_made)
+        with pytest.raises(Death):
+            await rebuild(js, app, "balances")
+    [record] = await read_records(await open_records(js, "bank"), "balances")
+    assert record.bucket == ""
+    assert len(await shadows(js)) == is_made
+    assert (await drop_rebuild(js, app, "balances", record.id)).status == "dropped"
+    assert await shadows(js) == []
+
+
+async def test_a_swap_that_was_done_and_not_noted_is_not_done_again(
+    js: JetStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = bank()
+    await set_up(js, app)
+    built = await rebuild(js, app, "balances")
+    records = await open_records(js, "bank")
+    with monkeypatch.context() as patch:
+        dying_at(patch, 4, is_written=True)  # it notes that it runs, is built, and what it replaces; then it swaps
+        with pytest.raises(Death):
+            await rebuild(js, app, "balances", swap_in=True, resume=built.record.id)
+    alias = await find_place(records, app.projections["balances"])
+    assert alias.place.bucket == built.new.bucket
+    done = await rebuild(js, app, "balances", swap_in=True, resume=built.record.id)
+    assert (done.is_swapped, done.old.bucket, done.record.status) == (True, "bank_balances", "swapped")
+    assert await find_place(records, app.projections["balances"]) == alias
+    assert "swapped before: bank_balances -> bank_balances_v1; the old is kept" in str(done)
+
+
+async def test_a_bucket_that_a_later_rebuild_has_made_under_the_same_name_is_not_dropped(js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, *some_events(random.Random(7), 60, 20))
+    first = await rebuild(js, app, "balances", swap_in=True)
+    second = await rebuild(js, app, "balances", swap_in=True)
+    other = await rebuild(js, app, "balances", swap_in=True, drop_old=True, drop_after_s=0)
+    await drop_rebuild(js, app, "balances", first.record.id)
+    again = [await rebuild(js, app, "balances") for _ in range(2)]
+    assert [each.new.bucket for each in again] == [first.new.bucket, second.new.bucket]
+    with pytest.raises(ConfigError, match=f"rebuild '{again[0].record.id}' has made it anew: drop that one"):
+        await rebuild(js, app, "balances", resume=second.record.id, swap_in=True, drop_old=True)
+    await drop_rebuild(js, app, "balances", second.record.id)  # there is none of its own any more
+    assert await shadows(js) == sorted(f"KV_{each.new.bucket}" for each in [*again, other])
+    assert await is_folded(js, app, again[0].new.bucket)
 
 
 async def test_a_replay_that_is_killed_goes_on_with_the_range_it_was_frozen_at(

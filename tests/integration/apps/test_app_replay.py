@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import random
+import re
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from jetspark.app.replay import (
     ReplayRequest,
     plan_replay,
     read_records,
+    rebuild,
     repair_keys,
     run_replay,
     verify,
@@ -67,6 +69,21 @@ async def test_a_range_replay_of_state_that_is_up_to_date_changes_nothing_and_sa
         await run_replay(js, app, "balances", resume=done.id)
     with pytest.raises(ConfigError, match="has none of this name; it has balances, moves"):
         await run_replay(js, app, "other")
+
+
+@pytest.mark.parametrize("hours", [-14, 0, 14])
+@pytest.mark.parametrize(("year", "is_past"), [(1, True), (1601, True), (1969, True), (2262, False), (9999, False)])
+async def test_a_time_that_is_far_away_is_before_or_after_every_event(
+    js: JetStream, year: int, is_past: bool, hours: int
+) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, *(Opened(account=f"k{number}") for number in range(3)))
+    zone = datetime.timezone(datetime.timedelta(hours=hours))
+    moment = datetime.datetime(year, 1 if is_past else 12, 1 if is_past else 31, tzinfo=zone)
+    since = await plan_replay(js, app, "balances", ReplayRequest(since=moment))
+    before = await plan_replay(js, app, "balances", ReplayRequest(until=moment))
+    assert (since.events, before.events) == ((3, 0) if is_past else (0, 3))
 
 
 async def test_a_plan_and_its_record_say_what_is_read_when_it_was_stored_and_what_is_gone(
@@ -148,6 +165,34 @@ async def test_a_range_that_is_not_all_there_is_data_loss_that_names_it(server: 
         await verify(js, app, "balances")
     with pytest.raises(DataLoss):
         await repair_keys(js, app, "balances", ["a1"])
+
+
+@pytest.mark.parametrize("events", [0, 20, 150])
+async def test_a_stream_that_was_made_anew_is_not_folded_into_states_of_the_old_one(
+    server: NatsServer, js: JetStream, events: int
+) -> None:
+    app = bank()
+    await fold_live(server, js, app, 60)
+    before = await in_buckets(js, app)
+    old = (await (await js.stream("BANK")).info()).created
+    await js.delete_stream("BANK")
+    await set_up(js, app)
+    await publish(js, app, *some_events(random.Random(8), events, 6))
+    new = (await (await js.stream("BANK")).info()).created
+    assert old is not None
+    assert new is not None
+    both = f"created at {re.escape(old.isoformat())}, and stream 'BANK' was created at {re.escape(new.isoformat())}"
+    with pytest.raises(UsageError, match=both):
+        await verify(js, app, "balances")
+    with pytest.raises(UsageError, match=both):
+        await plan_replay(js, app, "balances", ReplayRequest())
+    with pytest.raises(UsageError, match=both):
+        await run_replay(js, app, "balances")
+    with pytest.raises(UsageError, match=both):
+        await repair_keys(js, app, "balances", ["a1"])
+    assert await in_buckets(js, app) == before
+    assert (await rebuild(js, app, "balances", check=True, swap_in=True)).is_swapped
+    assert (await verify(js, app, "balances")).is_equal
 
 
 async def test_verifying_beside_live_traffic_finds_nothing_where_nothing_is_wrong(

@@ -40,7 +40,7 @@ from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyExists, Key
 if TYPE_CHECKING:
     from jetspark.app.handlers.context import Context
 
-__all__ = ["EffectTransaction", "OnceRecords", "call_effect", "once_key"]
+__all__ = ["EffectTransaction", "OnceRecords", "as_returned", "call_effect", "once_key"]
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class OnceRecords:
     ) -> T:
         claimed = await self._claim(key)
         if isinstance(claimed, _Recorded):
-            return cast("T", _as_returned(claimed.result, function))
+            return cast("T", as_returned(claimed.result, function))
         if "idempotency_key" not in named and _takes(function, "idempotency_key"):
             named = {**named, "idempotency_key": context.idempotency_key(name)}
         try:
@@ -263,7 +263,7 @@ class EffectTransaction:
         return events
 
 
-def _as_returned(result: Any, function: Callable[..., Any]) -> Any:
+def as_returned(result: Any, function: Callable[..., Any]) -> Any:
     """A recorded result as the function returned it, where its annotation says what that was: JSON has few types."""
     try:
         kind = typing.get_type_hints(function).get("return", Any)

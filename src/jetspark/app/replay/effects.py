@@ -6,7 +6,8 @@ What a handler does through its context can be held back, and is:
   published;
 * of ``ctx.once``, a result that was recorded is returned. Where none is, the function is not called, and the handler
   ends there: nobody knows what it would have returned, and so what the handler would have done with it;
-* a transaction reads its bucket as it is now; what it would write is counted.
+* a transaction reads its bucket as it is now; what it would write is counted. So do questions about timers;
+* at ``ctx.entities``, at a timer that it cancels, and at anything of ``ctx.js`` but ``publish``, the handler ends.
 
 What a handler does by itself, with an object of the lifespan for instance, cannot be held back: it has to ask
 ``ctx.is_replay``.
@@ -17,11 +18,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
+from jetspark.aio.context import context_of
 from jetspark.app.handlers.calling import HandlerCalls, returned_events
 from jetspark.app.handlers.context import Context
-from jetspark.app.handlers.once import EffectTransaction, OnceRecords, once_key
+from jetspark.app.handlers.once import EffectTransaction, OnceRecords, as_returned, once_key
 from jetspark.errors import KeyNotFound
 from jetspark.jetstream.info import PubAck
 
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.kv import KeyValue
     from jetspark.app.contracts.envelope import Decoded
-    from jetspark.app.entities.entities import Entities
     from jetspark.app.handlers.lanes import WorkItem
 
 __all__ = ["EffectHeldBack", "EffectReplayCalls", "HeldBack", "HeldBackCalls"]
@@ -58,6 +59,11 @@ class HeldBack:
         self.writes = 0
         """Keys that transactions would have written."""
 
+    def end_at(self, name: str) -> NoReturn:
+        """End the handler at an effect whose result nobody knows."""
+        self.effects[name] += 1
+        raise EffectHeldBack(name)
+
 
 class EffectReplayCalls(HandlerCalls):
     """Calls with all effects; what is recorded as done is not done again."""
@@ -79,8 +85,8 @@ class HeldBackCalls(HandlerCalls):
     def _context(self, item: WorkItem, decoded: Decoded) -> Context:
         held_back = self.held_back.setdefault(item.sequence, HeldBack())
         context = super()._context(item, decoded)
-        context._js = cast("JetStream", _HeldBackPublisher(self._app.stream, held_back))
-        context._entities = _no_entities
+        context._js = cast("JetStream", _HeldBackPublisher(self._js, self._app.stream, held_back))
+        context._entities = lambda _, name: held_back.end_at(f"entities of {name}")
         context._once = _RecordedOnly(self._records, self._spec.name, held_back)
         return context
 
@@ -98,23 +104,39 @@ class HeldBackCalls(HandlerCalls):
         self.held_back[item.sequence].writes += transaction.write_count
 
 
-def _no_entities(context: Context, name: str) -> Entities:
-    raise EffectHeldBack(f"entities of {name}")
-
-
 class _HeldBackPublisher:
-    """As much of a ``JetStream`` as a context publishes with."""
+    """As much of a ``JetStream`` as a context publishes with, and reads timers."""
 
-    def __init__(self, stream: str, held_back: HeldBack) -> None:
+    def __init__(self, js: JetStream, stream: str, held_back: HeldBack) -> None:
+        self._context = context_of(js)
         self._stream, self._held_back = stream, held_back
 
-    async def publish(self, subject: str, data: bytes, *, headers: dict[str, str], msg_id: str | None = None) -> PubAck:
-        self._held_back.published[json.loads(data)["type"]] += 1
+    async def publish(self, subject: str, data: bytes = b"", **options: Any) -> PubAck:
+        if not _is_mark(subject, data):
+            self._held_back.published[_type_of(subject, data)] += 1
         return PubAck(stream=self._stream, sequence=0)
 
     async def stream(self, name: str) -> None:
-        """Of ``ctx.timers``, for all but setting one."""
-        raise EffectHeldBack("timers")
+        """Of ``ctx.timers``, for those that are cancelled or listed."""
+        self._held_back.end_at("timers" if name == self._stream else "ctx.js.stream")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._held_back.end_at(f"ctx.js.{name}")
+
+
+def _is_mark(subject: str, data: bytes) -> bool:
+    """Whether a message ends a timer together with an event, which is counted."""
+    return not data and subject.startswith("timers.")
+
+
+def _type_of(subject: str, data: bytes) -> str:
+    """The type of an event; the subject of what is none."""
+    try:
+        return str(json.loads(data)["type"])
+    except (ValueError, TypeError, KeyError):
+        return subject
 
 
 class _RecordedOnly(OnceRecords):
@@ -138,6 +160,5 @@ class _RecordedOnly(OnceRecords):
             record = {}
         if record.get("state") == "done":
             self._held_back.recorded[name] += 1
-            return cast("T", record["result"])
-        self._held_back.effects[name] += 1
-        raise EffectHeldBack(name)
+            return cast("T", as_returned(record["result"], function))
+        self._held_back.end_at(name)

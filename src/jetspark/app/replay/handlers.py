@@ -5,6 +5,10 @@ not touched. The effects of the handler are held back (:mod:`jetspark.app.replay
 those that are recorded as done are not done again either way. No dead letter is written, no key is parked, and nothing
 waits in the retry stream: what failed is in the record.
 
+A consumer numbers what it delivers. Where a number is missing, messages were lost with a connection: the server would
+not deliver them again for as long as ``ack_wait`` lasts, and acknowledging later ones would acknowledge them. Then the
+consumer is made anew, behind the last portion that is noted.
+
 Events of one key run one after the other. A portion of events is handled, then the record notes it, then it is
 acknowledged; so a replay that was killed handles the last portion again, and counts every event once.
 """
@@ -25,7 +29,7 @@ from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.context import Dependencies, open_lifespans
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.reading import HandlerReading
-from jetspark.app.handlers.retry import HandlerTimeout, Skip, WaitHere, decide
+from jetspark.app.handlers.retry import Skip, WaitHere, decide
 from jetspark.app.patience import patiently
 from jetspark.app.replay.effects import EffectHeldBack, EffectReplayCalls, HeldBackCalls
 from jetspark.app.replay.handler_records import HandlerReplayPlan, HandlerReplayRecord
@@ -35,6 +39,7 @@ from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.records import NoteKeeper, new_id, noting
 from jetspark.app.topology.declared import OWNER
 from jetspark.app.topology.names import handler_bucket
+from jetspark.core.arguments import texts
 from jetspark.core.subjects import matches, on_one_of
 from jetspark.errors import (
     ConfigError,
@@ -50,8 +55,10 @@ if TYPE_CHECKING:
     from jetspark.aio.consumer import Consumer
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.kv import KeyValue
+    from jetspark.aio.stream import Stream
     from jetspark.aio.stream_message import JetStreamMessage
     from jetspark.app.application import App, HandlerSpec
+    from jetspark.jetstream.info import StreamInfo
 
 __all__ = ["plan_handler_replay", "read_handler_records", "replay_handler"]
 
@@ -74,6 +81,7 @@ async def plan_handler_replay(
     Raises:
         DataLoss: Some of the range is gone.
     """
+    _check_keys(request)
     spec = handler_of(app, handler)
     history = _history(js, app, spec)
     extent = await history.extent(request)
@@ -118,10 +126,12 @@ async def replay_handler(
             f"handler {spec.name!r}: a batch handler has no context, so nobody can hold its effects back or tell "
             "it that this is a replay: call its function with the events"
         )
+    pace = ReadingRate(rate if rate is not None else spec.rate)
     records = await js.kv(handler_bucket(app.name))
     history = _history(js, app, spec)
     if resume is None:
         request = request or ReplayRequest()
+        _check_keys(request)
         keeper = await _begin(records, spec, request, effects, await history.extent(request))
     else:
         keeper = await _resume(records, spec, resume, effects, history)
@@ -129,7 +139,7 @@ async def replay_handler(
     async with open_lifespans(app.lifespans) as dependencies:
         store = await HandlerStore.open(js, app.name, spec.name)
         replay = _HandlerReplay(js, app, spec, store, dependencies, keeper, history, on_progress)
-        return await noting(keeper, replay.run(ReadingRate(rate if rate is not None else spec.rate)))
+        return await noting(keeper, replay.run(pace))
 
 
 async def read_handler_records(records: KeyValue, handler: str = "*") -> list[HandlerReplayRecord]:
@@ -152,6 +162,14 @@ def handler_of(app: App, handler: str) -> HandlerSpec:
 
 
 # ---- small steps -----------------------------------------------------------------------------------------------------
+
+
+def _check_keys(request: ReplayRequest) -> None:
+    """
+    Raises:
+        ConfigError: A key is no text, so no event has it.
+    """
+    texts("keys", request.keys, "texts, as ctx.key has them")
 
 
 async def _begin(
@@ -185,14 +203,18 @@ async def _resume(
     if record.effects != effects:
         wanted = "with effects: give --effects again" if record.effects else "without effects: leave --effects out"
         raise ConfigError(f"resume {id!r}: it was begun {wanted}")
-    head = head_of(await history.info())
-    if head.created != record.created:
-        raise StreamRecreated(record.stream, record.created, head.created)
+    _check_created(record, await history.info())
     extent = Extent(stream=record.stream, created=record.created, first=record.first, last=record.last)
     await history.between(extent, record.at + 1, record.last)
     keeper = NoteKeeper(records, record, entry.revision)
     await keeper.note(status="running")
     return keeper
+
+
+def _check_created(record: HandlerReplayRecord, info: StreamInfo) -> None:
+    created = head_of(info).created
+    if created != record.created:
+        raise StreamRecreated(record.stream, record.created, created)
 
 
 async def _tell_plan(
@@ -275,26 +297,57 @@ class _HandlerReplay:
             self._calls = EffectReplayCalls(app, spec, store, dependencies, utc_now, log)
         else:
             self._calls = HeldBackCalls(app, spec, store, dependencies, utc_now, log, records=store.records)
+        self._calls.is_ending = self._is_ending
+        self._main: asyncio.Task[Any] | None = None
         self._slots = asyncio.Semaphore(spec.concurrency)
         self._is_wanted = on_one_of(_filters(spec))
         self._last_event = 0
+        self._consumer: Consumer
+        self._delivered = 0
+        """How many messages the consumer has delivered that came here."""
         self._rng = loop_rng()
 
     async def run(self, pace: ReadingRate) -> None:
-        record = self._record
+        record, self._main = self._record, asyncio.current_task()
         stream = await self._js.stream(self._app.stream)
-        # What a process before was given and has not noted is delivered anew: from the note on.
-        with suppress(ConsumerNotFound):
-            await stream.delete_consumer(record.consumer)
         if record.at < record.last:
-            consumer = await stream.create_consumer(self._config())
+            await self._begin_reading(stream)
             size = min(PORTION, pace.portion or PORTION)
             while record.at < record.last:
-                await self._portion(await patiently(lambda: self._fetch(consumer, size)), consumer, pace)
-            with suppress(ConsumerNotFound):
-                await stream.delete_consumer(record.consumer)
+                messages = await patiently(lambda: self._fetch(size))
+                if await self._is_all(messages):
+                    await self._portion(messages, pace)
+                else:
+                    await self._consumer.close()
+                    await self._begin_reading(stream)
+            await self._consumer.close()
+        with suppress(ConsumerNotFound):
+            await stream.delete_consumer(record.consumer)
         await self._keeper.note(status="done", at=record.last)
         self._on_progress(record)
+
+    async def _begin_reading(self, stream: Stream) -> None:
+        """From the note on: what was delivered before and is not noted is delivered anew."""
+
+        async def make() -> Consumer:
+            _check_created(self._record, await stream.info())
+            with suppress(ConsumerNotFound):
+                await stream.delete_consumer(self._record.consumer)
+            return await stream.create_consumer(self._config())
+
+        self._consumer, self._delivered = await patiently(make), 0
+
+    async def _is_all(self, messages: Sequence[JetStreamMessage]) -> bool:
+        """Whether nothing that the consumer has delivered got lost on its way, these messages included."""
+        if messages:
+            numbers = [message.metadata.consumer_sequence for message in messages]
+            begin, self._delivered = self._delivered + 1, self._delivered + len(messages)
+            return numbers == list(range(begin, self._delivered + 1))
+        info = await patiently(self._consumer.info)
+        if not info.pending and info.delivered.consumer_sequence == self._delivered:
+            self._record.at = self._record.last
+            return True
+        return not info.ack_pending  # of messages that were lost, or whose acks were
 
     def _config(self) -> ConsumerConfig:
         filters = self._app.handler_filters(self._spec)
@@ -311,17 +364,15 @@ class _HandlerReplay:
             **one,
         )
 
-    async def _fetch(self, consumer: Consumer, size: int) -> list[JetStreamMessage]:
+    async def _fetch(self, size: int) -> list[JetStreamMessage]:
         try:
-            return await consumer.fetch(size, timeout=FETCH_S, max_bytes=self._spec.max_bytes)
+            return await self._consumer.fetch(size, timeout=FETCH_S, max_bytes=self._spec.max_bytes)
         except ConfigError:  # the next message is larger than that
-            return await consumer.fetch(1, timeout=FETCH_S)
+            return await self._consumer.fetch(1, timeout=FETCH_S)
 
-    async def _portion(self, messages: Sequence[JetStreamMessage], consumer: Consumer, pace: ReadingRate) -> None:
+    async def _portion(self, messages: Sequence[JetStreamMessage], pace: ReadingRate) -> None:
         record = self._record
         if not messages:
-            if not (await patiently(consumer.info)).pending:
-                record.at = record.last
             return
         first, last = messages[0].metadata.stream_sequence, messages[-1].metadata.stream_sequence
         begin = (await patiently(lambda: self._history.head(self._last_event))).whole_from
@@ -385,18 +436,21 @@ class _HandlerReplay:
         self._count(item)
 
     async def _call(self, item: WorkItem) -> BaseException | None:
+        item.is_timed_out = False
+        timer = asyncio.get_running_loop().call_later(self._spec.timeout, _time_out, item)
         try:
-            async with asyncio.timeout(self._spec.timeout):
-                return await self._calls.call(item)
-        except TimeoutError:
-            return HandlerTimeout(self._spec.name, self._spec.timeout)
-        except EffectHeldBack as held_back:
-            return held_back
-        except BaseExceptionGroup as group:  # of a handler that does several things at a time
-            held_back_too, others = group.split(EffectHeldBack)
-            if held_back_too is None or others is not None:
-                raise
-            return _first_of(held_back_too)
+            error = await self._calls.call(item)
+        finally:
+            timer.cancel()
+        if isinstance(error, BaseExceptionGroup):  # of a handler that does several things at a time
+            held_back, others = error.split(EffectHeldBack)
+            if held_back is not None and others is None:
+                return _first_of(held_back)
+        return error
+
+    def _is_ending(self) -> bool:
+        """Whether somebody ends the replay. A handler that cancels its own task does not, and has failed."""
+        return self._main is not None and self._main.cancelling() > 0
 
     def _count(self, item: WorkItem) -> None:
         if not isinstance(self._calls, HeldBackCalls):
@@ -422,6 +476,12 @@ def _filters(spec: HandlerSpec) -> list[str]:
 def _history(js: JetStream, app: App, spec: HandlerSpec) -> StreamHistory:
     reading: list[str] | None = [] if app.handler_filters(spec) == [">"] else None
     return StreamHistory(js, app.stream, _filters(spec), reading)
+
+
+def _time_out(item: WorkItem) -> None:
+    item.is_timed_out = True
+    if item.runner is not None:
+        item.runner.cancel()
 
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:

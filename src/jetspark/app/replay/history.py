@@ -15,9 +15,11 @@ from jetspark.aio.steps import ProcedureRunner
 from jetspark.aio.stream import Stream
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, KeyRows, KeyState, Recorded, Router, recorded_delivery
+from jetspark.app.projections.positions import FoldPosition, start_of
 from jetspark.app.replay.contents import KeyContent
 from jetspark.app.replay.places import noted_position
 from jetspark.app.replay.ranges import Extent, ReplayRequest, check_is_whole, extent_of
+from jetspark.core import numbers
 from jetspark.core.subjects import matches, on_one_of, reading_filters
 from jetspark.errors import ConfigError, MessageNotFound
 from jetspark.jetstream.info import StoredMessage, StreamInfo
@@ -44,6 +46,10 @@ __all__ = [
 
 # How long reading goes on while nothing comes: it covers a restart and the election of a leader.
 PATIENCE_S = 60.0
+# No message is stored before the one, or after the other. The server counts nanoseconds since 1970 in 64 bits: a time
+# after April 2262 is one long ago to it.
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+NO_TIME = datetime.datetime(2262, 1, 1, tzinfo=datetime.UTC)
 
 
 class Events(NamedTuple):
@@ -89,9 +95,7 @@ class ReadingRate:
     """Lets ``rate`` events pass each second, in small portions; without a rate, all of them at once."""
 
     def __init__(self, rate: float | None) -> None:
-        if rate is not None and not rate > 0:
-            raise ConfigError(f"rate={rate!r}: expected events each second above 0, or None for no limit")
-        self._rate = rate
+        self._rate = None if rate is None else numbers.rate("rate", rate, instead="or None for no limit")
         self._began: float | None = None
         self._passed = 0
 
@@ -226,8 +230,10 @@ class StreamHistory:
 
     async def _sequence_at(self, head: Head, moment: datetime.datetime) -> int:
         """Of the first message stored at or after a moment; the next sequence where there is none."""
+        if moment >= NO_TIME:
+            return head.next
         context = context_of(self._js)
-        query = {"start_time": time_text(moment), "next_by_subj": ">"}
+        query = {"start_time": time_text(max(moment, EPOCH)), "next_by_subj": ">"}
         try:
             found = await context.run(context.api.get_message(self._stream, query, direct=False))
         except MessageNotFound:
@@ -239,11 +245,24 @@ class History(StreamHistory):
     """The stream of a projection, from its beginning."""
 
     @classmethod
-    async def open(cls, js: JetStream, app: App, spec: ProjectionSpec, bucket: str) -> Self:
-        """With the first event, as far as the bucket of the projection knows it."""
+    async def open(cls, js: JetStream, app: App, spec: ProjectionSpec, bucket: str, *, is_anew: bool = False) -> Self:
+        """With the first event, as far as the bucket of the projection knows it.
+
+        Args:
+            is_anew: The states are made anew. Then the bucket may be of a stream that was deleted since.
+
+        Raises:
+            UsageError: The bucket was made of another stream of the same name.
+        """
         history = cls(js, app, spec)
         position = (await noted_position(js, bucket)).position
-        history.first_event = 0 if position is None else position.first_event
+        if position is None:
+            return history
+        beginning = FoldPosition.beginning(app.stream, (await history.info()).created)
+        if not is_anew:
+            start_of(position, beginning, projection=spec.name, bucket=bucket)
+        if (position.stream, position.created) == (beginning.stream, beginning.created):
+            history.first_event = position.first_event
         return history
 
     def __init__(self, js: JetStream, app: App, spec: ProjectionSpec) -> None:

@@ -68,7 +68,7 @@ async def preview_rebuild(
     check_no_rate(rate, engine)
     spec = spec_of(app, projection, js)
     place = (await find_place(await open_records(js, app.name), spec)).place
-    history = await History.open(js, app, spec, place.bucket)
+    history = await History.open(js, app, spec, place.bucket, is_anew=True)
     extent = await history.whole()
     position = (await noted_position(js, place.bucket)).position
     found = await verify_bucket(

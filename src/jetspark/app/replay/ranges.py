@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.core.arguments import instance, unfit
 from jetspark.core.subjects import validate_filter
 from jetspark.errors import ConfigError, DataLoss
 from jetspark.state.scan import Head
 
-__all__ = ["Extent", "ReplayRequest", "check_is_whole", "extent_of"]
+__all__ = ["Extent", "ReplayRequest", "check_is_whole", "check_keys", "extent_of"]
 
 _REMEDY = "events that are gone cannot be replayed; begin at or after the first, or restore the stream from a backup"
 
@@ -41,7 +42,10 @@ class ReplayRequest:
                 raise ConfigError(f"{name}={value!r}: expected a sequence, 1 or more")
         for name in ("since", "until"):
             value = getattr(self, name)
-            if value is not None and value.tzinfo is None:
+            if (
+                value is not None
+                and instance(name, value, datetime.datetime, "a datetime with a time zone").tzinfo is None
+            ):
                 raise ConfigError(f"{name}={value}: expected a time zone, such as {value.isoformat()}Z for UTC")
         if self.from_seq is not None and self.since is not None:
             raise ConfigError("from_seq with since: expected one of the two")
@@ -53,6 +57,7 @@ class ReplayRequest:
             raise ConfigError(f"since={self.since} is not before until={self.until}")
         if self.subject is not None:
             validate_filter(self.subject)
+        check_keys(self.keys)
 
     def of(self, spec: ProjectionSpec) -> ReplayRequest:
         """The same request, with its keys as text.
@@ -90,6 +95,15 @@ class ReplayRequest:
             keys=tuple(fields["keys"]),
             subject=fields["subject"],
         )
+
+
+def check_keys(keys: Any) -> None:
+    """
+    Raises:
+        ConfigError: They are one text, whose characters would be taken for keys, or nothing to iterate over.
+    """
+    if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Iterable):
+        raise unfit("keys", keys, "several keys, such as ('o-1',)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.records import RecordKeeper, ReplayRecord, begin_record, noting
 from jetspark.app.replay.verifying import Verification, verify_bucket
 from jetspark.app.topology.declared import OWNER
+from jetspark.core.numbers import seconds
 from jetspark.errors import ConfigError, ProjectionDiffers, StreamNameInUse, StreamNotFound, UsageError
 from jetspark.jetstream.kv import KVConfig
 from jetspark.state.fold import some_keys
@@ -58,6 +59,8 @@ MAX_ROUNDS = 1000
 # The record and the position are written this often.
 NOTE_EVERY_S = 1.0
 MAX_NAMES = 100
+# In the metadata of a bucket: the id of the rebuild that has made it.
+MAKER = "jetspark-rebuild"
 # Views notice a swap within milliseconds; a slow reader may be at the old bucket still.
 DROP_AFTER_S = 2.0
 MAX_NAMED = 5
@@ -139,19 +142,26 @@ async def rebuild(
     if drop_old and not swap_in:
         raise ConfigError("drop_old: expected together with swap, which makes the old bucket an old one")
     check_no_rate(rate, engine)
+    seconds("drop_after_s", drop_after_s)
+    pace = ReadingRate(rate)
     spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
     alias = await find_place(records, spec)
-    if resume is not None and drop_old:
+    if resume is not None:
         keeper = await RecordKeeper.find(records, spec, resume, "rebuild")
-        if keeper.record.status == "swapped":
+        if keeper.record.bucket == alias.place.bucket and not keeper.record.is_done:
+            # A process before has swapped it, and ended before it noted that.
+            await keeper.note(status="swapped")
+            if swap_in and not drop_old:
+                return _swapped_before(keeper.record)
+        if keeper.record.status == "swapped" and drop_old:
             return await _drop_replaced(js, spec, alias.place, keeper)
-    history = await History.open(js, app, spec, alias.place.bucket)
+    history = await History.open(js, app, spec, alias.place.bucket, is_anew=True)
     keeper, extent = await _record_of(js, app, spec, records, history, resume)
     record = keeper.record
     outcome = RebuildOutcome(record=record, old=alias.place, new=ProjectionPlace(record.bucket, spec.version))
     work = _Rebuilding(js, history, spec, extent, keeper, outcome, on_progress)
-    await noting(keeper, work.run(ReadingRate(rate), check=check, engine=engine))
+    await noting(keeper, work.run(pace, check=check, engine=engine))
     if swap_in:
         await work.swap(records, alias)
         if drop_old:
@@ -171,21 +181,23 @@ async def _record_of(
         keeper = await RecordKeeper.resume(records, spec, resume, "rebuild")
         extent = await history.whole()
         await history.between(keeper.record.extent, extent.first, extent.last)
-        return keeper, extent
-    extent = await history.whole()
-    keeper = await begin_record(records, spec, "rebuild", "", ReplayRequest(), extent)
-    await keeper.note(bucket=await _make_shadow(js, app, spec, keeper.record.id))
+        bucket = keeper.record.bucket or await _find_shadow(js, spec, keeper.record)
+    else:
+        extent = await history.whole()
+        keeper = await begin_record(records, spec, "rebuild", "", ReplayRequest(), extent)
+        bucket = ""
+    if not keeper.record.bucket:  # also if a process before ended before it noted one
+        await keeper.note(bucket=bucket or await _make_shadow(js, app, spec, keeper.record.id))
     return keeper, extent
 
 
 async def _make_shadow(js: JetStream, app: App, spec: ProjectionSpec, id: str) -> str:
     """A new bucket, like the one that the projection declares, and as safe as the stream."""
-    base = f"{spec.bucket.bucket}_v{spec.version}"
     like: KVConfig = app.as_safe(spec.bucket_config)
     if like.replicas is None:
         like = dataclasses.replace(like, replicas=(await js.stream(app.stream)).cached_info.config.replicas)
-    for number in range(MAX_NAMES):
-        name = base if number == 0 else f"{base}_r{number}"
+    names = _shadow_names(spec, spec.version)
+    for name in names:
         try:
             await js.kv(name)
         except StreamNotFound:
@@ -193,13 +205,36 @@ async def _make_shadow(js: JetStream, app: App, spec: ProjectionSpec, id: str) -
         else:
             continue
         # The metadata makes it another bucket than that of somebody who does the same at the same time.
-        metadata = {**(spec.bucket.metadata or {}), OWNER: app.name, "jetspark-rebuild": id}
+        metadata = {**(spec.bucket.metadata or {}), OWNER: app.name, MAKER: id}
         try:
             await js.create_kv(dataclasses.replace(like, bucket=name, metadata=metadata))
         except StreamNameInUse:
             continue
         return name
-    raise ConfigError(f"{MAX_NAMES} buckets {base}, {base}_r1, ... are there: delete those that are not in use")
+    raise ConfigError(f"{MAX_NAMES} buckets {names[0]}, {names[1]}, ... are there: delete those that are not in use")
+
+
+def _shadow_names(spec: ProjectionSpec, version: int) -> list[str]:
+    base = f"{spec.bucket.bucket}_v{version}"
+    return [base, *(f"{base}_r{number}" for number in range(1, MAX_NAMES))]
+
+
+async def _find_shadow(js: JetStream, spec: ProjectionSpec, record: ReplayRecord) -> str:
+    """The bucket of a rebuild that ended before it noted one; empty if it had made none."""
+    for name in _shadow_names(spec, record.version):
+        with suppress(StreamNotFound):
+            if await _maker_of(js, name) == record.id:
+                return name
+    return ""
+
+
+async def _maker_of(js: JetStream, bucket: str) -> str:
+    """The id of the rebuild that has made a bucket; empty if none has.
+
+    Raises:
+        StreamNotFound: There is no such bucket.
+    """
+    return ((await (await js.kv(bucket)).stream_info()).config.metadata or {}).get(MAKER, "")
 
 
 async def _drop(js: JetStream, spec: ProjectionSpec, bucket: str) -> None:
@@ -218,10 +253,23 @@ async def _drop_replaced(
         raise ConfigError(f"rebuild {record.id!r}: the bucket that it replaced was dropped already, or is not known")
     if record.replaced == place.bucket:
         raise ConfigError(f"rebuild {record.id!r}: bucket {record.replaced}, which it replaced, is in use again")
-    old, new = ProjectionPlace(record.replaced, record.version), ProjectionPlace(record.bucket, record.version)
-    await _drop(js, spec, old.bucket)
+    outcome = _swapped_before(record)
+    with suppress(StreamNotFound):  # a process before has dropped it, and ended before it noted that
+        maker = await _maker_of(js, record.replaced)
+        if maker and (await RecordKeeper.find(keeper.records, spec, maker, "rebuild")).record.status != "swapped":
+            raise ConfigError(
+                f"rebuild {record.id!r}: bucket {record.replaced}, which it replaced, was dropped, and rebuild "
+                f"{maker!r} has made it anew: drop that one (--drop)"
+            )
+        await _drop(js, spec, record.replaced)
     await keeper.note(replaced="")
-    return RebuildOutcome(record=record, old=old, new=new, is_swapped=True, is_old_dropped=True)
+    outcome.is_old_dropped = True
+    return outcome
+
+
+def _swapped_before(record: ReplayRecord) -> RebuildOutcome:
+    old, new = ProjectionPlace(record.replaced, record.version), ProjectionPlace(record.bucket, record.version)
+    return RebuildOutcome(record=record, old=old, new=new, is_swapped=True)
 
 
 async def drop_rebuild(js: JetStream, app: App, projection: str, id: str) -> ReplayRecord:
@@ -238,8 +286,12 @@ async def drop_rebuild(js: JetStream, app: App, projection: str, id: str) -> Rep
         raise ConfigError(f"rebuild {id!r}: bucket {record.bucket} is in use: swap another one in before it is dropped")
     if record.status == "dropped":
         raise ConfigError(f"rebuild {id!r}: bucket {record.bucket} was dropped already")
+    if not record.bucket:  # it ended before it noted its bucket
+        record.bucket = await _find_shadow(js, spec, record)
     with suppress(StreamNotFound):
-        await js.delete_kv(record.bucket)
+        # A later rebuild may have made a bucket of this name again.
+        if record.bucket and await _maker_of(js, record.bucket) == id:
+            await js.delete_kv(record.bucket)
     await keeper.note(status="dropped")
     return record
 
@@ -346,10 +398,7 @@ class _Rebuilding:
             while states.is_dirty:
                 record.changed += (await self._runner.run(store_round(self._target, states))).written
         except StateGone as gone:
-            keys = some_keys([change.key for change in gone.changes])
-            raise UsageError(
-                f"bucket {self._bucket}: {keys} went away while it was built: delete the bucket, and rebuild anew"
-            ) from gone
+            raise self._went_away(some_keys([change.key for change in gone.changes])) from gone
         states.shrink()
         record.events += len(events.rows)
         record.unreadable += len(events.failures)
@@ -358,8 +407,16 @@ class _Rebuilding:
         if clock.now() - self._noted_at >= NOTE_EVERY_S:
             await self._note(events.last)
 
+    def _went_away(self, what: str) -> UsageError:
+        return UsageError(
+            f"bucket {self._bucket}: {what} went away while it was built: delete the bucket, and rebuild anew"
+        )
+
     async def _read_position(self) -> NotedPosition:
-        return await self._runner.run(read_position(self._target))
+        noted = await self._runner.run(read_position(self._target))
+        if noted.position is None and self._revision:
+            raise self._went_away("its position, and what else it had,")
+        return noted
 
     async def _note(self, sequence: int) -> None:
         """The position, then the record: what is said to be done is stored."""
@@ -383,12 +440,15 @@ class _Rebuilding:
         """
         unlimited = ReadingRate(None)
         await self.fold_to(await self._history.last(), unlimited)  # so that little is left
+        # Before the swap: whoever resumes this has to know what was replaced, also if this ends right behind it.
+        await self._keeper.note(replaced=alias.place.bucket)
         began = clock.now()
         async with standstill(records, self._spec.name, f"{self._keeper.record.id}-{secrets.token_hex(4)}"):
             await self.fold_to(await self._history.last(), unlimited)
+            await self._read_position()  # the bucket has what was folded, if it was not purged since
             await swap(records, self._spec, self._outcome.new, revision=alias.revision)
         self._outcome.swap_s = clock.now() - began
         self._outcome.is_swapped = True
         # What came meanwhile, if no engine of this version runs yet.
         await self.fold_to(await self._history.last(), unlimited)
-        await self._keeper.note(status="swapped", replaced=alias.place.bucket)
+        await self._keeper.note(status="swapped")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import secrets
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
@@ -247,8 +248,8 @@ async def noting(keeper: NoteKeeper[R], work: Awaitable[None]) -> R:
 
 
 def new_id() -> str:
-    """Of a replay: later ones sort behind earlier ones."""
-    return f"r{int(seconds_now() * 1000):x}"
+    """Of a replay: later ones sort behind earlier ones, and several may begin in the same millisecond."""
+    return f"r{int(seconds_now() * 1000):x}{secrets.token_hex(3)}"
 
 
 def record_key(projection: str, id: str) -> str:

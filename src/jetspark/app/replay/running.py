@@ -28,7 +28,7 @@ from jetspark.app.replay.contents import change_to
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
 from jetspark.app.replay.history import Events, History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
 from jetspark.app.replay.outlines import RangeOutline, outline_of
-from jetspark.app.replay.ranges import Extent, ReplayRequest
+from jetspark.app.replay.ranges import Extent, ReplayRequest, check_keys
 from jetspark.app.replay.records import RecordKeeper, ReplayRecord, begin_record, noting
 from jetspark.app.replay.repairing import KeyRepair
 from jetspark.errors import ConfigError
@@ -176,6 +176,7 @@ async def run_replay(
         ConfigError: There is no such replay to resume.
     """
     check_no_rate(rate, engine)
+    pace = ReadingRate(rate)
     spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
     place = check_version(spec, (await find_place(records, spec)).place)
@@ -187,7 +188,7 @@ async def run_replay(
         request = (request or ReplayRequest()).of(spec)
         extent = await history.extent(request)
         keeper = await begin_record(records, spec, "replay", place.bucket, request, extent)
-    work = _fill(js, history, spec, keeper, extent, ReadingRate(rate), on_plan, on_progress, engine)
+    work = _fill(js, history, spec, keeper, extent, pace, on_plan, on_progress, engine)
     return await noting(keeper, work)
 
 
@@ -212,6 +213,8 @@ async def repair_keys(
         UsageError: The state was made by another version of the projection.
         Conflict: Somebody else writes the keys again and again.
     """
+    check_keys(keys)
+    pace = ReadingRate(rate)
     spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
     place = check_version(spec, (await find_place(records, spec)).place)
@@ -221,7 +224,7 @@ async def repair_keys(
         raise ConfigError("keys=(): expected at least one key to repair")
     extent = await history.extent(request)
     keeper = await begin_record(records, spec, "repair", place.bucket, request, extent)
-    return await noting(keeper, _repair(js, history, spec, keeper, extent, ReadingRate(rate), on_progress))
+    return await noting(keeper, _repair(js, history, spec, keeper, extent, pace, on_progress))
 
 
 # ---- small steps -----------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from jetspark.app.replay.engines import FoldEngine, check_no_rate
 from jetspark.app.replay.history import History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
 from jetspark.app.replay.places import await_position, noted_position
 from jetspark.app.replay.ranges import Extent
+from jetspark.core.numbers import seconds, whole
 from jetspark.errors import DataLoss, UsageError
 from jetspark.state.changes import NOTHING, Current, current_of
 from jetspark.state.deliveries import delivery
@@ -143,6 +144,11 @@ async def verify(
         UsageError: The bucket was made by another version of the projection; or it has not got to ``to_seq``.
     """
     check_no_rate(rate, engine)
+    if to_seq is not None:
+        whole("to_seq", to_seq, instead="or None for the end of the stream")
+    seconds("wait_s", wait_s)
+    whole("slice_keys", slice_keys)
+    pace = ReadingRate(rate)
     spec = spec_of(app, projection, js)
     place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
     position = (await noted_position(js, place.bucket)).position
@@ -152,7 +158,7 @@ async def verify(
         _check_is_complete(position, spec.name, app.stream, place.bucket)
     history = await History.open(js, app, spec, place.bucket)
     last = await history.last_event()
-    boundary = min(to_seq or last, last)
+    boundary = last if to_seq is None else min(to_seq, last)
     reached = await await_position(js, place.bucket, boundary, wait_s)
     if reached is not None and reached < boundary:
         if to_seq is not None:
@@ -167,7 +173,7 @@ async def verify(
         spec,
         place.bucket,
         boundary,
-        pace=ReadingRate(rate),
+        pace=pace,
         slice_keys=slice_keys,
         on_events=on_events,
         fresh=fresh,
