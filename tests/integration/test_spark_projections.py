@@ -3,6 +3,7 @@ that folds the stream from its first message to its last."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from jetspark.server import NatsServer
 pytest.importorskip("pyspark")
 
 from support.spark_cluster import FLAGS, cluster
+from support.spark_starts import started
 
 from jetspark.spark import backfill, fold_states, run
 
@@ -273,3 +275,19 @@ def test_the_command_line_folds_on_spark_until_it_is_told_to_end(server: NatsSer
         _, told = process.communicate()
     check(bank)
     assert not re.findall(r"Setting default log level| WARN | ERROR |Traceback", told), told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_line_that_is_told_to_end_while_spark_starts_leaves_nothing_behind(
+    server: NatsServer, bank: JetStream, tmp_path: Path, number: signal.Signals
+) -> None:
+    command = ["-m", "jetspark", "run", "support.projected:app", "--engine", "spark", "--servers", server.url]
+    with started(tmp_path, *command) as start:
+        start.wait_for_java()
+        os.killpg(start.process.pid, number) if number == signal.SIGINT else start.process.send_signal(number)
+        start.process.send_signal(number)  # the second one changes nothing
+        _, told = start.process.communicate(timeout=250)
+        assert start.process.returncode == 0, told
+        assert start.left_behind() == []
+    assert not re.findall(r" WARN | ERROR |Traceback", told), told
