@@ -24,7 +24,7 @@ from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.projections.marks import Mark, position_key
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.blocking import JetStream, connect
-from jetspark.errors import KeyNotFound, UsageError
+from jetspark.errors import ConfigError, KeyNotFound, UsageError
 from jetspark.server import NatsServer
 
 pytest.importorskip("pyspark")
@@ -109,6 +109,30 @@ def test_a_backfill_of_ranges_stores_the_same_and_again_nothing(
     again = backfill(app, spark, server.url)
     assert (again.written, again.letters) == (0, 0)  # events of accounts that are not there are applied, for nothing
     check(bank)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subjects": "bank.a1.>"},
+        {"SUBJECTS": "bank.a1.>"},
+        {"startingOffsets": "400"},
+        {"endingTimestamp": "2026-03-20T10:14:30Z"},
+        {"stream": "OTHER"},
+        {"versions": "9,9,9"},
+        {"stored": "false"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_that_say_what_is_read_are_refused_before_anything_is_folded(
+    spark: SparkSession, server: NatsServer, bank: JetStream, options: dict[str, str]
+) -> None:
+    publish(bank, projected.messages(100))
+    for call in (run, backfill, fold_states):
+        with pytest.raises(ConfigError, match=rf"option '{next(iter(options))}': .* options are .*credentialsFile"):
+            call(app, spark, server.url, **options)  # type: ignore[operator]
+    assert lowest_position(bank) == 0
+    assert stored(bank, "accounts") == {}
 
 
 def test_a_backfill_into_another_bucket_does_not_ask_which_version_is_in_use(

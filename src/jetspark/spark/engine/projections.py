@@ -26,7 +26,13 @@ from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.topology.names import projection_bucket
 from jetspark.blocking import JetStream
 from jetspark.errors import ConfigError, KeyNotFound
-from jetspark.spark.engine.projection_options import FORMAT, ProjectionKeywords, ProjectionOptions, option_text
+from jetspark.spark.engine.projection_options import (
+    FORMAT,
+    ProjectionKeywords,
+    ProjectionOptions,
+    keyword_options,
+    option_text,
+)
 from jetspark.spark.engine.reaching import look_at_front, read_positions
 from jetspark.spark.engine.shipping import load_app, outline_of, place_app
 from jetspark.spark.options import read_options
@@ -267,7 +273,7 @@ class ProjectionPlan:
         place = place_app(app)
         declared = load_app(place.name, place.folder) if isinstance(app, str) else app
         names = _names(declared, projections, buckets or {})
-        options = {name: option_text(value) for name, value in more.items()} | {
+        options = keyword_options(ProjectionKeywords, more) | {
             "servers": option_text(servers),
             "app": place.name,
             "outline": outline_of(declared, names),

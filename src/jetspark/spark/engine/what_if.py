@@ -36,7 +36,7 @@ from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
 from jetspark.core.subjects import on_one_of, reading_filters
 from jetspark.errors import ConfigError, MessageNotFound
-from jetspark.spark.engine.projection_options import ReadingKeywords, option_text
+from jetspark.spark.engine.projection_options import ReadingKeywords, keyword_options, option_text
 from jetspark.spark.engine.projections import check_pandas
 from jetspark.spark.engine.shipping import AppPlace, load_app, place_app
 from jetspark.spark.failures import plain_failures
@@ -203,7 +203,7 @@ def _ask(
     module = place.name.partition(":")[0]
     new = code if isinstance(code, NewCode) else NewCode.read(code, module.rpartition(".")[0])
     filters = comparison_of(declared, workflow, new).filters
-    given = {name: option_text(value) for name, value in options.items()} | {
+    given = keyword_options(ReadingKeywords, options) | {
         "servers": option_text(servers),
         "stream": declared.stream,
         "subjects": option_text(reading_filters(filters)),
