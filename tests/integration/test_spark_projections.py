@@ -135,6 +135,21 @@ def test_options_that_say_what_is_read_are_refused_before_anything_is_folded(
     assert stored(bank, "accounts") == {}
 
 
+@pytest.mark.parametrize(
+    "buckets", [{"accounts": "totals"}, {"accounts": "totals", "totals": "accounts"}, dict.fromkeys(NAMES, "shared")]
+)
+def test_two_projections_in_one_bucket_are_refused_before_anything_is_folded(
+    spark: SparkSession, server: NatsServer, bank: JetStream, buckets: dict[str, str]
+) -> None:
+    bank.create_kv(KVConfig(bucket="shared"))
+    publish(bank, projected.messages(100))
+    for call in (run, backfill):
+        for only in ([], ["accounts", "totals"]):
+            with pytest.raises(ConfigError, match="expected a bucket for each"):
+                call(app, spark, server.url, projections=only, buckets=buckets)  # type: ignore[operator]
+    assert [*bank.kv("shared").keys(), *bank.kv("totals").keys()] == []
+
+
 def test_a_backfill_into_another_bucket_does_not_ask_which_version_is_in_use(
     spark: SparkSession, server: NatsServer, bank: JetStream
 ) -> None:

@@ -301,6 +301,7 @@ class ProjectionPlan:
         if found:
             options["placed"] = option_text(list(found))
         found |= patiently(connecting, lambda js: _places(js, declared, others), is_first_contact=True)
+        _check_apart(declared, found)
         options["buckets"] = option_text([found[name] for name in names])
         plan = cls(declared, found, options, read_options(ProjectionOptions, FORMAT, options), filters)
         plan.positions()  # here, where an error is not one of Spark's
@@ -359,6 +360,20 @@ def _names(app: App, projections: Sequence[str], buckets: Mapping[str, str]) -> 
     if not names:
         raise ConfigError(f"{app!r} has no projections")
     return names
+
+
+def _check_apart(app: App, buckets: Mapping[str, str]) -> None:
+    """That no two projections are in one bucket, where events of one would pass for those of the other.
+
+    Raises:
+        ConfigError: Two are, or one is to be in the bucket that another one of the application has.
+    """
+    owners = {spec.bucket.bucket: name for name, spec in app.projections.items()}
+    for name, bucket in buckets.items():
+        if (other := owners.setdefault(bucket, name)) != name:
+            raise ConfigError(
+                f"buckets: {bucket!r} for projection {name!r} is the one of {other!r}: expected a bucket for each"
+            )
 
 
 def _places(js: JetStream, app: App, names: Sequence[str]) -> dict[str, str]:
