@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import joined, projected
@@ -125,14 +125,42 @@ def test_a_backfill_of_ranges_stores_the_same_and_again_nothing(
     ids=lambda options: next(iter(options)),
 )
 def test_options_that_say_what_is_read_are_refused_before_anything_is_folded(
-    spark: SparkSession, server: NatsServer, bank: JetStream, options: dict[str, str]
+    spark: SparkSession, server: NatsServer, bank: JetStream, options: dict[str, Any]
 ) -> None:
     publish(bank, projected.messages(100))
     for call in (run, backfill, fold_states):
         with pytest.raises(ConfigError, match=rf"option '{next(iter(options))}': .* options are .*credentialsFile"):
-            call(app, spark, server.url, **options)  # type: ignore[operator]
+            call(app, spark, server.url, **options)
     assert lowest_position(bank) == 0
     assert stored(bank, "accounts") == {}
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, float("nan"), "5", True])
+def test_arguments_that_are_no_numbers_are_named(
+    spark: SparkSession, server: NatsServer, bank: JetStream, wrong: Any
+) -> None:
+    publish(bank, projected.messages(10))
+    for name, call in (
+        ("from_sequence", backfill),
+        ("to_sequence", backfill),
+        ("to_sequence", fold_states),
+        ("partitions", backfill),
+        ("partitions", run),
+    ):
+        with pytest.raises(ConfigError, match=rf"^{name}={wrong!r}: expected .*, or None for "):
+            call(app, spark, server.url, **{name: wrong})
+    if wrong != 1.5:
+        with pytest.raises(ConfigError, match=rf"^interval_s={wrong!r}: expected seconds of 0 or more"):
+            run(app, spark, server.url, interval_s=wrong)
+
+
+def test_what_is_no_list_of_projections_and_what_is_no_application_is_named(
+    spark: SparkSession, server: NatsServer
+) -> None:
+    with pytest.raises(ConfigError, match=r"projections='totals': expected a list of names, such as \['totals'\]"):
+        backfill(app, spark, server.url, projections="totals")
+    with pytest.raises(ConfigError, match=r"app=None: expected an App, or its name 'package.module:name'"):
+        backfill(None, spark, server.url)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +174,7 @@ def test_two_projections_in_one_bucket_are_refused_before_anything_is_folded(
     for call in (run, backfill):
         for only in ([], ["accounts", "totals"]):
             with pytest.raises(ConfigError, match="expected a bucket for each"):
-                call(app, spark, server.url, projections=only, buckets=buckets)  # type: ignore[operator]
+                call(app, spark, server.url, projections=only, buckets=buckets)
     assert [*bank.kv("shared").keys(), *bank.kv("totals").keys()] == []
 
 

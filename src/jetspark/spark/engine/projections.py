@@ -25,6 +25,7 @@ from jetspark.app.projections.folding import Router
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.topology.names import projection_bucket
 from jetspark.blocking import JetStream
+from jetspark.core.numbers import seconds, whole
 from jetspark.errors import ConfigError, KeyNotFound
 from jetspark.spark.engine.projection_options import (
     FORMAT,
@@ -122,6 +123,7 @@ def run(
         ConfigError: An option cannot be used, or workers could not import the application.
         UsageError: What is in a bucket was made by another version of its projection.
     """
+    interval_ms = 0 if interval_s is None else int(seconds("interval_s", interval_s) * 1000)
     plan = ProjectionPlan.of(
         app, spark, servers, projections, buckets, {"maxOffsetsPerTrigger": MAX_OFFSETS, **options}
     )
@@ -134,8 +136,8 @@ def run(
         writer = writer.queryName(query_name)
     if until_now:
         writer = writer.trigger(availableNow=True)
-    elif interval_s is not None:
-        writer = writer.trigger(processingTime=f"{int(interval_s * 1000)} milliseconds")
+    elif interval_ms:
+        writer = writer.trigger(processingTime=f"{interval_ms} milliseconds")
     return writer.start()
 
 
@@ -239,12 +241,11 @@ def passing_folder(prefix: str) -> str:
 
 def bring_together(frame: DataFrame, partitions: int | None) -> DataFrame:
     """All rows of a key in one task."""
-    if partitions is not None and partitions < 1:
-        raise ConfigError(f"partitions={partitions}: expected 1 or more")
-    if partitions == 1:
-        return frame.coalesce(1)
     names = ("target", "key")
-    return frame.repartition(*names) if partitions is None else frame.repartition(partitions, *names)
+    if partitions is None:
+        return frame.repartition(*names)
+    number = whole("partitions", partitions, instead="or None for spark.sql.shuffle.partitions")
+    return frame.coalesce(1) if number == 1 else frame.repartition(number, *names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,8 +331,10 @@ class ProjectionPlan:
 
     def bounds(self, first: int | None, last: int | None) -> tuple[str, int, int]:
         """Where a range begins, in the words of the source; and its first and last sequence, as far as there are."""
-        if first is not None and (first < 1 or (last is not None and last < first)):
-            raise ConfigError(f"from_sequence={first}, to_sequence={last}: expected sequences from 1 on, in this order")
+        first = None if first is None else whole("from_sequence", first, instead="or None for the first of the stream")
+        last = None if last is None else whole("to_sequence", last, low=0, instead="or None for the last of the stream")
+        if first is not None and last is not None and last < first:
+            raise ConfigError(f"from_sequence={first}, to_sequence={last}: expected sequences in this order")
         head = patiently(self.connecting, lambda js: look_at_front(js, self.connecting), is_first_contact=True)
         high = head.next - 1 if last is None else min(last, head.next - 1)
         if first is None or first <= head.whole_from:
@@ -352,6 +355,8 @@ class ProjectionPlan:
 
 
 def _names(app: App, projections: Sequence[str], buckets: Mapping[str, str]) -> list[str]:
+    if isinstance(projections, str):
+        raise ConfigError(f"projections={projections!r}: expected a list of names, such as [{projections!r}]")
     names = list(dict.fromkeys(projections)) or list(app.projections)
     known = ", ".join(app.projections) or "none"
     for name in [*names, *buckets]:
