@@ -111,6 +111,24 @@ def test_a_backfill_of_ranges_stores_the_same_and_again_nothing(
     check(bank)
 
 
+def test_what_a_backfill_has_done_is_asked_of_the_leader_alone_and_then_removed(
+    spark: SparkSession, server: NatsServer, bank: JetStream
+) -> None:
+    publish(bank, projected.messages(100))
+    asked: list[bytes] = []
+    with connect(server.url) as nc:
+        # Any replica may answer such a request, and one that is behind says that there is no such key.
+        nc.subscribe("$JS.API.DIRECT.GET.KV_bank_projections", callback=lambda each: asked.append(each.data))
+        nc.flush()
+        assert backfill(app, spark, server.url).written
+        with pytest.raises(KeyNotFound):
+            bank.kv("bank_projections").get("the.last.one")
+        while not any(b"the.last.one" in each for each in asked):
+            time.sleep(0.01)
+    assert [each for each in asked if b".spark." in each] == []
+    assert [each for each in list(bank.kv("bank_projections").keys()) if each.startswith("spark.")] == []
+
+
 @pytest.mark.parametrize(
     "options",
     [

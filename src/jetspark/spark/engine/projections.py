@@ -7,7 +7,6 @@ brings the rows together by projection and key, and other tasks fold them and st
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import importlib.util
 import json
@@ -344,14 +343,13 @@ class ProjectionPlan:
     def take_report(self, key: str) -> dict[str, int]:
         """What the last task has said, which nobody needs afterwards."""
 
-        def take(js: JetStream) -> dict[str, int]:
-            records = js.kv(projection_bucket(self.app.name))
-            counts: dict[str, int] = json.loads(records.get(key).value)
-            with contextlib.suppress(KeyNotFound):
-                records.purge(key)
-            return counts
-
-        return patiently(self.connecting, take)
+        bucket = projection_bucket(self.app.name)
+        # Of the leader: a replica may not have yet what was stored a moment ago. And each by itself: a purge whose
+        # answer is lost is done again, and then there is nothing to read any more.
+        report = patiently(self.connecting, lambda js: js.kv(bucket).get(key, direct=False).value)
+        patiently(self.connecting, lambda js: js.kv(bucket).purge(key))
+        counts: dict[str, int] = json.loads(report)
+        return counts
 
 
 def _names(app: App, projections: Sequence[str], buckets: Mapping[str, str]) -> list[str]:
