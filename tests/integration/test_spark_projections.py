@@ -3,6 +3,7 @@ that folds the stream from its first message to its last."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import joined, projected
@@ -23,12 +24,13 @@ from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.projections.marks import Mark, position_key
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.blocking import JetStream, connect
-from jetspark.errors import KeyNotFound, UsageError
+from jetspark.errors import ConfigError, KeyNotFound, UsageError
 from jetspark.server import NatsServer
 
 pytest.importorskip("pyspark")
 
 from support.spark_cluster import FLAGS, cluster
+from support.spark_starts import started
 
 from jetspark.spark import backfill, fold_states, run
 
@@ -107,6 +109,91 @@ def test_a_backfill_of_ranges_stores_the_same_and_again_nothing(
     again = backfill(app, spark, server.url)
     assert (again.written, again.letters) == (0, 0)  # events of accounts that are not there are applied, for nothing
     check(bank)
+
+
+def test_what_a_backfill_has_done_is_asked_of_the_leader_alone_and_then_removed(
+    spark: SparkSession, server: NatsServer, bank: JetStream
+) -> None:
+    publish(bank, projected.messages(100))
+    asked: list[bytes] = []
+    with connect(server.url) as nc:
+        # Any replica may answer such a request, and one that is behind says that there is no such key.
+        nc.subscribe("$JS.API.DIRECT.GET.KV_bank_projections", callback=lambda each: asked.append(each.data))
+        nc.flush()
+        assert backfill(app, spark, server.url).written
+        with pytest.raises(KeyNotFound):
+            bank.kv("bank_projections").get("the.last.one")
+        while not any(b"the.last.one" in each for each in asked):
+            time.sleep(0.01)
+    assert [each for each in asked if b".spark." in each] == []
+    assert [each for each in list(bank.kv("bank_projections").keys()) if each.startswith("spark.")] == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subjects": "bank.a1.>"},
+        {"SUBJECTS": "bank.a1.>"},
+        {"startingOffsets": "400"},
+        {"endingTimestamp": "2026-03-20T10:14:30Z"},
+        {"stream": "OTHER"},
+        {"versions": "9,9,9"},
+        {"stored": "false"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_that_say_what_is_read_are_refused_before_anything_is_folded(
+    spark: SparkSession, server: NatsServer, bank: JetStream, options: dict[str, Any]
+) -> None:
+    publish(bank, projected.messages(100))
+    for call in (run, backfill, fold_states):
+        with pytest.raises(ConfigError, match=rf"option '{next(iter(options))}': .* options are .*credentialsFile"):
+            call(app, spark, server.url, **options)
+    assert lowest_position(bank) == 0
+    assert stored(bank, "accounts") == {}
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, float("nan"), "5", True])
+def test_arguments_that_are_no_numbers_are_named(
+    spark: SparkSession, server: NatsServer, bank: JetStream, wrong: Any
+) -> None:
+    publish(bank, projected.messages(10))
+    for name, call in (
+        ("from_sequence", backfill),
+        ("to_sequence", backfill),
+        ("to_sequence", fold_states),
+        ("partitions", backfill),
+        ("partitions", run),
+    ):
+        with pytest.raises(ConfigError, match=rf"^{name}={wrong!r}: expected .*, or None for "):
+            call(app, spark, server.url, **{name: wrong})
+    if wrong != 1.5:
+        with pytest.raises(ConfigError, match=rf"^interval_s={wrong!r}: expected seconds of 0 or more"):
+            run(app, spark, server.url, interval_s=wrong)
+
+
+def test_what_is_no_list_of_projections_and_what_is_no_application_is_named(
+    spark: SparkSession, server: NatsServer
+) -> None:
+    with pytest.raises(ConfigError, match=r"projections='totals': expected a list of names, such as \['totals'\]"):
+        backfill(app, spark, server.url, projections="totals")
+    with pytest.raises(ConfigError, match=r"app=None: expected an App, or its name 'package.module:name'"):
+        backfill(None, spark, server.url)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "buckets", [{"accounts": "totals"}, {"accounts": "totals", "totals": "accounts"}, dict.fromkeys(NAMES, "shared")]
+)
+def test_two_projections_in_one_bucket_are_refused_before_anything_is_folded(
+    spark: SparkSession, server: NatsServer, bank: JetStream, buckets: dict[str, str]
+) -> None:
+    bank.create_kv(KVConfig(bucket="shared"))
+    publish(bank, projected.messages(100))
+    for call in (run, backfill):
+        for only in ([], ["accounts", "totals"]):
+            with pytest.raises(ConfigError, match="expected a bucket for each"):
+                call(app, spark, server.url, projections=only, buckets=buckets)
+    assert [*bank.kv("shared").keys(), *bank.kv("totals").keys()] == []
 
 
 def test_a_backfill_into_another_bucket_does_not_ask_which_version_is_in_use(
@@ -273,3 +360,19 @@ def test_the_command_line_folds_on_spark_until_it_is_told_to_end(server: NatsSer
         _, told = process.communicate()
     check(bank)
     assert not re.findall(r"Setting default log level| WARN | ERROR |Traceback", told), told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_line_that_is_told_to_end_while_spark_starts_leaves_nothing_behind(
+    server: NatsServer, bank: JetStream, tmp_path: Path, number: signal.Signals
+) -> None:
+    command = ["-m", "jetspark", "run", "support.projected:app", "--engine", "spark", "--servers", server.url]
+    with started(tmp_path, *command) as start:
+        start.wait_for_java()
+        os.killpg(start.process.pid, number) if number == signal.SIGINT else start.process.send_signal(number)
+        start.process.send_signal(number)  # the second one changes nothing
+        _, told = start.process.communicate(timeout=250)
+        assert start.process.returncode == 0, told
+        assert start.left_behind() == []
+    assert not re.findall(r" WARN | ERROR |Traceback", told), told

@@ -6,6 +6,7 @@ Each runs in a process of its own: there is one session to a JVM, and it cannot 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.spark_starts import started
 
 from jetspark.blocking import connect
 from jetspark.errors import ConfigError
@@ -274,6 +276,16 @@ def test_a_file_for_workers_that_is_not_there_is_refused_before_spark_is_started
     for path in (tmp_path / "nothing.py", tmp_path):
         with pytest.raises(ConfigError, match=rf"py_files: '{path}' is no file, seen from "):
             session(py_files=[str(path)])
+
+
+def test_an_interrupt_while_java_starts_leaves_no_java_behind(tmp_path: Path) -> None:
+    program = "from jetspark.spark import session; session()"
+    with started(tmp_path, "-c", program) as start:
+        start.wait_for_java()
+        os.killpg(start.process.pid, signal.SIGINT)  # as a terminal does; Java does not hear it
+        _, told = start.process.communicate(timeout=60)
+        assert "KeyboardInterrupt" in told
+        assert start.left_behind() == []
 
 
 def test_without_java_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

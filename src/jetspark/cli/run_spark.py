@@ -6,6 +6,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -45,18 +46,24 @@ def run_on_spark(
 
     asyncio.run(_prepare(app, options, apply=apply))
     given = spark_options(options)
-    with tempfile.TemporaryDirectory(prefix="jetspark-") as folder:
-        _fold(name, app, place, only, {"checkpoint": checkpoint or folder, **given})
+    end_signal = EndSignal()  # before anything is started that has to be ended
+    with tempfile.TemporaryDirectory(prefix="jetspark-") as folder, ThreadPoolExecutor(1) as beside:
+        given["checkpoint"] = checkpoint or folder
+        # In a thread, since pyspark takes Ctrl-C for itself in the main thread, and raises it amid calls to Java.
+        beside.submit(_fold, name, app, place, only, given, end_signal).result()
 
 
-def _fold(name: str, app: App, place: SparkPlace, only: Sequence[str], options: dict[str, Any]) -> None:
+def _fold(
+    name: str, app: App, place: SparkPlace, only: Sequence[str], options: dict[str, Any], end_signal: EndSignal
+) -> None:
     from jetspark.spark import run, session
     from jetspark.spark.ending import stop_between_batches
 
     spark = session(f"jetspark-{app.name}", master=place.master, py_files=place.py_files)
     try:
+        if end_signal.is_received:
+            return
         query = run(name, spark, projections=only, **options)
-        end_signal = EndSignal()
         typer.echo(f"folding {', '.join(only or app.projections)} of {app.name} on Spark", err=True)
         while query.isActive and not end_signal.wait(POLL_S):
             pass

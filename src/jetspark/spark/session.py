@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,8 @@ _REMEDY = f"install Java {JAVA_VERSION} or newer, for example `apt install openj
 # How often a task is tried, as on a cluster. Plain `local[n]` tries once, so that one Python worker that is killed, for
 # its memory perhaps, ends the query.
 TASK_ATTEMPTS = 4
-
+# How long a Java whose start was cut off may take to end.
+JAVA_END_S = 5.0
 
 # For a JVM that lives for minutes: it compiles once, does not optimise, and has one thread for the garbage. A session
 # starts in two thirds of the time, and is warm sooner; what Java does for an hour takes up to twice as long.
@@ -89,8 +91,10 @@ def session(
     with started_by_launcher() if is_local else _started_by_this_python():
         try:
             spark = builder.getOrCreate()
-        except Exception:
-            check_java()  # only now: asking Java for its version takes a third of a second
+        except BaseException as error:
+            _end_java(error)
+            if isinstance(error, Exception):
+                check_java()  # only now: asking Java for its version takes a third of a second
             raise
     if master is not None and spark.sparkContext.master != master:
         raise ConfigError(f"master={master!r}: this program has a session of {spark.sparkContext.master} already")
@@ -98,6 +102,25 @@ def session(
         spark.sparkContext.addPyFile(path)
     register(spark)
     return spark
+
+
+def _end_java(error: BaseException) -> None:
+    """End the Java that was being started when this was raised, by Ctrl-C for instance.
+
+    Java ends by itself when Python does, but not while it starts: it cannot write where it listens to the folder that
+    pyspark has removed by then, and goes on listening for ever. Only the frame that was left knows its process.
+    """
+    from pyspark.java_gateway import launch_gateway
+
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        java = frame.f_locals.get("proc") if frame.f_code is launch_gateway.__code__ else None
+        if java is not None:
+            java.terminate()
+            try:
+                java.wait(JAVA_END_S)
+            except subprocess.TimeoutExpired:
+                java.kill()
+                java.wait()
 
 
 def _settings(java: str, *, is_short: bool) -> dict[str, str]:

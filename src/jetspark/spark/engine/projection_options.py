@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from jetspark.errors import ConfigError
-from jetspark.spark.options import boolean, count, milliseconds, names, option, size, text
+from jetspark.spark.options import boolean, count, describe, milliseconds, names, option, size, text
 from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state.apply import PATIENCE_S
 
-__all__ = ["FORMAT", "ProjectionKeywords", "ProjectionOptions", "ReadingKeywords", "option_text"]
+__all__ = ["FORMAT", "ProjectionKeywords", "ProjectionOptions", "ReadingKeywords", "keyword_options", "option_text"]
 
 FORMAT = "jetstream_projection"
 
@@ -111,6 +112,26 @@ class ProjectionOptions(SourceOptions):
                 f"maxKeys={self.max_keys}: a task has more keys than that, and holds their states in memory: "
                 "make more partitions, or raise it"
             )
+
+
+def keyword_options(kind: type[ReadingKeywords], given: Mapping[str, Any]) -> dict[str, str]:
+    """Keywords of a call as options, under the names that they have in the documentation.
+
+    One that says what to read would have events left out that the buckets then claim to have. A name that no format has
+    is left to :func:`~jetspark.spark.options.read_options`.
+
+    Raises:
+        ConfigError: The format has an option of that name, which is not for those who call.
+    """
+    allowed = {name.lower(): name for name in kind.__annotations__}
+    internal = {each.name.lower() for each in describe(ProjectionOptions)} - allowed.keys()
+    for name in given:
+        if name.lower() in internal:
+            raise ConfigError(
+                f"option {name!r}: expected to be left to the application, which says what is read, and to the "
+                f"arguments of the call; options are {', '.join(sorted(allowed.values()))}"
+            )
+    return {allowed.get(name.lower(), name): option_text(value) for name, value in given.items()}
 
 
 def option_text(value: Any) -> str:

@@ -7,7 +7,6 @@ brings the rows together by projection and key, and other tasks fold them and st
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import importlib.util
 import json
@@ -25,8 +24,15 @@ from jetspark.app.projections.folding import Router
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.topology.names import projection_bucket
 from jetspark.blocking import JetStream
+from jetspark.core.numbers import seconds, whole
 from jetspark.errors import ConfigError, KeyNotFound
-from jetspark.spark.engine.projection_options import FORMAT, ProjectionKeywords, ProjectionOptions, option_text
+from jetspark.spark.engine.projection_options import (
+    FORMAT,
+    ProjectionKeywords,
+    ProjectionOptions,
+    keyword_options,
+    option_text,
+)
 from jetspark.spark.engine.reaching import look_at_front, read_positions
 from jetspark.spark.engine.shipping import load_app, outline_of, place_app
 from jetspark.spark.options import read_options
@@ -116,6 +122,7 @@ def run(
         ConfigError: An option cannot be used, or workers could not import the application.
         UsageError: What is in a bucket was made by another version of its projection.
     """
+    interval_ms = 0 if interval_s is None else int(seconds("interval_s", interval_s) * 1000)
     plan = ProjectionPlan.of(
         app, spark, servers, projections, buckets, {"maxOffsetsPerTrigger": MAX_OFFSETS, **options}
     )
@@ -128,8 +135,8 @@ def run(
         writer = writer.queryName(query_name)
     if until_now:
         writer = writer.trigger(availableNow=True)
-    elif interval_s is not None:
-        writer = writer.trigger(processingTime=f"{int(interval_s * 1000)} milliseconds")
+    elif interval_ms:
+        writer = writer.trigger(processingTime=f"{interval_ms} milliseconds")
     return writer.start()
 
 
@@ -233,12 +240,11 @@ def passing_folder(prefix: str) -> str:
 
 def bring_together(frame: DataFrame, partitions: int | None) -> DataFrame:
     """All rows of a key in one task."""
-    if partitions is not None and partitions < 1:
-        raise ConfigError(f"partitions={partitions}: expected 1 or more")
-    if partitions == 1:
-        return frame.coalesce(1)
     names = ("target", "key")
-    return frame.repartition(*names) if partitions is None else frame.repartition(partitions, *names)
+    if partitions is None:
+        return frame.repartition(*names)
+    number = whole("partitions", partitions, instead="or None for spark.sql.shuffle.partitions")
+    return frame.coalesce(1) if number == 1 else frame.repartition(number, *names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +273,7 @@ class ProjectionPlan:
         place = place_app(app)
         declared = load_app(place.name, place.folder) if isinstance(app, str) else app
         names = _names(declared, projections, buckets or {})
-        options = {name: option_text(value) for name, value in more.items()} | {
+        options = keyword_options(ProjectionKeywords, more) | {
             "servers": option_text(servers),
             "app": place.name,
             "outline": outline_of(declared, names),
@@ -295,6 +301,7 @@ class ProjectionPlan:
         if found:
             options["placed"] = option_text(list(found))
         found |= patiently(connecting, lambda js: _places(js, declared, others), is_first_contact=True)
+        _check_apart(declared, found)
         options["buckets"] = option_text([found[name] for name in names])
         plan = cls(declared, found, options, read_options(ProjectionOptions, FORMAT, options), filters)
         plan.positions()  # here, where an error is not one of Spark's
@@ -323,8 +330,10 @@ class ProjectionPlan:
 
     def bounds(self, first: int | None, last: int | None) -> tuple[str, int, int]:
         """Where a range begins, in the words of the source; and its first and last sequence, as far as there are."""
-        if first is not None and (first < 1 or (last is not None and last < first)):
-            raise ConfigError(f"from_sequence={first}, to_sequence={last}: expected sequences from 1 on, in this order")
+        first = None if first is None else whole("from_sequence", first, instead="or None for the first of the stream")
+        last = None if last is None else whole("to_sequence", last, low=0, instead="or None for the last of the stream")
+        if first is not None and last is not None and last < first:
+            raise ConfigError(f"from_sequence={first}, to_sequence={last}: expected sequences in this order")
         head = patiently(self.connecting, lambda js: look_at_front(js, self.connecting), is_first_contact=True)
         high = head.next - 1 if last is None else min(last, head.next - 1)
         if first is None or first <= head.whole_from:
@@ -334,17 +343,18 @@ class ProjectionPlan:
     def take_report(self, key: str) -> dict[str, int]:
         """What the last task has said, which nobody needs afterwards."""
 
-        def take(js: JetStream) -> dict[str, int]:
-            records = js.kv(projection_bucket(self.app.name))
-            counts: dict[str, int] = json.loads(records.get(key).value)
-            with contextlib.suppress(KeyNotFound):
-                records.purge(key)
-            return counts
-
-        return patiently(self.connecting, take)
+        bucket = projection_bucket(self.app.name)
+        # Of the leader: a replica may not have yet what was stored a moment ago. And each by itself: a purge whose
+        # answer is lost is done again, and then there is nothing to read any more.
+        report = patiently(self.connecting, lambda js: js.kv(bucket).get(key, direct=False).value)
+        patiently(self.connecting, lambda js: js.kv(bucket).purge(key))
+        counts: dict[str, int] = json.loads(report)
+        return counts
 
 
 def _names(app: App, projections: Sequence[str], buckets: Mapping[str, str]) -> list[str]:
+    if isinstance(projections, str):
+        raise ConfigError(f"projections={projections!r}: expected a list of names, such as [{projections!r}]")
     names = list(dict.fromkeys(projections)) or list(app.projections)
     known = ", ".join(app.projections) or "none"
     for name in [*names, *buckets]:
@@ -353,6 +363,20 @@ def _names(app: App, projections: Sequence[str], buckets: Mapping[str, str]) -> 
     if not names:
         raise ConfigError(f"{app!r} has no projections")
     return names
+
+
+def _check_apart(app: App, buckets: Mapping[str, str]) -> None:
+    """That no two projections are in one bucket, where events of one would pass for those of the other.
+
+    Raises:
+        ConfigError: Two are, or one is to be in the bucket that another one of the application has.
+    """
+    owners = {spec.bucket.bucket: name for name, spec in app.projections.items()}
+    for name, bucket in buckets.items():
+        if (other := owners.setdefault(bucket, name)) != name:
+            raise ConfigError(
+                f"buckets: {bucket!r} for projection {name!r} is the one of {other!r}: expected a bucket for each"
+            )
 
 
 def _places(js: JetStream, app: App, names: Sequence[str]) -> dict[str, str]:

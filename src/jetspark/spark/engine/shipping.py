@@ -124,6 +124,8 @@ def place_app(app: App | str) -> AppPlace:
         load_app(app, os.getcwd())
         module_name, _, attribute = app.partition(":")
         return AppPlace(app, _folder(sys.modules[module_name], module_name))
+    if not isinstance(app, App):
+        raise ConfigError(f"app={app!r}: expected an App, or its name 'package.module:name'")
     likely = [spec.kind.__module__ for spec in app.projections.values()]
     for module_name in dict.fromkeys([*likely, *sys.modules]):
         module = sys.modules.get(module_name)

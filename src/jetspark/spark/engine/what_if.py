@@ -34,9 +34,10 @@ from jetspark.app.replay.what_if import NewCode, WhatIf, check_request, comparis
 from jetspark.app.workflows.comparing import ComparedRun, Divergence, StepDifference
 from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
+from jetspark.core.numbers import whole
 from jetspark.core.subjects import on_one_of, reading_filters
-from jetspark.errors import ConfigError, MessageNotFound
-from jetspark.spark.engine.projection_options import ReadingKeywords, option_text
+from jetspark.errors import MessageNotFound
+from jetspark.spark.engine.projection_options import ReadingKeywords, keyword_options, option_text
 from jetspark.spark.engine.projections import check_pandas
 from jetspark.spark.engine.shipping import AppPlace, load_app, place_app
 from jetspark.spark.failures import plain_failures
@@ -194,8 +195,8 @@ def _ask(
     options: ReadingKeywords,
 ) -> _Question:
     check_pandas("jetspark.spark.what_if")
-    if partitions is not None and partitions < 1:
-        raise ConfigError(f"partitions={partitions}: expected 1 or more")
+    if partitions is not None:
+        partitions = whole("partitions", partitions, instead="or None for spark.sql.shuffle.partitions")
     request = request or ReplayRequest()
     check_request(request)
     place = place_app(app)
@@ -203,7 +204,7 @@ def _ask(
     module = place.name.partition(":")[0]
     new = code if isinstance(code, NewCode) else NewCode.read(code, module.rpartition(".")[0])
     filters = comparison_of(declared, workflow, new).filters
-    given = {name: option_text(value) for name, value in options.items()} | {
+    given = keyword_options(ReadingKeywords, options) | {
         "servers": option_text(servers),
         "stream": declared.stream,
         "subjects": option_text(reading_filters(filters)),
