@@ -57,7 +57,7 @@ def _session(cores: int) -> Iterator[SparkSession]:
 
 
 def peak_mib(pids: Iterator[int]) -> float:
-    """The most memory that a Python process among these has had. Only where there is a /proc; elsewhere it is not known.
+    """The most memory that a Python process among these has had; known only where there is a /proc.
 
     Java and nats-server are among what a bench has started, and keep as much as they are allowed to.
     """
