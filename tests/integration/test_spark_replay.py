@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from support import mixed, projected
-from support.projected import app, folded, publish, stored
+from support.projected import Opened, app, folded, publish, stored
 
 import jetspark
 from jetspark.aio.jetstream import JetStream as AsyncJetStream
+from jetspark.app import encode
+from jetspark.app.clock import utc_now
 from jetspark.app.replay import ReplayRequest, plan_replay, rebuild, rebuilding, run_replay, verify
 from jetspark.app.replay.engines import RangeFold
 from jetspark.app.replay.places import noted_position
 from jetspark.app.replay.ranges import Extent
-from jetspark.blocking import JetStream
+from jetspark.blocking import JetStream, connect
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import ConfigError, ConnectionLost, DataLoss, StreamNotFound
 from jetspark.server import NatsServer
@@ -243,6 +246,36 @@ def test_a_history_without_its_beginning_is_data_loss_before_spark_reads(
     for work in (rebuild, run_replay):
         with pytest.raises(DataLoss):
             ask(server, lambda js, it=work: it(js, app, "accounts", engine=engine))  # type: ignore[misc]
+
+
+def test_a_state_that_is_larger_than_the_server_takes_parks_its_key_on_every_engine(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def events() -> Iterator[tuple[str, bytes, Any]]:
+        for number, size in enumerate((10, 6_000, 10)):
+            yield encode(
+                Opened(account=f"a{number}", owner="x" * size), id=f"e{number}", source="/bank", time=utc_now()
+            )
+
+    found = list[dict[str, Any]]()
+    with NatsServer(max_payload_bytes=8192) as small, connect(small.url) as client:
+        engine = ReplayEngine(app, spark, small.url, projection="accounts")
+        for way in ("live", "backfill", "stream"):
+            js = projected.fresh(small.url, client.jetstream())
+            publish(js, events())
+            if way == "live":
+                ask(small, lambda live: run_replay(live, app, "accounts"))
+            elif way == "backfill":
+                backfill(app, spark, small.url, projections=["accounts"])
+            else:
+                run(app, spark, small.url, checkpoint=str(tmp_path), until_now=True).awaitTermination()
+            found.append(stored(js, "accounts"))
+            for each in (None, engine):
+                verified = ask(small, lambda live, each=each: verify(live, app, "accounts", engine=each))
+                assert (verified.is_equal, verified.parked) == (True, 1), (way, each)
+    parked = [key for key, (_, _, mark) in found[0].items() if "parked 2 StateTooLarge" in (mark or "")]
+    assert parked == ["a1"]
+    assert found[0] == found[1] == found[2]
 
 
 def test_states_that_replace_each_other_are_no_lost_events_on_spark(spark: SparkSession, server: NatsServer) -> None:

@@ -72,6 +72,9 @@ class ProjectionOptions(SourceOptions):
     report: str | None = option(text, "key of the application's records that is told what a batch write has done")
     records: str | None = option(text, "bucket that says where projections are; they must stay there")
     placed: tuple[str, ...] = option(names, "projections whose bucket was chosen, and not looked up there", default=())
+    max_payload_bytes: int = option(
+        size, "what the server takes in a message: a state that is larger parks its key", default=1 << 20
+    )
     max_held_rows: int = option(
         count, "rows of a task in memory; what is more is sorted through temporary files", default=1_000_000
     )

@@ -119,7 +119,7 @@ class TaskRows:
 
         options = self._options
         return ProjectionFold(
-            specs_of(self.app, options.projections),
+            [spec.within(options.max_payload_bytes) for spec in specs_of(self.app, options.projections)],
             options.buckets,
             Readings(self.app).readers,
             patience_s=options.patience_s,

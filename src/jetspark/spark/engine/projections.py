@@ -24,6 +24,7 @@ from jetspark.app.projections.folding import Router
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.topology.names import projection_bucket
 from jetspark.blocking import JetStream
+from jetspark.blocking.context import context_of
 from jetspark.core.numbers import seconds, whole
 from jetspark.errors import ConfigError, KeyNotFound
 from jetspark.spark.engine.projection_options import (
@@ -291,6 +292,8 @@ class ProjectionPlan:
         if router.reading:  # else all of the stream
             options["subjects"] = option_text(router.reading)
         connecting = read_options(ProjectionOptions, FORMAT, options)
+        takes_bytes = patiently(connecting, lambda js: context_of(js).client.max_payload_bytes, is_first_contact=True)
+        options["maxPayloadBytes"] = option_text(takes_bytes)
         register(spark)
         if not is_stored:
             return cls(declared, {}, options | {"stored": "false"}, connecting, filters)
