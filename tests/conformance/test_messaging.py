@@ -89,42 +89,6 @@ async def test_messages_keep_their_order_and_none_is_missing(driver: Driver, url
 
 
 @on_both_drivers
-async def test_some_takes_all_that_is_here_in_order_and_waits_for_one(driver: Driver, url: str) -> None:
-    async with driver.connect(url) as nc:
-        subscription = await nc.subscribe("numbers")
-        with pytest.raises(jetspark.RequestTimeout, match="numbers"):
-            await subscription.some(0.05)
-        for number in range(5000):
-            await nc.publish("numbers", b"%d" % number)
-        received, calls = list[int](), 0
-        while len(received) < 5000:
-            received += [int(message.data) for message in await subscription.some(30)]
-            calls += 1
-        assert received == list(range(5000))
-        assert calls < 2500
-        await nc.publish("numbers", b"last")
-        await nc.flush()
-        await subscription.unsubscribe()
-        assert [message.data for message in await subscription.some(30)] == [b"last"]
-        with pytest.raises(jetspark.ConnectionClosed, match="numbers"):
-            await subscription.some(30)
-
-
-@on_both_drivers
-async def test_a_drain_ends_when_some_has_taken_the_rest(driver: Driver, url: str) -> None:
-    async with driver.connect(url) as nc:
-        subscription = await nc.subscribe("numbers")
-        for number in range(100):
-            await nc.publish("numbers", b"%d" % number)
-        draining = asyncio.ensure_future(subscription.drain())
-        received = list[int]()
-        while len(received) < 100:
-            received += [int(message.data) for message in await subscription.some(30)]
-        await draining
-        assert received == list(range(100))
-
-
-@on_both_drivers
 async def test_a_message_of_the_largest_size_arrives(driver: Driver, url: str) -> None:
     async with driver.connect(url) as nc:
         subscription = await nc.subscribe("large")

@@ -39,7 +39,7 @@ ARGUMENTS: dict[str, dict[str, tuple[Any, ...]]] = {
         "drain": (),
         "close": (),
     },
-    "Subscription": {"next": (), "some": (), "unsubscribe": (), "drain": ()},
+    "Subscription": {"next": (), "unsubscribe": (), "drain": ()},
     "JetStream": {
         "publish": ("s.a",),
         "publish_async": ("s.a",),

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -271,7 +272,7 @@ def test_a_state_that_is_larger_than_the_server_takes_parks_its_key_on_every_eng
                 run(app, spark, small.url, checkpoint=str(tmp_path), until_now=True).awaitTermination()
             found.append(stored(js, "accounts"))
             for each in (None, engine):
-                verified = ask(small, lambda live, each=each: verify(live, app, "accounts", engine=each))
+                verified = ask(small, partial(verify, app=app, projection="accounts", engine=each))
                 assert (verified.is_equal, verified.parked) == (True, 1), (way, each)
     parked = [key for key, (_, _, mark) in found[0].items() if "parked 2 StateTooLarge" in (mark or "")]
     assert parked == ["a1"]

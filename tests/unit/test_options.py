@@ -134,6 +134,6 @@ def test_projections_on_spark_take_the_options_of_the_format_that_no_argument_sa
     reading = {each.name for each in describe(SourceOptions)} - said
     assert {*ReadingKeywords.__annotations__} == reading
     internal = {"app", "appFolder", "outline", "projections", "buckets", "events", "versions"}
-    internal |= {"letters", "stored", "report", "records", "placed"}
+    internal |= {"letters", "stored", "report", "records", "placed", "maxPayloadBytes"}
     folding = {each.name for each in describe(ProjectionOptions)} - said - internal
     assert {*ProjectionKeywords.__annotations__} == folding

@@ -35,6 +35,15 @@ def test_messages_are_taken_in_the_order_they_arrived() -> None:
         state.take()
 
 
+def test_all_messages_can_be_taken_at_once() -> None:
+    state = subscription()
+    assert state.take_all() == []
+    settle(state, b"1", b"22")
+    settle(state, b"333")
+    assert [message.data for message in state.take_all()] == [b"1", b"22", b"333"]
+    assert (len(state.pending), state.take_all()) == (0, [])
+
+
 def test_the_bound_in_messages_is_reached_exactly() -> None:
     state = subscription(messages=3)
     assert settle(state, b"1", b"2", b"3") == 0

@@ -12,6 +12,7 @@ from jetspark.aio.context import DriverContext, context_of
 from jetspark.aio.fast import FastBatch
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.source import Source
+from jetspark.aio.subscription import next_some
 from jetspark.core.headers import decode
 from jetspark.errors import ConnectionClosed, JetSparkError
 from jetspark.jetstream.operations import Api, Deadline, Pause, Request
@@ -117,7 +118,7 @@ class ProcedureRunner:
         async with context.asked(reading.request()) as answers:
             try:
                 while not reading.is_over:
-                    accept_all(await answers.some(timeout_s))
+                    accept_all(await next_some(answers, timeout_s))
             except ConnectionClosed:
                 if context.client.is_closed:
                     raise

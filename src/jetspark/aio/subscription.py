@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Unpack, cast
+from typing import TypeVar, Unpack, cast
 
 from jetspark.aio.calling import Callback, Calling, call
 from jetspark.aio.finishing import is_interrupt
@@ -21,7 +20,9 @@ from jetspark.core.numbers import check_timeout, timeout_of
 from jetspark.core.subscription import SubscriptionKind
 from jetspark.errors import ConnectionClosed, RequestTimeout
 
-__all__ = ["Callback", "Subscription", "SubscriptionReader", "subscribe"]
+__all__ = ["Callback", "Subscription", "SubscriptionReader", "next_some", "subscribe"]
+
+T = TypeVar("T")
 
 
 def subscribe(
@@ -40,6 +41,11 @@ def subscribe(
     except BaseException:
         drop_reader(link, reader)
         raise
+
+
+async def next_some(subscription: Subscription, timeout: float | None) -> list[Message]:
+    """All messages that are here, and at least one. No method: an interrupt may lose all, where ``next`` loses one."""
+    return cast("list[Message]", await subscription._taken(subscription._state.take_all, timeout))
 
 
 class SubscriptionReader(SubscriptionReaderBase):
@@ -108,44 +114,20 @@ class Subscription(SubscriptionBase):
             RequestTimeout: None came within ``timeout`` seconds (None waits for ever).
             ConnectionClosed: The subscription is over and everything was read.
         """
+        return cast(Message, await self._taken(self._state.take, timeout))
+
+    async def _taken(self, take: Callable[[], T], timeout: float | None) -> T:
+        state, changed = self._state, self._changed
         check_timeout(timeout)
         # In threads: with self._link.lock:
-        if not self._state.pending:
-            await self._wait_for_one(timeout)
-        message = cast(Message, self._state.take())
-        self._note_read()
-        return message
-
-    async def some(self, timeout: float | None = None) -> list[Message]:
-        """All messages that are here, and at least one: it waits for that as :meth:`next` does.
-
-        Raises:
-            RequestTimeout: None came within ``timeout`` seconds (None waits for ever).
-            ConnectionClosed: The subscription is over and everything was read.
-        """
-        check_timeout(timeout)
-        found: list[Message] = []
-        # In threads: with self._link.lock:
-        if not self._state.pending:
-            await self._wait_for_one(timeout)
-        take = cast("deque[Message]", self._state.pending).popleft
-        with suppress(IndexError):  # other threads may take some of them meanwhile
-            while True:
-                found.append(take())
-        self._note_read()
-        return found
-
-    async def _wait_for_one(self, timeout: float | None) -> None:
-        """Raises as :meth:`next`."""
-        state = self._state
-        if not await self._changed.wait_for(self._is_readable, timeout):
+        if not state.pending and not await changed.wait_for(self._is_readable, timeout):
             raise RequestTimeout(f"next message on {state.subject!r}", timeout or 0)
         if not state.pending:
             raise state.error or ConnectionClosed(f"the subscription to {state.subject!r} is over")
-
-    def _note_read(self) -> None:
-        if self._state.is_finished and not self._state.pending:
-            self._changed.notify_all()  # a drain may wait for this
+        taken = take()
+        if state.is_finished and not state.pending:
+            changed.notify_all()  # a drain may wait for this
+        return taken
 
     def _is_readable(self) -> bool:
         return bool(self._state.pending) or self._state.is_finished

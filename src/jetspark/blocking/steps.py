@@ -13,6 +13,7 @@ from jetspark.blocking.context import DriverContext, context_of
 from jetspark.blocking.fast import FastBatch
 from jetspark.blocking.jetstream import JetStream
 from jetspark.blocking.source import Source
+from jetspark.blocking.subscription import next_some
 from jetspark.core.headers import decode
 from jetspark.errors import ConnectionClosed, JetSparkError
 from jetspark.jetstream.operations import Api, Deadline, Pause, Request
@@ -118,7 +119,7 @@ class ProcedureRunner:
         with context.asked(reading.request()) as answers:
             try:
                 while not reading.is_over:
-                    accept_all(answers.some(timeout_s))
+                    accept_all(next_some(answers, timeout_s))
             except ConnectionClosed:
                 if context.client.is_closed:
                     raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import TypedDict
 
 from jetspark.core.machine import Reader
@@ -173,6 +174,15 @@ class SubscriptionState:
     def take(self) -> CoreMessage:
         """The oldest message; raises ``IndexError`` when none is waiting."""
         return self.pending.popleft()
+
+    def take_all(self) -> list[CoreMessage]:
+        """All messages that are waiting, in order; other threads may take some of them meanwhile."""
+        found: list[CoreMessage] = []
+        take = self.pending.popleft
+        with suppress(IndexError):
+            while True:
+                found.append(take())
+        return found
 
 
 def pending_bounds(

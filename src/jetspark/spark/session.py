@@ -89,19 +89,24 @@ def session(
         builder = builder.config(name, value)
     # Otherwise workers run whatever `python3` is first on the PATH, which does not have this package.
     with started_by_launcher() if is_local else _started_by_this_python():
-        try:
-            spark = builder.getOrCreate()
-        except BaseException as error:
-            _end_java(error)
-            if isinstance(error, Exception):
-                check_java()  # only now: asking Java for its version takes a third of a second
-            raise
+        spark = _started(builder)
     if master is not None and spark.sparkContext.master != master:
         raise ConfigError(f"master={master!r}: this program has a session of {spark.sparkContext.master} already")
     for path in py_files:
         spark.sparkContext.addPyFile(path)
     register(spark)
     return spark
+
+
+def _started(builder: SparkSession.Builder) -> SparkSession:
+    """The session, or no Java that was started for it."""
+    try:
+        return builder.getOrCreate()
+    except BaseException as error:
+        _end_java(error)
+        if isinstance(error, Exception):
+            check_java()  # only now: asking Java for its version takes a third of a second
+        raise
 
 
 def _end_java(error: BaseException) -> None:
