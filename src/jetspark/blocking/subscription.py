@@ -130,9 +130,6 @@ class Subscription(SubscriptionBase):
                 changed.notify_all()  # a drain may wait for this
             return taken
 
-    def _is_readable(self) -> bool:
-        return bool(self._state.pending) or self._state.is_finished
-
     def unsubscribe(self, max_messages: int = 0) -> None:
         """End now, or when ``max_messages`` have been received in all. Messages received so far can still be read."""
         unsubscribe(self._link, self._state, max_messages)

@@ -95,6 +95,10 @@ class SubscriptionBase:
         """Nothing more will arrive. Unread messages may still be there."""
         return self._state.is_finished
 
+    def _is_readable(self) -> bool:
+        """Whether nobody has to wait any more: for a message, or for the end."""
+        return bool(self._state.pending) or self._state.is_finished
+
 
 class SubscriptionReaderBase:
     """The reader of a subscription, but for the waiting."""
