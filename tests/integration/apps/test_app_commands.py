@@ -31,6 +31,7 @@ import jetspark
 from jetspark import StreamConfig
 from jetspark.aio.context import context_of
 from jetspark.app import App, Command, CommandOptions, CommandReply, Decision, Past, Refused, decode
+from jetspark.app.causes import Cause, current_cause
 from jetspark.app.commands import wire
 from jetspark.app.commands.store import CommandStore
 from jetspark.server import NatsServer
@@ -71,6 +72,27 @@ async def test_an_id_that_was_used_elsewhere_is_an_error_and_not_a_conflict(url:
         await client.call(Enter(ledger="x", writer="w"), command_id="same")
         with pytest.raises(jetspark.CommandFailed, match="command_id was used before with other fields"):
             await client.call(Enter(ledger="y", writer="w"), command_id="same")
+
+
+@pytest.mark.parametrize("is_remembered", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_event_with_the_same_cause_is_not_taken_for_one_of_the_command(
+    url: str, way: str, is_remembered: bool
+) -> None:
+    """A handler publishes an event, and calls a command with the id of the message that it handles."""
+    app = bank()
+    async with deciding(app, url, way) as client:
+        if is_remembered:
+            await client.call(Enter(ledger="x", writer="before"))
+        token = current_cause.set(Cause("message-1", "message-1", None))
+        try:
+            await client.publish(Entered(ledger="x", number=0, writer="handler"))
+        finally:
+            current_cause.reset(token)
+        first = await client.call(Enter(ledger="x", writer="w"), command_id="message-1")
+        assert (first.is_repeated, first.data) == (False, 2 + is_remembered)
+        again = await client.call(Enter(ledger="x", writer="w"), command_id="message-1")
+        assert (again, again.is_repeated) == (first, True)
 
 
 async def test_many_callers_of_one_boundary_get_each_number_once_from_several_workers(url: str) -> None:

@@ -537,7 +537,7 @@ class _DecidingRun:
         if found is None:
             return None
         name, reply = found
-        if name is not None and name != self._spec.name:
+        if name != self._spec.name:
             raise CommandFailed(self._spec.name, f"command_id={self._id!r} was used for command {name!r} already")
         return reply
 
