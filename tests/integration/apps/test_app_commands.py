@@ -30,9 +30,10 @@ from support.commands import WAYS, are_serving, deciding, served, start_worker
 import jetspark
 from jetspark import StreamConfig
 from jetspark.aio.context import context_of
-from jetspark.app import App, Command, CommandOptions, CommandReply, Decision, Past, Refused, decode
+from jetspark.app import App, Command, CommandOptions, CommandReply, Decision, Event, Past, Refused, decode
 from jetspark.app.causes import Cause, current_cause
 from jetspark.app.commands import wire
+from jetspark.app.commands.messages import MAX_REPLY_BYTES
 from jetspark.app.commands.store import CommandStore
 from jetspark.server import NatsServer
 
@@ -93,6 +94,46 @@ async def test_an_event_with_the_same_cause_is_not_taken_for_one_of_the_command(
         assert (first.is_repeated, first.data) == (False, 2 + is_remembered)
         again = await client.call(Enter(ledger="x", writer="w"), command_id="message-1")
         assert (again, again.is_repeated) == (first, True)
+
+
+class TooMuch(Event, type="ledger.too_much", key="ledger", subject="ledgers.{ledger}.too_much"):
+    ledger: str
+
+
+# Decisions that cannot be stored.
+WRONG: dict[str, Any] = {
+    "breaks its contract": Entered(ledger="x", number="none", writer="w"),  # type: ignore[arg-type]
+    "is outside of the boundary": Entered(ledger="y", number=1, writer="w"),
+    "is of a type that the app does not know": TooMuch(ledger="x"),
+    "has a reply that is too large": Decision(
+        events=[Entered(ledger="x", number=1, writer="w")], reply="x" * (MAX_REPLY_BYTES + 1)
+    ),
+}
+
+
+class EnterAfterFirst(Enter):
+    """Decides something wrong where there is nothing yet."""
+
+    wrong: str
+
+    def decide(self, past: Past) -> Any:
+        return super().decide(past) if len(past) else WRONG[self.wrong]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_a_decision_that_cannot_be_stored_counts_only_on_what_the_leader_has(url: str, wrong: str) -> None:
+    app = bank()
+    app.command("ledgers.enter_after_first")(EnterAfterFirst)
+    await app.apply(url)
+    command = EnterAfterFirst(ledger="x", writer="w", wrong=wrong)
+    async with app.connect(url, decide_here=True) as one, app.connect(url, decide_here=True) as other:
+        with pytest.raises(jetspark.CommandFailed):
+            await one.call(command)
+        await other.call(Enter(ledger="x", writer="w"))
+        decided = await other.call(command, command_id="c-1")
+        # This program remembers that there was nothing.
+        again = await one.call(command, command_id="c-1")
+        assert (again, again.is_repeated) == (decided, True)
 
 
 async def test_many_callers_of_one_boundary_get_each_number_once_from_several_workers(url: str) -> None:

@@ -380,8 +380,11 @@ class _DecidingRun:
                 is_version_asked = True
                 continue
             outcome = self._decide()
-            if isinstance(outcome, CommandDecision) and outcome.events:
-                answer = yield self._append(outcome, end)
+            append = self._append(outcome, end) if isinstance(outcome, CommandDecision) and outcome.events else None
+            if isinstance(append, CommandFailed):
+                outcome, append = append, None
+            if isinstance(outcome, CommandDecision) and append is not None:
+                answer = yield append
                 if isinstance(answer, Appended):
                     return self._note(outcome, answer.sequence)
                 self._is_unknown |= isinstance(answer, AppendUnknown)
@@ -567,14 +570,19 @@ class _DecidingRun:
 
     # ---- storing -----------------------------------------------------------------------------------------------
 
-    def _append(self, decision: CommandDecision, end: int | None) -> Append:
-        self._messages = self._deciding.encoder.encode(self._spec.name, self._request.cause, decision, self._time)
-        events, timers = self._messages
-        boundary = [Guard(past.filter, past.last) for past in self._pasts]
+    def _append(self, decision: CommandDecision, end: int | None) -> Append | CommandFailed:
+        """The messages with their guards; an error, if they cannot be stored, counts as one of ``decide`` does."""
         try:
+            self._messages = self._deciding.encoder.encode(self._spec.name, self._request.cause, decision, self._time)
+            events, timers = self._messages
+            boundary = [Guard(past.filter, past.last) for past in self._pasts]
             guards = plan_guards([each.subject for each in events], boundary, whole_stream=end is not None)
+        except CommandFailed as error:
+            return error
         except NotGuardable as error:
-            raise CommandFailed(self._spec.name, str(error)) from error
+            failed = CommandFailed(self._spec.name, str(error))
+            failed.__cause__ = error
+            return failed
         messages = (*map(GuardedMessage, events, guards), *map(GuardedMessage, timers))
         return Append(messages, end)
 
