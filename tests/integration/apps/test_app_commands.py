@@ -30,7 +30,7 @@ from support.commands import WAYS, are_serving, deciding, served, start_worker
 import jetspark
 from jetspark import StreamConfig
 from jetspark.aio.context import context_of
-from jetspark.app import App, Command, CommandOptions, CommandReply, Decision, Event, Past, Refused, decode
+from jetspark.app import App, AppClient, Command, CommandOptions, CommandReply, Decision, Event, Past, Refused, decode
 from jetspark.app.causes import Cause, current_cause
 from jetspark.app.commands import wire
 from jetspark.app.commands.messages import MAX_REPLY_BYTES
@@ -338,6 +338,27 @@ async def test_a_worker_notices_that_its_stream_was_deleted_and_made_again(url: 
         assert one.sequence == second.sequence
         again = await client.call(Enter(ledger="x", writer="w"), command_id="e-2", timeout=20.0)
         assert (again.data, again.sequence, again.is_repeated) == (2, 3, False)
+
+
+async def test_a_state_of_a_stream_that_was_deleted_and_made_again_is_no_past(url: str) -> None:
+    app = bank_with_balances()
+    await app.apply(url)
+    async with app.connect(url, decide_here=True) as one:
+        async with deciding(app, url, "here") as client:
+            for _ in range(4):
+                last = await one.call(Deposit(account="a", cents=10), timeout=20.0)
+            assert await client.view("balances").get("a", at_least=last.sequence, timeout=30.0) == 40
+            await until(lambda: _is_noted(client, last.sequence))
+        await one.js.delete_stream(app.stream)
+        await app.apply(url)
+        replies = [await one.call(Deposit(account="a", cents=1), timeout=20.0) for _ in range(2)]
+    async with app.connect(url, decide_here=True) as other:
+        replies.append(await other.call(Deposit(account="a", cents=1), timeout=20.0))
+    assert [reply.data for reply in replies] == [1, 2, 3]
+
+
+async def _is_noted(client: AppClient, sequence: int) -> bool:
+    return (await client.view("balances").position()).sequence >= sequence
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -155,10 +155,15 @@ class StreamEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadSnapshot:
-    """The state of a projection's key; the answer is a :class:`SnapshotState`."""
+    """The state of a projection's key; the answer is a :class:`SnapshotState`.
+
+    What the projection has of another stream of the same name is no state: its sequences mean something else here.
+    """
 
     projection: str
     key: str
+    created: datetime.datetime | None
+    """When the stream was made."""
 
 
 class GuardedMessage(NamedTuple):
@@ -251,6 +256,11 @@ class Deciding:
     @property
     def replicas(self) -> int:
         return self._end.replicas
+
+    @property
+    def created(self) -> datetime.datetime | None:
+        """When the stream was made."""
+        return self._end.created
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -444,7 +454,7 @@ class _DecidingRun:
             self._pasts = []
             for filter in self._filters:
                 self._deciding.cache.drop(filter, self._key)
-            snapshot = yield ReadSnapshot(self._projection.name, self._key_text)
+            snapshot = yield self._read_snapshot(self._projection)
             for filter in self._filters:
                 self._pasts.append((yield from self._read_anew(filter, snapshot)))
 
@@ -454,7 +464,7 @@ class _DecidingRun:
             yield from self._extend(past, 0)
         else:
             if snapshot is None:
-                snapshot = yield ReadSnapshot(self._projection.name, self._key_text)
+                snapshot = yield self._read_snapshot(self._projection)
             past = BoundaryPast(filter, snapshot)
             # Where the boundary ends cannot be told from a snapshot; and it must not end behind what is read next.
             [last] = yield ReadLasts((filter,))
@@ -462,6 +472,9 @@ class _DecidingRun:
             past.last = max(past.last, last.sequence)
         self._keep(past)
         return past
+
+    def _read_snapshot(self, projection: ProjectionSpec) -> ReadSnapshot:
+        return ReadSnapshot(projection.name, self._key_text, self._deciding.created)
 
     def _extend(
         self, past: BoundaryPast, through: int, *, after: int | None = None, since_s: float | None = None
