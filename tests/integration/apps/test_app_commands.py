@@ -30,7 +30,19 @@ from support.commands import WAYS, are_serving, deciding, served, start_worker
 import jetspark
 from jetspark import StreamConfig
 from jetspark.aio.context import context_of
-from jetspark.app import App, AppClient, Command, CommandOptions, CommandReply, Decision, Event, Past, Refused, decode
+from jetspark.app import (
+    App,
+    AppClient,
+    Command,
+    CommandOptions,
+    CommandReply,
+    Decision,
+    Event,
+    Past,
+    Refused,
+    Template,
+    decode,
+)
 from jetspark.app.causes import Cause, current_cause
 from jetspark.app.commands import wire
 from jetspark.app.commands.messages import MAX_REPLY_BYTES
@@ -94,6 +106,37 @@ async def test_an_event_with_the_same_cause_is_not_taken_for_one_of_the_command(
         assert (first.is_repeated, first.data) == (False, 2 + is_remembered)
         again = await client.call(Enter(ledger="x", writer="w"), command_id="message-1")
         assert (again, again.is_repeated) == (first, True)
+
+
+IDS = ["a.b", "ü", "a b", "", "*", ">", "a*", "=2A", "x/y"]
+LEDGER = Template("ledgers.{ledger}")
+
+
+class EnterSafely(Enter):
+    def reads(self) -> list[str]:
+        return [f"{LEDGER.fill(ledger=self.ledger)}.>"]
+
+
+async def test_values_that_are_filled_by_a_template_make_a_boundary_of_their_own(url: str) -> None:
+    app = bank()
+    app.command("ledgers.enter_safely")(EnterSafely)
+    await app.apply(url)
+    async with app.connect(url, decide_here=True) as client:
+        await client.call(Enter(ledger="x", writer="w"))
+        for number in (1, 2):
+            replies = [await client.call(EnterSafely(ledger=each, writer="w")) for each in IDS]
+            assert [reply.data for reply in replies] == [number] * len(IDS)
+
+
+@pytest.mark.parametrize("ledger", ["a.b", "ü", "a*"])
+async def test_values_that_are_not_escaped_are_told_with_the_remedy(url: str, ledger: str) -> None:
+    app = bank()
+    await app.apply(url)
+    async with app.connect(url, decide_here=True) as client:
+        with pytest.raises(
+            jetspark.CommandFailed, match=r"is inside what it reads .* fill those of reads with Template"
+        ):
+            await client.call(Enter(ledger=ledger, writer="w"))
 
 
 class TooMuch(Event, type="ledger.too_much", key="ledger", subject="ledgers.{ledger}.too_much"):

@@ -67,7 +67,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, metaclass=CommandMeta):
             order_id: str
 
             def reads(self):
-                return [f"orders.{self.order_id}.>"]
+                return [f"{ORDER.fill(order_id=self.order_id)}.>"]  # ORDER = Template("orders.{order_id}")
 
             def decide(self, past):
                 if past.of(OrderPlaced):
@@ -81,7 +81,10 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, metaclass=CommandMeta):
         def __init_subclass__(cls, *, rename: Any = None, omit_defaults: bool = False) -> None: ...
 
     def reads(self) -> Sequence[str]:
-        """The boundary: subjects, wildcards allowed. An event that is stored there meanwhile voids the decision."""
+        """The boundary: subjects, wildcards allowed. An event that is stored there meanwhile voids the decision.
+
+        Values have to be escaped as in subjects of events, by :class:`Template`: else an id ``*`` reads all of them.
+        """
         raise ConfigError(f"{type(self).__name__}: write `def reads(self)`, which returns subjects")
 
     def decide(self, past: Past) -> Any:
