@@ -139,6 +139,46 @@ async def test_values_that_are_not_escaped_are_told_with_the_remedy(url: str, le
             await client.call(Enter(ledger=ledger, writer="w"))
 
 
+ENTERED = Entered(ledger="x", number=1, writer="w")
+# Fields of a decision that have another form, and what is said of them.
+ODD: dict[str, tuple[dict[str, Any], str]] = {
+    "one event": ({"events": ENTERED}, r"events=Entered\(.*\): expected a list"),
+    "no events": ({"events": None}, "events=None: expected a list"),
+    "a text for events": ({"events": "ab"}, "events='ab': expected a list"),
+    "no cancels": ({"cancels": None}, "cancels=None: expected a list"),
+    "a timer without a time": ({"timers": {"t": ENTERED}}, r"timers: 't' is Entered\(.*\): expected \(event, when\)"),
+    "a timer with too much": ({"timers": {"t": (ENTERED, 1, 2)}}, r"timers: 't' is .*: expected \(event, when\)"),
+    "timers as a list": ({"timers": [("t", ENTERED, 1)]}, r"timers=\[.*\]: expected a dict of name -> \(event, when\)"),
+    "a timer with a number": ({"timers": {5: (ENTERED, 1)}}, r"timers=\{5: .*\}: expected a dict of name ->"),
+    "no timers": ({"timers": None}, r"timers=None: expected a dict"),
+    "commands as a list": (
+        {"commands": [Enter(ledger="x", writer="w")]},
+        "commands=.*: expected a dict of name -> command",
+    ),
+    "one compensation": ({"compensations": ENTERED}, "compensations=Entered.*: expected a list"),
+    "a text for a claim": ({"is_done": "no"}, "is_done='no': expected True or False"),
+    "a claim for a reason": ({"failed": True}, "failed=True: expected a text that says why, or None"),
+}
+
+
+class EnterOddly(Enter):
+    odd: str
+
+    def decide(self, past: Past) -> Decision:
+        return Decision(**{"events": [ENTERED], **ODD[self.odd][0]})
+
+
+async def test_a_decision_of_another_form_is_told_by_field_value_and_remedy(url: str) -> None:
+    app = bank()
+    app.command("ledgers.enter_oddly")(EnterOddly)
+    await app.apply(url)
+    async with app.connect(url, decide_here=True) as client:
+        for odd, (_, said) in ODD.items():
+            with pytest.raises(jetspark.CommandFailed, match=said):
+                await client.call(EnterOddly(ledger="x", writer="w", odd=odd))
+        assert (await client.js.stream(app.stream)).cached_info.state.messages == 0
+
+
 class TooMuch(Event, type="ledger.too_much", key="ledger", subject="ledgers.{ledger}.too_much"):
     ledger: str
 
