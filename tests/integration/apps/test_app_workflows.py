@@ -13,8 +13,10 @@ import datetime
 import gc
 import json
 import logging
+import math
 import os
 import random
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -240,6 +242,26 @@ async def test_a_run_that_is_over_leaves_no_timer_for_others_to_hear() -> None:
             assert await runs.cancel("cancelled")
             assert (await runs.wait_for_end("paid", timeout=60)).status == "done"
             assert [timer.name async for timer in shop.timers.list()] == []
+
+
+async def test_a_reason_or_a_time_that_is_none_is_told_and_changes_nothing(nats_url: str) -> None:
+    app = fulfilment()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as shop, running(app, nats_url):
+        runs = shop.workflow("fulfilment")
+        await shop.publish(Placed(order_id="o"))
+        await until(lambda: runs.get("o"))
+        for reason in (None, 5, True, b"x", ["x"]):
+            with pytest.raises(ConfigError, match=f"reason={re.escape(repr(reason))}: expected a text"):
+                await runs.cancel("o", reason)  # type: ignore[arg-type]
+        run = await runs.get("o")
+        assert run is not None
+        assert run.status == "running"
+        assert [step["by_hand"] async for step in runs.timeline("o") if step["by_hand"]] == []
+        assert await runs.cancel("o", "")
+        for wait_s in (math.nan, -1, math.inf, "5", None):
+            with pytest.raises(ConfigError, match=f"wait_s={re.escape(repr(wait_s))}: expected seconds"):
+                await runs.retry("o", wait_s=wait_s)  # type: ignore[arg-type]
 
 
 async def has_timers(shop: AppClient, count: int) -> bool:
