@@ -418,6 +418,8 @@ def test_an_error_of_the_command_is_one_line(tmp_path: Path) -> None:
     [
         ("import nothing_there\n", ["ModuleNotFoundError: No module named 'nothing_there'"]),
         ("def broken(:\n", ["SyntaxError: invalid syntax"]),
+        ("import sys\nsys.exit()\n", ["SystemExit"]),
+        ("raise SystemExit(7)\n", ["SystemExit: 7"]),
         ("app.stream_of_dreams\n", ["AttributeError: 'App' object has no attribute 'stream_of_dreams'"]),
         (
             "class Paid(app_module.Event, type='paid', key='id', subject='o.{id}'):\n    id: str\n    price: float\n",
