@@ -20,9 +20,11 @@ from fulfilment.events import (
     StockReleased,
     StockReserved,
 )
-from jetspark.app import App, Command, CommandAnswered, Context, Decision, EntityChange, Event, Past, Refused
+from jetspark.app import App, Command, CommandAnswered, Context, Decision, EntityChange, Event, Past, Refused, Template
 
 PAYMENT_S = 30 * 60
+# As subjects of events have their values, escaped: an article may be called anything.
+PLACED, STOCK = Template("orders.{order_id}.placed"), Template("stock.{article}")
 
 app = App(
     "shop",
@@ -44,7 +46,7 @@ class PlaceOrder(Command):
     count: int
 
     def reads(self) -> list[str]:
-        return [f"orders.{self.order_id}.placed"]
+        return [PLACED.fill(order_id=self.order_id)]
 
     def decide(self, past: Past) -> list[Event]:
         if len(past):
@@ -87,7 +89,7 @@ class StockCommand(Command):
     article: str
 
     def reads(self) -> list[str]:
-        return [f"stock.{self.article}.>"]
+        return [f"{STOCK.fill(article=self.article)}.>"]
 
     def snapshot_key(self) -> str:
         return self.article

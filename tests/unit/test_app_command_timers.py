@@ -194,7 +194,7 @@ class Odd(Command):
         ("timer alone", "timers are set and ended with an event"),
         ("end alone", "timers are set and ended with an event"),
         ("no time", "after='soon': expected seconds"),
-        ("no pair", "TypeError"),
+        ("no pair", r"timers: 'a' is Overdue\(.*\): expected \(event, when\)"),
         ("no name", "expected a text that is not empty"),
         ("no list", r"cancels='payment': expected a list of names, such as \['payment'\]"),
         ("a state", "events, a reply, timers and cancels, and nothing else"),

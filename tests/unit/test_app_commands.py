@@ -573,7 +573,10 @@ def test_a_boundary_goes_on_after_the_message_that_is_known(
 
 def test_old_events_of_a_boundary_with_a_snapshot_and_commands_that_nobody_repeats_are_let_go() -> None:
     noon = datetime.datetime(2026, 3, 31, 12, tzinfo=datetime.UTC)
-    entries = [stored(n, f"c-{n}", time=noon + datetime.timedelta(seconds=n)) for n in range(1, 2 * KEPT_EVENTS + 2)]
+    entries = [
+        stored(n, f"c-{n}", command="pay", time=noon + datetime.timedelta(seconds=n))
+        for n in range(1, 2 * KEPT_EVENTS + 2)
+    ]
     past = past_of("a", *entries[:-1])
     since = noon + datetime.timedelta(seconds=7)
     past.trim(since)
@@ -601,6 +604,7 @@ def test_the_reply_of_a_command_is_known_from_the_first_of_its_events_that_was_r
     reply = CommandReply(command_id="c-1", sequence=sequence, events=events, data=data, is_repeated=True)
     assert recorded_reply(pasts, "c-1") == ("pay", reply)
     assert recorded_reply(pasts, "c-3") is None
+    assert recorded_reply(pasts, "c-2") is None  # that event has the same cause, and no command has decided it
 
 
 def test_a_state_is_folded_of_the_events_of_its_own_key() -> None:

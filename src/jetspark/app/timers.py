@@ -264,6 +264,8 @@ class Timers:
     ) -> datetime.datetime | None:
         """Have an event published later; returns when, if that is once. A timer of the same name is replaced.
 
+        Where ``set_id`` was used before, it returns when the timer is due that is set: None if it has fired.
+
         The server's clock decides, and a timer fires at most a moment late and never early. One that was due while the
         server was away fires when it is back: ``every`` and ``cron`` once, whatever they missed. One that is set anew
         in the very moment in which it fires may have fired instead (see the page on timers).
@@ -277,29 +279,36 @@ class Timers:
             every: Whole seconds between two events, 1 or more.
             cron: Six fields, seconds first (``"0 30 9 * * MON-FRI"``), or ``@hourly``, ``@daily`` and so on.
             time_zone: Of ``cron``, such as ``"Europe/Berlin"``; UTC if not given.
-            set_id: Within the stream's duplicate window, setting it a second time with the same id does nothing: also
-                when it has fired meanwhile.
+            set_id: Within the stream's duplicate window, setting this timer a second time with the same id does
+                nothing: also when it has fired meanwhile.
 
         Raises:
             ConfigError: A time that is none, or the stream of the application has no timers (``App(timers=True)``).
             InvalidEvent: A field of the event breaks its contract.
         """
         when = When.of(self._clock(), at=at, after=after, every=every, cron=cron, time_zone=time_zone)
+        if set_id is not None and (not isinstance(set_id, str) or not set_id):
+            raise ConfigError(f"set_id={set_id!r}: expected a text that is not empty, or None")
         encoded = self._encode(event, time=when.due)
-        await self._store(name, when, encoded, set_id)
-        return when.due
+        ack = await self._store(name, when, encoded, set_id)
+        if not ack.duplicate:
+            return when.due
+        known = await self.get(name)
+        return None if known is None else known.due
 
-    async def _store(self, name: str, when: When, encoded: Encoded, set_id: str | None) -> None:
+    async def _store(self, name: str, when: When, encoded: Encoded, set_id: str | None) -> PubAck:
         message = timer_message(self._app, name, when, encoded)
         message.headers[_SETTING] = secrets.token_hex(8)
+        # With the timer: ids are those of the whole stream, and events and other timers may have the same.
+        id = None if set_id is None else f"{message.subject} {set_id}"
         try:
-            await self._publish(name, message, set_id)
+            return await self._publish(name, message, id)
         except ServerError as error:
             raise self._explained(error, name, when) or error from error
 
-    async def _publish(self, name: str, message: Encoded, id: str | None = None) -> None:
+    async def _publish(self, name: str, message: Encoded, id: str | None = None) -> PubAck:
         try:
-            await self._js.publish(message.subject, message.data, headers=message.headers, msg_id=id)
+            return await self._js.publish(message.subject, message.data, headers=message.headers, msg_id=id)
         except JetStreamUnavailable as error:
             subjects = (await (await self._opened()).info()).config.subjects or ()
             if any(matches(each, message.subject) for each in subjects):

@@ -66,7 +66,8 @@ def load_app(name: str) -> App:
         if error.name is not None and module_name.startswith(error.name):
             raise ConfigError(f"{name!r}: there is no module {error.name!r} in {folder} or on Python's path") from error
         raise ConfigError(_failed_import(name, error)) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # A program that ends itself while it is imported would end the command, with a code of 0 as if all were well.
         raise ConfigError(_failed_import(name, error)) from error
     found = getattr(module, attribute, None)
     if not isinstance(found, App):
@@ -76,7 +77,7 @@ def load_app(name: str) -> App:
     return found
 
 
-def _failed_import(name: str, error: Exception) -> str:
+def _failed_import(name: str, error: BaseException) -> str:
     """The user's part of a traceback: of Python's import and of JetSpark there is nothing to learn for them."""
     ours = str(Path(jetspark.__file__).parent)
     frames = [

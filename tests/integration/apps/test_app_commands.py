@@ -30,8 +30,22 @@ from support.commands import WAYS, are_serving, deciding, served, start_worker
 import jetspark
 from jetspark import StreamConfig
 from jetspark.aio.context import context_of
-from jetspark.app import App, Command, CommandOptions, CommandReply, Decision, Past, Refused, decode
+from jetspark.app import (
+    App,
+    AppClient,
+    Command,
+    CommandOptions,
+    CommandReply,
+    Decision,
+    Event,
+    Past,
+    Refused,
+    Template,
+    decode,
+)
+from jetspark.app.causes import Cause, current_cause
 from jetspark.app.commands import wire
+from jetspark.app.commands.messages import MAX_REPLY_BYTES
 from jetspark.app.commands.store import CommandStore
 from jetspark.server import NatsServer
 
@@ -71,6 +85,138 @@ async def test_an_id_that_was_used_elsewhere_is_an_error_and_not_a_conflict(url:
         await client.call(Enter(ledger="x", writer="w"), command_id="same")
         with pytest.raises(jetspark.CommandFailed, match="command_id was used before with other fields"):
             await client.call(Enter(ledger="y", writer="w"), command_id="same")
+
+
+@pytest.mark.parametrize("is_remembered", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_event_with_the_same_cause_is_not_taken_for_one_of_the_command(
+    url: str, way: str, is_remembered: bool
+) -> None:
+    """A handler publishes an event, and calls a command with the id of the message that it handles."""
+    app = bank()
+    async with deciding(app, url, way) as client:
+        if is_remembered:
+            await client.call(Enter(ledger="x", writer="before"))
+        token = current_cause.set(Cause("message-1", "message-1", None))
+        try:
+            await client.publish(Entered(ledger="x", number=0, writer="handler"))
+        finally:
+            current_cause.reset(token)
+        first = await client.call(Enter(ledger="x", writer="w"), command_id="message-1")
+        assert (first.is_repeated, first.data) == (False, 2 + is_remembered)
+        again = await client.call(Enter(ledger="x", writer="w"), command_id="message-1")
+        assert (again, again.is_repeated) == (first, True)
+
+
+IDS = ["a.b", "ü", "a b", "", "*", ">", "a*", "=2A", "x/y"]
+LEDGER = Template("ledgers.{ledger}")
+
+
+class EnterSafely(Enter):
+    def reads(self) -> list[str]:
+        return [f"{LEDGER.fill(ledger=self.ledger)}.>"]
+
+
+async def test_values_that_are_filled_by_a_template_make_a_boundary_of_their_own(url: str) -> None:
+    app = bank()
+    app.command("ledgers.enter_safely")(EnterSafely)
+    await app.apply(url)
+    async with app.connect(url, decide_here=True) as client:
+        await client.call(Enter(ledger="x", writer="w"))
+        for number in (1, 2):
+            replies = [await client.call(EnterSafely(ledger=each, writer="w")) for each in IDS]
+            assert [reply.data for reply in replies] == [number] * len(IDS)
+
+
+@pytest.mark.parametrize("ledger", ["a.b", "ü", "a*"])
+async def test_values_that_are_not_escaped_are_told_with_the_remedy(url: str, ledger: str) -> None:
+    app = bank()
+    await app.apply(url)
+    async with app.connect(url, decide_here=True) as client:
+        with pytest.raises(
+            jetspark.CommandFailed, match=r"is inside what it reads .* fill those of reads with Template"
+        ):
+            await client.call(Enter(ledger=ledger, writer="w"))
+
+
+ENTERED = Entered(ledger="x", number=1, writer="w")
+# Fields of a decision that have another form, and what is said of them.
+ODD: dict[str, tuple[dict[str, Any], str]] = {
+    "one event": ({"events": ENTERED}, r"events=Entered\(.*\): expected a list"),
+    "no events": ({"events": None}, "events=None: expected a list"),
+    "a text for events": ({"events": "ab"}, "events='ab': expected a list"),
+    "no cancels": ({"cancels": None}, "cancels=None: expected a list"),
+    "a timer without a time": ({"timers": {"t": ENTERED}}, r"timers: 't' is Entered\(.*\): expected \(event, when\)"),
+    "a timer with too much": ({"timers": {"t": (ENTERED, 1, 2)}}, r"timers: 't' is .*: expected \(event, when\)"),
+    "timers as a list": ({"timers": [("t", ENTERED, 1)]}, r"timers=\[.*\]: expected a dict of name -> \(event, when\)"),
+    "a timer with a number": ({"timers": {5: (ENTERED, 1)}}, r"timers=\{5: .*\}: expected a dict of name ->"),
+    "no timers": ({"timers": None}, r"timers=None: expected a dict"),
+    "commands as a list": (
+        {"commands": [Enter(ledger="x", writer="w")]},
+        "commands=.*: expected a dict of name -> command",
+    ),
+    "one compensation": ({"compensations": ENTERED}, "compensations=Entered.*: expected a list"),
+    "a text for a claim": ({"is_done": "no"}, "is_done='no': expected True or False"),
+    "a claim for a reason": ({"failed": True}, "failed=True: expected a text that says why, or None"),
+}
+
+
+class EnterOddly(Enter):
+    odd: str
+
+    def decide(self, past: Past) -> Decision:
+        return Decision(**{"events": [ENTERED], **ODD[self.odd][0]})
+
+
+async def test_a_decision_of_another_form_is_told_by_field_value_and_remedy(url: str) -> None:
+    app = bank()
+    app.command("ledgers.enter_oddly")(EnterOddly)
+    await app.apply(url)
+    async with app.connect(url, decide_here=True) as client:
+        for odd, (_, said) in ODD.items():
+            with pytest.raises(jetspark.CommandFailed, match=said):
+                await client.call(EnterOddly(ledger="x", writer="w", odd=odd))
+        assert (await client.js.stream(app.stream)).cached_info.state.messages == 0
+
+
+class TooMuch(Event, type="ledger.too_much", key="ledger", subject="ledgers.{ledger}.too_much"):
+    ledger: str
+
+
+# Decisions that cannot be stored.
+WRONG: dict[str, Any] = {
+    "breaks its contract": Entered(ledger="x", number="none", writer="w"),  # type: ignore[arg-type]
+    "is outside of the boundary": Entered(ledger="y", number=1, writer="w"),
+    "is of a type that the app does not know": TooMuch(ledger="x"),
+    "has a reply that is too large": Decision(
+        events=[Entered(ledger="x", number=1, writer="w")], reply="x" * (MAX_REPLY_BYTES + 1)
+    ),
+}
+
+
+class EnterAfterFirst(Enter):
+    """Decides something wrong where there is nothing yet."""
+
+    wrong: str
+
+    def decide(self, past: Past) -> Any:
+        return super().decide(past) if len(past) else WRONG[self.wrong]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_a_decision_that_cannot_be_stored_counts_only_on_what_the_leader_has(url: str, wrong: str) -> None:
+    app = bank()
+    app.command("ledgers.enter_after_first")(EnterAfterFirst)
+    await app.apply(url)
+    command = EnterAfterFirst(ledger="x", writer="w", wrong=wrong)
+    async with app.connect(url, decide_here=True) as one, app.connect(url, decide_here=True) as other:
+        with pytest.raises(jetspark.CommandFailed):
+            await one.call(command)
+        await other.call(Enter(ledger="x", writer="w"))
+        decided = await other.call(command, command_id="c-1")
+        # This program remembers that there was nothing.
+        again = await one.call(command, command_id="c-1")
+        assert (again, again.is_repeated) == (decided, True)
 
 
 async def test_many_callers_of_one_boundary_get_each_number_once_from_several_workers(url: str) -> None:
@@ -275,6 +421,27 @@ async def test_a_worker_notices_that_its_stream_was_deleted_and_made_again(url: 
         assert one.sequence == second.sequence
         again = await client.call(Enter(ledger="x", writer="w"), command_id="e-2", timeout=20.0)
         assert (again.data, again.sequence, again.is_repeated) == (2, 3, False)
+
+
+async def test_a_state_of_a_stream_that_was_deleted_and_made_again_is_no_past(url: str) -> None:
+    app = bank_with_balances()
+    await app.apply(url)
+    async with app.connect(url, decide_here=True) as one:
+        async with deciding(app, url, "here") as client:
+            for _ in range(4):
+                last = await one.call(Deposit(account="a", cents=10), timeout=20.0)
+            assert await client.view("balances").get("a", at_least=last.sequence, timeout=30.0) == 40
+            await until(lambda: _is_noted(client, last.sequence))
+        await one.js.delete_stream(app.stream)
+        await app.apply(url)
+        replies = [await one.call(Deposit(account="a", cents=1), timeout=20.0) for _ in range(2)]
+    async with app.connect(url, decide_here=True) as other:
+        replies.append(await other.call(Deposit(account="a", cents=1), timeout=20.0))
+    assert [reply.data for reply in replies] == [1, 2, 3]
+
+
+async def _is_noted(client: AppClient, sequence: int) -> bool:
+    return (await client.view("balances").position()).sequence >= sequence
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import nats
 import pytest
 from support.certificates import make_certificates
@@ -108,6 +109,24 @@ async def test_two_that_apply_at_the_same_time_agree(js: JetStream) -> None:
     app = make_app(OrderPaid)
     await asyncio.gather(*(apply_topology(js, app) for _ in range(4)))
     assert (await make_plan(js, app)).is_empty
+
+
+class Place(msgspec.Struct, frozen=True):
+    at: tuple[int, int] = (0, 0)
+
+
+class OrderPacked(Event, type="order.packed", key="order_id", subject="orders.{order_id}.packed"):
+    order_id: str
+    labels: tuple[str, ...] = ()
+    sizes: tuple[tuple[int, ...], ...] = ((1, 2),)
+    place: Place = Place()
+
+
+async def test_defaults_that_json_has_in_another_form_are_no_change(server: NatsServer, js: JetStream) -> None:
+    app = make_app(OrderPacked)
+    await app.apply(server.url)
+    await check_for_drift(js, app)
+    assert (await app.plan(server.url)).is_empty
 
 
 async def test_a_change_by_hand_is_drift_and_is_mended(server: NatsServer, js: JetStream) -> None:
@@ -399,6 +418,8 @@ def test_an_error_of_the_command_is_one_line(tmp_path: Path) -> None:
     [
         ("import nothing_there\n", ["ModuleNotFoundError: No module named 'nothing_there'"]),
         ("def broken(:\n", ["SyntaxError: invalid syntax"]),
+        ("import sys\nsys.exit()\n", ["SystemExit"]),
+        ("raise SystemExit(7)\n", ["SystemExit: 7"]),
         ("app.stream_of_dreams\n", ["AttributeError: 'App' object has no attribute 'stream_of_dreams'"]),
         (
             "class Paid(app_module.Event, type='paid', key='id', subject='o.{id}'):\n    id: str\n    price: float\n",

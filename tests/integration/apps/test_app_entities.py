@@ -201,6 +201,32 @@ async def test_what_was_overtaken_or_left_by_an_exception_stores_nothing(nats_ur
             client.entities("orders")
 
 
+@pytest.mark.parametrize("emitted", [0, 1])
+@pytest.mark.parametrize(("setting", "cancelling"), [("a", "b"), ("b", "a")])
+async def test_a_timer_that_one_entity_sets_and_another_cancels_is_refused(
+    nats_url: str, setting: str, cancelling: str, emitted: int
+) -> None:
+    app = bank()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client:
+        accounts = client.entities("accounts")
+
+        async def change() -> None:
+            async with accounts.changes("a", "b") as parts:
+                by_key = {part.key: part for part in parts}
+                for part in parts:
+                    part.set(Account(1))
+                    for _ in range(emitted):
+                        part.emit(Moved(account=part.key, cents=1, balance=1))
+                by_key[setting].set_timer("overdraft", Overdrawn(account="a"), after=3600)
+                by_key[cancelling].cancel_timer("overdraft")
+
+        with pytest.raises(UsageError, match="two of them set or cancel a timer of the same name"):
+            await change()
+        assert (await accounts.get("a"), await accounts.get("b")) == (None, None)
+        assert await client.timers.get("overdraft") is None
+
+
 @pytest.mark.parametrize("stream", STREAMS)
 async def test_several_entities_change_together_or_not_at_all(nats_url: str, stream: str) -> None:
     app = bank(stream)

@@ -217,6 +217,36 @@ async def test_a_timer_of_the_same_name_replaces_the_one_before(nats_url: str) -
         assert [each async for each in orders.timers.list()] == []
 
 
+async def test_the_id_of_a_setting_is_that_of_its_timer_alone(nats_url: str) -> None:
+    app = shop()
+    await app.apply(nats_url)
+
+    class Packed(Event, type="order.packed", key="order_id", subject="orders.{order_id}.packed"):
+        order_id: str
+
+        def event_id(self) -> str:
+            return self.order_id
+
+    async with app.connect(nats_url) as orders:
+
+        async def set_reminder(name: str) -> datetime.datetime | None:
+            return await orders.timers.set(name, Overdue(order_id="o-1"), after=3600, set_id="o-1")
+
+        await orders.publish(Packed(order_id="o-1"))
+        dues = {name: await set_reminder(name) for name in ("first", "second")}
+        assert {timer.name: timer.due async for timer in orders.timers.list()} == dues
+        # Set once more, they stay as they are, and so is what is told.
+        assert {name: await set_reminder(name) for name in dues} == dues
+        assert not (await orders.publish(Paid(order_id="o-1"))).duplicate
+        await orders.timers.set("third", Overdue(order_id="o-2"), after=3600, set_id="o-2")
+        assert not (await orders.publish(Packed(order_id="o-2"))).duplicate
+        assert await orders.timers.cancel("first")
+        assert await set_reminder("first") is None
+        for wrong in ("", 5, b"x"):
+            with pytest.raises(ConfigError, match=f"set_id={wrong!r}: expected a text"):
+                await orders.timers.set("x", Overdue(order_id="x"), after=1, set_id=wrong)  # type: ignore[arg-type]
+
+
 async def test_each_event_of_a_timer_that_repeats_is_another(nats_url: str) -> None:
     app, effects, enough = shop(), list[str](), asyncio.Event()
 

@@ -13,8 +13,10 @@ import datetime
 import gc
 import json
 import logging
+import math
 import os
 import random
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -41,7 +43,7 @@ from support.runs import (
 from typer.testing import CliRunner
 
 from jetspark.app import App, AppClient, Decision, Event, WorkflowRun
-from jetspark.app.workflows.declaring import RunStatus
+from jetspark.app.workflows.declaring import RunStatus, former_timer_name
 from jetspark.cli.commands import app as cli
 from jetspark.errors import ConfigError, ConsumerNotFound, NetworkError
 from jetspark.server import NatsServer
@@ -240,6 +242,79 @@ async def test_a_run_that_is_over_leaves_no_timer_for_others_to_hear() -> None:
             assert await runs.cancel("cancelled")
             assert (await runs.wait_for_end("paid", timeout=60)).status == "done"
             assert [timer.name async for timer in shop.timers.list()] == []
+
+
+class Asked(Event, type="call.asked", key="place", subject="calls.{place}.asked"):
+    place: str
+    timer: str
+    after_s: float = 0.5
+
+
+class Due(Event, type="call.due", key="place", subject="calls.{place}.due"):
+    place: str
+
+
+class Waiting:
+    def react(self, state: str | None, event: Asked | Due) -> Decision | None:
+        if isinstance(event, Asked):
+            return Decision(state="waiting", timers={event.timer: (Due(place=event.place), event.after_s)})
+        return Decision(is_done=True)
+
+
+async def test_timers_of_two_runs_are_two_whatever_they_and_the_runs_are_called(nats_url: str) -> None:
+    app = App("calls", stream="CALLS", subjects=["calls.>"], timers=True)
+    app.workflow("waiting", key="place")(Waiting)
+    await app.apply(nats_url)
+    timers = {"a": "b/c", "a/b": "c", "x": "y=2Fz", "x=2Fy": "z", "x/y": "/z", "x/": "y/z"}
+    async with app.connect(nats_url) as client, running(app, nats_url):
+        for place, timer in timers.items():
+            await client.publish(Asked(place=place, timer=timer))
+        runs = client.workflow("waiting")
+        ended = await asyncio.gather(*(runs.wait_for_end(place, timeout=10) for place in timers))
+    assert {run.status for run in ended} == {"done"}
+
+
+async def test_a_timer_that_was_set_under_the_name_that_it_had_before_counts_until_it_is_set_anew(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App("calls", stream="CALLS", subjects=["calls.>"], timers=True)
+    app.workflow("waiting", key="place")(Waiting)
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as client, running(app, nats_url):
+        with monkeypatch.context() as before:
+            before.setattr("jetspark.app.workflows.running.timer_name", former_timer_name)
+            for place in ("fires", "is set anew"):
+                await client.publish(Asked(place=place, timer="b/c", after_s=1.5))
+            await until(lambda: has_timers(client, 2))
+        await client.publish(Asked(place="is set anew", timer="b/c", after_s=3600.0))
+        await until(lambda: has_timers(client, 3))
+        runs = client.workflow("waiting")
+        assert (await runs.wait_for_end("fires", timeout=20)).status == "done"
+        await until(lambda: has_timers(client, 1))
+        await until(lambda: is_settled(client.js, app, "waiting"))
+        run = await runs.get("is set anew")
+        assert run is not None
+        assert (run.status, run.timers) == ("running", ("b/c",))
+
+
+async def test_a_reason_or_a_time_that_is_none_is_told_and_changes_nothing(nats_url: str) -> None:
+    app = fulfilment()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as shop, running(app, nats_url):
+        runs = shop.workflow("fulfilment")
+        await shop.publish(Placed(order_id="o"))
+        await until(lambda: runs.get("o"))
+        for reason in (None, 5, True, b"x", ["x"]):
+            with pytest.raises(ConfigError, match=f"reason={re.escape(repr(reason))}: expected a text"):
+                await runs.cancel("o", reason)  # type: ignore[arg-type]
+        run = await runs.get("o")
+        assert run is not None
+        assert run.status == "running"
+        assert [step["by_hand"] async for step in runs.timeline("o") if step["by_hand"]] == []
+        assert await runs.cancel("o", "")
+        for wait_s in (math.nan, -1, math.inf, "5", None):
+            with pytest.raises(ConfigError, match=f"wait_s={re.escape(repr(wait_s))}: expected seconds"):
+                await runs.retry("o", wait_s=wait_s)  # type: ignore[arg-type]
 
 
 async def has_timers(shop: AppClient, count: int) -> bool:

@@ -97,7 +97,8 @@ class BoundaryPast:
                 self.entries.append(entry)
                 self.last = entry.sequence
                 self.has_firings |= entry.timer is not None
-                if entry.cause is not None:
+                # Others may have the same cause: what a handler publishes that calls a command with its message's id.
+                if entry.cause is not None and entry.command is not None:
                     self.decided.setdefault(entry.cause, entry)
 
     def trim(self, since: datetime.datetime) -> None:

@@ -155,10 +155,15 @@ class StreamEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadSnapshot:
-    """The state of a projection's key; the answer is a :class:`SnapshotState`."""
+    """The state of a projection's key; the answer is a :class:`SnapshotState`.
+
+    What the projection has of another stream of the same name is no state: its sequences mean something else here.
+    """
 
     projection: str
     key: str
+    created: datetime.datetime | None
+    """When the stream was made."""
 
 
 class GuardedMessage(NamedTuple):
@@ -251,6 +256,11 @@ class Deciding:
     @property
     def replicas(self) -> int:
         return self._end.replicas
+
+    @property
+    def created(self) -> datetime.datetime | None:
+        """When the stream was made."""
+        return self._end.created
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -380,8 +390,11 @@ class _DecidingRun:
                 is_version_asked = True
                 continue
             outcome = self._decide()
-            if isinstance(outcome, CommandDecision) and outcome.events:
-                answer = yield self._append(outcome, end)
+            append = self._append(outcome, end) if isinstance(outcome, CommandDecision) and outcome.events else None
+            if isinstance(append, CommandFailed):
+                outcome, append = append, None
+            if isinstance(outcome, CommandDecision) and append is not None:
+                answer = yield append
                 if isinstance(answer, Appended):
                     return self._note(outcome, answer.sequence)
                 self._is_unknown |= isinstance(answer, AppendUnknown)
@@ -441,7 +454,7 @@ class _DecidingRun:
             self._pasts = []
             for filter in self._filters:
                 self._deciding.cache.drop(filter, self._key)
-            snapshot = yield ReadSnapshot(self._projection.name, self._key_text)
+            snapshot = yield self._read_snapshot(self._projection)
             for filter in self._filters:
                 self._pasts.append((yield from self._read_anew(filter, snapshot)))
 
@@ -451,7 +464,7 @@ class _DecidingRun:
             yield from self._extend(past, 0)
         else:
             if snapshot is None:
-                snapshot = yield ReadSnapshot(self._projection.name, self._key_text)
+                snapshot = yield self._read_snapshot(self._projection)
             past = BoundaryPast(filter, snapshot)
             # Where the boundary ends cannot be told from a snapshot; and it must not end behind what is read next.
             [last] = yield ReadLasts((filter,))
@@ -459,6 +472,9 @@ class _DecidingRun:
             past.last = max(past.last, last.sequence)
         self._keep(past)
         return past
+
+    def _read_snapshot(self, projection: ProjectionSpec) -> ReadSnapshot:
+        return ReadSnapshot(projection.name, self._key_text, self._deciding.created)
 
     def _extend(
         self, past: BoundaryPast, through: int, *, after: int | None = None, since_s: float | None = None
@@ -537,7 +553,7 @@ class _DecidingRun:
         if found is None:
             return None
         name, reply = found
-        if name is not None and name != self._spec.name:
+        if name != self._spec.name:
             raise CommandFailed(self._spec.name, f"command_id={self._id!r} was used for command {name!r} already")
         return reply
 
@@ -567,14 +583,19 @@ class _DecidingRun:
 
     # ---- storing -----------------------------------------------------------------------------------------------
 
-    def _append(self, decision: CommandDecision, end: int | None) -> Append:
-        self._messages = self._deciding.encoder.encode(self._spec.name, self._request.cause, decision, self._time)
-        events, timers = self._messages
-        boundary = [Guard(past.filter, past.last) for past in self._pasts]
+    def _append(self, decision: CommandDecision, end: int | None) -> Append | CommandFailed:
+        """The messages with their guards; an error, if they cannot be stored, counts as one of ``decide`` does."""
         try:
+            self._messages = self._deciding.encoder.encode(self._spec.name, self._request.cause, decision, self._time)
+            events, timers = self._messages
+            boundary = [Guard(past.filter, past.last) for past in self._pasts]
             guards = plan_guards([each.subject for each in events], boundary, whole_stream=end is not None)
+        except CommandFailed as error:
+            return error
         except NotGuardable as error:
-            raise CommandFailed(self._spec.name, str(error)) from error
+            failed = CommandFailed(self._spec.name, str(error))
+            failed.__cause__ = error
+            return failed
         messages = (*map(GuardedMessage, events, guards), *map(GuardedMessage, timers))
         return Append(messages, end)
 

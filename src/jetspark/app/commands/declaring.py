@@ -67,7 +67,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, metaclass=CommandMeta):
             order_id: str
 
             def reads(self):
-                return [f"orders.{self.order_id}.>"]
+                return [f"{ORDER.fill(order_id=self.order_id)}.>"]  # ORDER = Template("orders.{order_id}")
 
             def decide(self, past):
                 if past.of(OrderPlaced):
@@ -81,7 +81,10 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, metaclass=CommandMeta):
         def __init_subclass__(cls, *, rename: Any = None, omit_defaults: bool = False) -> None: ...
 
     def reads(self) -> Sequence[str]:
-        """The boundary: subjects, wildcards allowed. An event that is stored there meanwhile voids the decision."""
+        """The boundary: subjects, wildcards allowed. An event that is stored there meanwhile voids the decision.
+
+        Values have to be escaped as in subjects of events, by :class:`Template`: else an id ``*`` reads all of them.
+        """
         raise ConfigError(f"{type(self).__name__}: write `def reads(self)`, which returns subjects")
 
     def decide(self, past: Past) -> Any:
@@ -129,6 +132,26 @@ class Decision:
     def __post_init__(self) -> None:
         if isinstance(self.cancels, str):
             raise ConfigError(f"cancels={self.cancels!r}: expected a list of names, such as [{self.cancels!r}]")
+        for name, value in (("events", self.events), ("cancels", self.cancels), ("compensations", self.compensations)):
+            if type(value) is not list and type(value) is not tuple and not _is_listing(value):
+                raise ConfigError(f"{name}={value!r}: expected a list")
+        for name, given in (("timers", self.timers), ("commands", self.commands)):
+            if not isinstance(given, Mapping) or not all(isinstance(each, str) for each in given):
+                what = "(event, when)" if name == "timers" else "command"
+                raise ConfigError(f"{name}={given!r}: expected a dict of name -> {what}")
+        for timer, value in self.timers.items():
+            if not isinstance(value, tuple | list) or len(value) != 2:
+                raise ConfigError(f"timers: {timer!r} is {value!r}: expected (event, when)")
+        if not isinstance(self.is_done, bool):
+            raise ConfigError(f"is_done={self.is_done!r}: expected True or False")
+        if self.failed is not None and not isinstance(self.failed, str):
+            raise ConfigError(f"failed={self.failed!r}: expected a text that says why, or None")
+
+
+def _is_listing(value: Any) -> bool:
+    """Whether something can be gone through that is neither one event, which may be a pydantic model, nor a text."""
+    is_one = hasattr(type(value), "__contract__") or isinstance(value, str | bytes | Mapping)
+    return isinstance(value, Iterable) and not is_one
 
 
 class CommandDecision(NamedTuple):

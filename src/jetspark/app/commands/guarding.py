@@ -57,9 +57,11 @@ def plan_guards(subjects: Sequence[str], boundary: Sequence[Guard], *, whole_str
         return [boundary[0]]  # most decisions are so
     filters = ", ".join(repr(guard.filter) for guard in boundary)
     if not any(matches(guard.filter, subject) for guard in boundary for subject in subjects):
+        is_escaped = any("=" in subject for subject in subjects) and not any("=" in each.filter for each in boundary)
+        hint = ". Values in subjects are escaped: fill those of reads with Template, too" if is_escaped else ""
         raise NotGuardable(
             f"none of its events ({', '.join(map(repr, subjects))}) is inside what it reads ({filters}): a retry would "
-            "not find that it was decided. Read a subject that it writes"
+            f"not find that it was decided. Read a subject that it writes{hint}"
         )
     if whole_stream:
         return [None] * len(subjects)

@@ -31,6 +31,8 @@ from jetspark.app.commands.deciding import (
 )
 from jetspark.app.commands.declaring import CommandReply
 from jetspark.app.patience import FOR_EVER_S, patiently
+from jetspark.app.projections.marks import position_key
+from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.projections.views import Views
 from jetspark.codes import Code
 from jetspark.core.backoff import Backoff
@@ -88,6 +90,8 @@ class CommandStore:
         self._context = context_of(js)
         self.refused_at, self.refusal = -math.inf, ""
         """When the stream last refused an append although no guard failed, and why: it is full, say."""
+        self._folded_from: dict[str, datetime.datetime | None] = {}
+        """Of a projection that was looked at: when the stream was made of whose events its states are."""
 
     async def run(self, steps: CommandSteps[CommandReply], step: CommandStep | None = None) -> CommandReply:
         """Do one step after the other, from ``step`` on, or from the first.
@@ -120,8 +124,8 @@ class CommandStore:
                 return await self._tail(step)
             case ReadStreamEnd():
                 return stream_end(await self._stream.info())
-            case ReadSnapshot(projection, key):
-                return await self._snapshot(projection, key)
+            case ReadSnapshot():
+                return await self._snapshot(step)
         raise AssertionError(step)
 
     async def _last(self, filter: str) -> LastMessage:
@@ -158,8 +162,17 @@ class CommandStore:
             raise ServerError(answer.status.code, 0, answer.status.description)
         return None if answer.status is not None else int(answer.headers["Nats-Sequence"])
 
-    async def _snapshot(self, projection: str, key: str) -> SnapshotState:
-        entry = await self._views.view(projection).entry(key)
+    async def _snapshot(self, step: ReadSnapshot) -> SnapshotState:
+        view = self._views.view(step.projection)
+        if self._folded_from.get(step.projection) != step.created:
+            # Before the state: the projection may be rebuilt meanwhile, but is never made of the old stream again.
+            noted = await view._load(position_key())
+            if noted.value is not None:
+                position = FoldPosition.decode(noted.value)
+                if position[:2] != FoldPosition.beginning(self._stream.name, step.created)[:2]:
+                    return SnapshotState(None, 0)
+                self._folded_from[step.projection] = step.created
+        entry = await view.entry(step.key)
         return SnapshotState(None if entry.state is None else encode_state(entry.state), entry.sequence)
 
     async def _append(self, step: Append) -> Appended | AppendMoved | AppendUnknown:

@@ -43,7 +43,9 @@ class SchemaChange(NamedTuple):
 def document(contract: Contract) -> Schema:
     """The schema of a contract's data, with the rest of the contract as ``x-event``."""
     contract.check()
-    found: Schema = contract.kind.model_json_schema() if contract.is_pydantic else msgspec.json.schema(contract.kind)
+    made = contract.kind.model_json_schema() if contract.is_pydantic else msgspec.json.schema(contract.kind)
+    # As it is read back from a record: msgspec leaves a default that is a tuple one, which is no list to a comparison.
+    found: Schema = json.loads(json.dumps(made))
     schema = dict(resolve(found, found))
     definitions = found.get("$defs", {})
     own = found.get("$ref", "").rpartition("/")[2]

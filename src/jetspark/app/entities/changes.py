@@ -126,11 +126,19 @@ class JointChange:
             raise UsageError(
                 f"a change of {self.count} messages: expected {MAX_MESSAGES} or fewer, which are stored at once"
             )
-        if sum(len(part.subjects) for part in self.parts) > len(self.subjects):
+        if sum(len(part.subjects) for part in self.parts) > len(self.subjects) or not self._is_clear_on_timers:
             raise UsageError(
                 "changes of several entities that are stored together: an entity is there twice, or two of them set or "
                 "cancel a timer of the same name; expected each once"
             )
+
+    @property
+    def _is_clear_on_timers(self) -> bool:
+        """Whether no timer is both set and cancelled. In one part the last call counts; of two, the order of parts."""
+        if len(self.parts) == 1:
+            return True
+        ended = {ending["Nats-Scheduler"] for part in self.parts for ending in part.cancels}
+        return ended.isdisjoint(timer.subject for part in self.parts for timer in part.timers)
 
     @property
     def count(self) -> int:

@@ -29,7 +29,14 @@ from jetspark.app.contracts.envelope import Decoded, decode
 from jetspark.app.projections.folding import Recorded
 from jetspark.app.timers import firing_subject, timer_subject
 from jetspark.app.workflows.commands import CommandAnswered, CommandSent
-from jetspark.app.workflows.declaring import RunRecord, StepTaken, StoredCompensation, WorkflowSpec, timer_name
+from jetspark.app.workflows.declaring import (
+    RunRecord,
+    StepTaken,
+    StoredCompensation,
+    WorkflowSpec,
+    former_timer_name,
+    timer_name,
+)
 from jetspark.core.subjects import is_subset
 from jetspark.errors import ConfigError, ContractViolation
 
@@ -347,7 +354,8 @@ class HistoryComparison:
             return None
         cause, workflow, key = decoded.causation_id, self._old.spec.name, run.compared.key
         for name, causes in run.causes.items():
-            if cause in causes and timer_subject(self._app, timer_name(workflow, key, name)) == scheduler:
+            names = (named(workflow, key, name) for named in (timer_name, former_timer_name))
+            if cause in causes and any(timer_subject(self._app, each) == scheduler for each in names):
                 return name, cause or ""
         return None
 

@@ -26,12 +26,21 @@ from jetspark.app.commands.declaring import UNCHANGED, Command, Decision
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import read_data
 from jetspark.app.contracts.faults import error_text
-from jetspark.app.contracts.tokens import text_of
+from jetspark.app.contracts.tokens import escape, text_of
 from jetspark.app.topology.names import check_app_name
 from jetspark.app.workflows.commands import CommandAnswered, CommandKinds, CommandSent
 from jetspark.errors import ConfigError
 
-__all__ = ["RunRecord", "RunStatus", "StepNote", "StepTaken", "StoredCompensation", "WorkflowSpec", "timer_name"]
+__all__ = [
+    "RunRecord",
+    "RunStatus",
+    "StepNote",
+    "StepTaken",
+    "StoredCompensation",
+    "WorkflowSpec",
+    "former_timer_name",
+    "timer_name",
+]
 
 RunStatus: TypeAlias = Literal["running", "done", "failed"]
 
@@ -126,7 +135,15 @@ class StepTaken:
 
 
 def timer_name(workflow: str, key: str, timer: str) -> str:
-    """What a run's timer is called among those of the application."""
+    """What a run's timer is called among those of the application.
+
+    A key may have slashes, and the last part has none: so no two timers of two runs have one name.
+    """
+    return f"{workflow}/{key}/{escape(timer) if '/' in timer or '=' in timer else timer}"
+
+
+def former_timer_name(workflow: str, key: str, timer: str) -> str:
+    """What it was called when its name was not escaped: such timers may be set, and are in recorded history."""
     return f"{workflow}/{key}/{timer}"
 
 

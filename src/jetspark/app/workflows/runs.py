@@ -16,7 +16,8 @@ from jetspark.app.entities.entities import EntityChange, EntityWriter, StoredEnt
 from jetspark.app.workflows.declaring import RunRecord, RunStatus, StepNote, WorkflowSpec
 from jetspark.app.workflows.running import carry_out
 from jetspark.app.workflows.timeline import read_timeline
-from jetspark.core.numbers import check_timeout
+from jetspark.core.arguments import text
+from jetspark.core.numbers import check_timeout, seconds
 from jetspark.errors import ConfigError, ConnectionClosed, ContractViolation, MessageNotFound
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class WorkflowRuns:
 
     async def cancel(self, key: str, reason: str = "cancelled") -> bool:
         """Let a run fail: its compensations are published, and its timers end. False if none is running."""
+        text("reason", reason, "a text that says why")
         was_running = False
 
         def decide(change: EntityChange) -> None:
@@ -143,6 +145,7 @@ class WorkflowRuns:
             ConfigError: There is no such run, nothing of it has failed, or the event that began it is gone.
             UsageError: A redrive is under way.
         """
+        seconds("wait_s", wait_s)
         letters, results = 0, None
         for handler in (self._spec.name, f"{self._spec.name}-commands"):
             chosen = LetterFilter(handler=handler, where=(("key", key),))
