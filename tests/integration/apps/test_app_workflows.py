@@ -43,7 +43,7 @@ from support.runs import (
 from typer.testing import CliRunner
 
 from jetspark.app import App, AppClient, Decision, Event, WorkflowRun
-from jetspark.app.workflows.declaring import RunStatus, former_timer_name
+from jetspark.app.workflows.declaring import RunStatus
 from jetspark.cli.commands import app as cli
 from jetspark.errors import ConfigError, ConsumerNotFound, NetworkError
 from jetspark.server import NatsServer
@@ -272,29 +272,6 @@ async def test_timers_of_two_runs_are_two_whatever_they_and_the_runs_are_called(
         runs = client.workflow("waiting")
         ended = await asyncio.gather(*(runs.wait_for_end(place, timeout=10) for place in timers))
     assert {run.status for run in ended} == {"done"}
-
-
-async def test_a_timer_that_was_set_under_the_name_that_it_had_before_counts_until_it_is_set_anew(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = App("calls", stream="CALLS", subjects=["calls.>"], timers=True)
-    app.workflow("waiting", key="place")(Waiting)
-    await app.apply(nats_url)
-    async with app.connect(nats_url) as client, running(app, nats_url):
-        with monkeypatch.context() as before:
-            before.setattr("jetspark.app.workflows.running.timer_name", former_timer_name)
-            for place in ("fires", "is set anew"):
-                await client.publish(Asked(place=place, timer="b/c", after_s=1.5))
-            await until(lambda: has_timers(client, 2))
-        await client.publish(Asked(place="is set anew", timer="b/c", after_s=3600.0))
-        await until(lambda: has_timers(client, 3))
-        runs = client.workflow("waiting")
-        assert (await runs.wait_for_end("fires", timeout=20)).status == "done"
-        await until(lambda: has_timers(client, 1))
-        await until(lambda: is_settled(client.js, app, "waiting"))
-        run = await runs.get("is set anew")
-        assert run is not None
-        assert (run.status, run.timers) == ("running", ("b/c",))
 
 
 async def test_a_reason_or_a_time_that_is_none_is_told_and_changes_nothing(nats_url: str) -> None:

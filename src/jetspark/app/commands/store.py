@@ -31,7 +31,6 @@ from jetspark.app.commands.deciding import (
 )
 from jetspark.app.commands.declaring import CommandReply
 from jetspark.app.patience import FOR_EVER_S, patiently
-from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.projections.views import Views
 from jetspark.codes import Code
@@ -166,9 +165,8 @@ class CommandStore:
         view = self._views.view(step.projection)
         if self._folded_from.get(step.projection) != step.created:
             # Before the state: the projection may be rebuilt meanwhile, but is never made of the old stream again.
-            noted = await view._load(position_key())
-            if noted.value is not None:
-                position = FoldPosition.decode(noted.value)
+            position = await view._position()
+            if position is not None:
                 if position[:2] != FoldPosition.beginning(self._stream.name, step.created)[:2]:
                     return SnapshotState(None, 0)
                 self._folded_from[step.projection] = step.created

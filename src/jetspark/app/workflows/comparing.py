@@ -34,7 +34,6 @@ from jetspark.app.workflows.declaring import (
     StepTaken,
     StoredCompensation,
     WorkflowSpec,
-    former_timer_name,
     timer_name,
 )
 from jetspark.core.subjects import is_subset
@@ -354,8 +353,7 @@ class HistoryComparison:
             return None
         cause, workflow, key = decoded.causation_id, self._old.spec.name, run.compared.key
         for name, causes in run.causes.items():
-            names = (named(workflow, key, name) for named in (timer_name, former_timer_name))
-            if cause in causes and any(timer_subject(self._app, each) == scheduler for each in names):
+            if cause in causes and timer_subject(self._app, timer_name(workflow, key, name)) == scheduler:
                 return name, cause or ""
         return None
 

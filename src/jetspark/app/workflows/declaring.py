@@ -38,7 +38,6 @@ __all__ = [
     "StepTaken",
     "StoredCompensation",
     "WorkflowSpec",
-    "former_timer_name",
     "timer_name",
 ]
 
@@ -140,11 +139,6 @@ def timer_name(workflow: str, key: str, timer: str) -> str:
     A key may have slashes, and the last part has none: so no two timers of two runs have one name.
     """
     return f"{workflow}/{key}/{escape(timer) if '/' in timer or '=' in timer else timer}"
-
-
-def former_timer_name(workflow: str, key: str, timer: str) -> str:
-    """What it was called when its name was not escaped: such timers may be set, and are in recorded history."""
-    return f"{workflow}/{key}/{timer}"
 
 
 class WorkflowSpec:

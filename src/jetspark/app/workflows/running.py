@@ -14,7 +14,7 @@ from jetspark.app.entities.entities import EntityChange
 from jetspark.app.handlers.context import Context
 from jetspark.app.timers import When, firing_subject, timer_subject
 from jetspark.app.workflows.commands import CommandSent
-from jetspark.app.workflows.declaring import RunRecord, StepNote, StepTaken, WorkflowSpec, former_timer_name, timer_name
+from jetspark.app.workflows.declaring import RunRecord, StepNote, StepTaken, WorkflowSpec, timer_name
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ def handler_of(app: Declarations, spec: WorkflowSpec) -> Callable[..., Coroutine
             record: RunRecord | None = change.state
             id, timer = ctx.event_id, _fired(app.name, spec.name, key, record, scheduler)
             if record is not None and timer is not None and record.timers[timer] not in ("", id):
-                if scheduler != timer_subject(app.name, timer_name(spec.name, key, timer)):
-                    return  # of the name that it had before, and set anew since
                 if is_current is None:
                     raise _AnotherSetting
                 if is_current:
@@ -119,8 +117,5 @@ def _fired(app: str, workflow: str, key: str, record: RunRecord | None, schedule
     """The run's timer that has published an event, if one has."""
     if scheduler is None or record is None:
         return None
-    for named in (timer_name, former_timer_name):  # what one was called may be what another is called
-        for name in record.timers:
-            if timer_subject(app, named(workflow, key, name)) == scheduler:
-                return name
-    return None
+    names = (name for name in record.timers if timer_subject(app, timer_name(workflow, key, name)) == scheduler)
+    return next(names, None)
