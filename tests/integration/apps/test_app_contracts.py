@@ -26,6 +26,7 @@ from jetspark.app.contracts.registry import ContractRegistry, read_registry
 from jetspark.app.topology.provisioning import apply_topology, check_for_drift, make_plan
 from jetspark.cli.commands import app as commands
 from jetspark.core.auth import public_key
+from jetspark.jetstream.config import ConsumerLimits, Republish, StreamSource
 from jetspark.server import NatsServer, Permissions, ServerTLS, User
 
 # Connections of tests that are not about time: a server on a busy machine may answer late.
@@ -123,6 +124,45 @@ async def test_a_change_by_hand_is_drift_and_is_mended(server: NatsServer, js: J
         "~ consumer billing of ORDERS\n    ack_wait_s: 5.0 -> 30.0",
     )
     assert len((await app.apply(server.url)).steps) == 2
+    await check_for_drift(js, app)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_age_s": 3600 / 7},
+        {"duplicate_window_s": 0.1 + 0.2},
+        {"description": ""},
+        {"republish": Republish(destination="copies.>")},
+        {"republish": Republish(source="orders.>", destination="copies.>", headers_only=False)},
+        {"consumer_limits": ConsumerLimits(inactive_threshold_s=0)},
+        {"consumer_limits": ConsumerLimits(max_ack_pending=50_000)},
+        {"sources": [StreamSource(name="OTHER", filter_subject="")]},
+    ],
+    ids=str,
+)
+async def test_what_the_server_writes_in_another_way_is_no_difference(
+    server: NatsServer, js: JetStream, fields: dict[str, Any]
+) -> None:
+    await js.create_stream(StreamConfig(name="OTHER", subjects=["other.>"]))
+    app = make_app(OrderPaid, stream=StreamConfig(name="ORDERS", **fields))
+    await app.apply(server.url)
+    assert (await app.plan(server.url)).is_empty
+    changed = {"description": "by hand", "duplicate_window_s": 60, "max_age_s": 60}
+    await (await js.stream("ORDERS")).update(consumer_limits=ConsumerLimits(inactive_threshold_s=60), **changed)
+    await app.apply(server.url, allow=True)
+    await check_for_drift(js, app)
+
+
+async def test_a_wait_for_acknowledgements_that_is_no_whole_nanosecond_is_no_difference(
+    server: NatsServer, js: JetStream
+) -> None:
+    app = App("orders", stream="ORDERS", subjects=["orders.>"])
+
+    @app.handler(OrderPaid, durable="billing", ack_wait_s=100 / 3)
+    async def bill(event: OrderPaid) -> None: ...
+
+    await app.apply(server.url)
     await check_for_drift(js, app)
 
 
