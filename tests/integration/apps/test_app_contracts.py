@@ -196,6 +196,27 @@ async def test_what_the_server_cannot_change_is_refused_before_anything_is_done(
     assert sorted(await read_registry(js, "orders_schemas")) == [("order.paid", 1)]
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"retention": "limits"}, {"retention": "workqueue"}),
+        ({"retention": "workqueue"}, {"retention": "limits"}),
+        ({"deny_delete": True}, {"deny_delete": False}),
+        ({"deny_purge": True}, {"deny_purge": False}),
+        ({"allow_message_ttl": True}, {"allow_message_ttl": False}),
+        ({"allow_message_schedules": True}, {"allow_message_schedules": False}),
+    ],
+    ids=str,
+)
+async def test_what_the_server_never_takes_back_is_refused_by_the_plan(
+    server: NatsServer, js: JetStream, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    await make_app(OrderPaid, stream=StreamConfig(name="ORDERS", **before)).apply(server.url)
+    changed = make_app(OrderPaid, stream=StreamConfig(name="ORDERS", **after))
+    with pytest.raises(errors.TopologyRefused, match=rf"{next(iter(after))}: .*\[impossible: .*another name"):
+        await changed.apply(server.url, allow=True)
+
+
 async def test_a_subject_of_another_stream_is_told_before_the_server_refuses(server: NatsServer, js: JetStream) -> None:
     await js.create_stream(StreamConfig(name="SHOP", subjects=["orders.new.>"]))
     with pytest.raises(errors.TopologyRefused, match=r"stream SHOP stores 'orders.>' already"):

@@ -48,11 +48,11 @@ _STREAM_LOSSES = {
     "retention": "another retention deletes what the new one does not keep",
     "discard": "what is new may be refused, or what is old deleted",
     "discard_new_per_subject": "what is new may be refused",
-    "deny_purge": "it protects what is stored",
-    "deny_delete": "it protects what is stored",
     "sealed": "a sealed stream never takes a message again",
 }
 _STREAM_FIXED = {"storage", "mirror", "first_sequence", "persist_mode", "allow_message_counter"}
+# Once these are on, the server does not switch them off.
+_STREAM_ONE_WAY = {"deny_delete", "deny_purge", "allow_message_ttl", "allow_message_schedules"}
 _SWITCHES = {"allow_direct", "allow_rollup", "allow_message_ttl", "allow_atomic", "allow_batched", "mirror_direct"}
 _CONSUMER_FIXED = {
     "deliver_policy",
@@ -395,7 +395,8 @@ def _limit(value: float | None) -> float:
 
 
 def _stream_safety(name: str, found: Any, declared: Any) -> tuple[Safety, str]:
-    if name in _STREAM_FIXED:
+    is_of_a_queue = name == "retention" and "workqueue" in (found, declared)
+    if name in _STREAM_FIXED or is_of_a_queue or (name in _STREAM_ONE_WAY and found):
         return "impossible", "the server does not change it for a stream that exists; give the stream another name"
     if name == "sources" and "{{partition(" in f"{found}{declared}":
         return "impossible", (
@@ -409,9 +410,9 @@ def _stream_safety(name: str, found: Any, declared: Any) -> tuple[Safety, str]:
     if name == "subjects":
         lost = sorted(set(found or ()) - set(declared))
         return ("destructive", f"{', '.join(lost)} is no longer stored") if lost else ("safe", "")
-    if name in _SWITCHES or name == "allow_message_schedules":
+    if name in _SWITCHES:
         return ("destructive", "somebody may be using it") if found else ("safe", "")
-    if name in _STREAM_LOSSES and (found or declared) and not (name.startswith("deny") and declared):
+    if name in _STREAM_LOSSES and (found or declared):
         return "destructive", _STREAM_LOSSES[name]
     return "safe", ""
 
