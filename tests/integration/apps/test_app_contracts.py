@@ -18,7 +18,7 @@ from support.credentials import USER
 from support.patience import PATIENCE_S
 from typer.testing import CliRunner
 
-from jetspark import ConsumerConfig, JetStream, StreamConfig, errors
+from jetspark import ConsumerConfig, JetStream, KVConfig, StreamConfig, errors
 from jetspark.app import App, Event, decode, unchanged, upcast
 from jetspark.app.causes import Cause, current_cause
 from jetspark.app.contracts.records import record_of
@@ -164,6 +164,22 @@ async def test_a_wait_for_acknowledgements_that_is_no_whole_nanosecond_is_no_dif
 
     await app.apply(server.url)
     await check_for_drift(js, app)
+
+
+async def test_metadata_of_others_stays_when_something_else_is_changed(server: NatsServer, js: JetStream) -> None:
+    await make_app(OrderPaid, buckets=["prices"]).apply(server.url)
+    orders, prices = await js.stream("ORDERS"), await js.stream("KV_prices")
+    consumer = await orders.consumer("billing")
+    for stream in (orders, prices):
+        await stream.update(metadata={**(stream.cached_info.config.metadata or {}), "team": "shop"})
+    metadata = {**(consumer.cached_info.config.metadata or {}), "team": "shop"}
+    await orders.update_consumer(ConsumerConfig(durable_name="billing", ack_wait_s=5, metadata=metadata))
+    changed = StreamConfig(name="ORDERS", description="Orders.", metadata={"mine": "1"})
+    app = make_app(OrderPaid, stream=changed, buckets=[KVConfig(bucket="prices", history=5)])
+    assert len((await app.apply(server.url)).steps) == 3
+    found: list[Any] = [await js.stream("ORDERS"), await js.stream("KV_prices"), await orders.consumer("billing")]
+    assert [(each.cached_info.config.metadata or {}).get("team") for each in found] == ["shop"] * 3
+    assert (found[0].cached_info.config.metadata or {})["mine"] == "1"
 
 
 async def test_what_can_lose_something_needs_to_be_allowed(server: NatsServer, js: JetStream) -> None:
