@@ -513,6 +513,19 @@ def test_schemas_from_the_shell(shell: Any, tmp_path: Path) -> None:
     assert (tmp_path / "golden" / "order.paid.v1.json").read_bytes() == golden
 
 
+def test_a_folder_of_golden_files_that_cannot_be_used_is_told(shell: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for command in ("check", "diff"):
+        for folder in ("goldn", "file"):
+            with pytest.raises(errors.ConfigError, match=f"--golden {folder}: there is no such folder"):
+                shell("schema", command, "orders:app", "--golden", folder)
+    with pytest.raises(errors.ConfigError, match="file/golden: expected a folder that can be written to: Not a dir"):
+        shell("schema", "fixtures", "orders:app", "file/golden")
+    (tmp_path / "golden" / "order.paid.v1.json").mkdir(parents=True)
+    with pytest.raises(errors.ConfigError, match="expected a golden file that can be read: Is a directory"):
+        shell("schema", "check", "orders:app", "--golden", "golden")
+
+
 def test_check_from_the_shell(shell: Any) -> None:
     assert shell("check", "orders:app") == (0, "0 errors, 0 warnings\n")
     code, text = shell("check", "orders:app", module=MODULE.replace('"order.paid"', '"order.pay"'))
