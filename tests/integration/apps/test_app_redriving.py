@@ -28,6 +28,7 @@ from jetspark.app.dead_letters.redriving import (
     RedriveProgress,
     RedriveResults,
     discard_letters,
+    read_letter,
     read_letters,
     run_redrive,
 )
@@ -70,6 +71,20 @@ def test_conditions_name_the_fields_there_are() -> None:
         LetterFilter.parse(None, ["reason=x"])
     with pytest.raises(ConfigError, match="expected FIELD=VALUE"):
         LetterFilter.parse(None, ["key"])
+    for wrong in ("closed", "opn", ""):
+        with pytest.raises(ConfigError, match=f"'status={wrong}': expected status=open or status=behind"):
+            LetterFilter.parse(None, [f"status={wrong}"])
+    for wrong in ("abc", "-1", "1.5", "", "²"):
+        with pytest.raises(ConfigError, match=f"'sequence={wrong}': expected a whole number"):
+            LetterFilter.parse(None, [f"sequence={wrong}"])
+
+
+async def test_a_letter_by_a_number_that_is_none_is_told(js: JetStream) -> None:
+    app = Notes().app
+    await set_up(js, app)
+    for number in (-1, 0, 1, 2**64):
+        with pytest.raises(ConfigError, match=f"letter {number} of app .*: there is none; `jetspark dlq ls`"):
+            await read_letter(js, app, number)
 
 
 async def test_a_redrive_is_frozen_resumable_and_alone(server: NatsServer, js: JetStream) -> None:

@@ -64,6 +64,7 @@ NOTE_EVERY_S = 5.0
 PORTION = 16
 # How often a redrive that waits looks what became of its letters.
 LOOK_EVERY_S = 0.25
+_STATUSES = ("open", "behind")
 _FIELDS = ("error", "fingerprint", "key", "sequence", "status", "subject")
 
 
@@ -79,13 +80,19 @@ class LetterFilter:
         """From ``FIELD=VALUE``.
 
         Raises:
-            ConfigError: There is no such field.
+            ConfigError: There is no such field, or no letter can have that value.
         """
         pairs = []
         for condition in conditions:
             name, found, value = condition.partition("=")
             if not found or name not in _FIELDS:
                 raise ConfigError(f"--where {condition!r}: expected FIELD=VALUE with one of {', '.join(_FIELDS)}")
+            if name == "status" and value not in _STATUSES:
+                raise ConfigError(f"--where {condition!r}: expected status={' or status='.join(_STATUSES)}")
+            if name == "sequence" and not (value.isascii() and value.isdigit()):
+                raise ConfigError(
+                    f"--where {condition!r}: expected a whole number, the place of the event in its stream"
+                )
             pairs.append((name, value))
         return cls(handler=handler, where=tuple(pairs))
 
@@ -226,10 +233,10 @@ async def read_letter(js: JetStream, app: Declarations, number: int) -> StoredLe
         ConfigError: There is none.
     """
     stream = await js.stream(dead_letter_stream(app.name))
-    try:
-        return StoredLetter.of(await stream.get_message(number))
-    except (MessageNotFound, ProtocolError):
-        raise ConfigError(f"letter {number} of app {app.name!r}: there is none; `jetspark dlq ls` lists them") from None
+    if 1 <= number <= stream.cached_info.state.last_sequence:
+        with suppress(MessageNotFound, ProtocolError):
+            return StoredLetter.of(await stream.get_message(number))
+    raise ConfigError(f"letter {number} of app {app.name!r}: there is none; `jetspark dlq ls` lists them")
 
 
 async def with_event(js: JetStream, app: Declarations, stored: StoredLetter) -> StoredLetter:
