@@ -33,7 +33,7 @@ from jetspark.app.dead_letters.redriving import (
     run_redrive,
 )
 from jetspark.app.dead_letters.store import HandlerStore
-from jetspark.app.handlers.settling import WriteParked
+from jetspark.app.handlers.settling import ReadParked, WriteParked
 from jetspark.cli import commands
 from jetspark.core.headers import Headers
 from jetspark.errors import ConfigError, KeyNotFound, UsageError
@@ -264,6 +264,37 @@ async def test_a_key_whose_event_is_on_its_way_is_not_let_go_on(server: NatsServ
         assert done == [("at work", 0), ("at work", 1)]
     await publish(js, app, Kept(name="begun", number=0))
     assert (await run_redrive(js, app, everything)).freed == 0
+
+
+async def test_a_key_goes_on_with_letters_that_were_left_before_the_event_it_waited_for(
+    server: NatsServer, js: JetStream
+) -> None:
+    app, done, is_mended = App("kept", stream="KEPT", subjects=["kept.>"]), list[int](), False
+
+    @app.handler(Kept, durable="k")
+    async def keep(event: Kept) -> None:
+        if not is_mended:
+            raise Reject("not yet")
+        done.append(event.number)
+
+    await set_up(js, app)
+    await publish(js, app, *(Kept(name="a", number=number) for number in range(2)))
+    async with running(app, server.url):
+        await until(lambda: _has_letters(js, app, 2))
+        await until(lambda: _is_acknowledged(js, app))
+    # As a worker that died leaves it: it wrote a letter while another one let the key go on, to an event that failed.
+    store, is_mended = await HandlerStore.open(js, app.name, "k"), True
+    parked = await store.perform(ReadParked("a"))
+    assert await store.perform(WriteParked("a", 3, parked.revision, (3,)))
+    async with running(app, server.url) as worker:
+        await publish(js, app, Kept(name="a", number=2))
+        await until(lambda: len(done) == 3 or worker.done())
+        assert done == [2, 0, 1]
+        await until(lambda: _has_letters(js, app, 0))
+        await publish(js, app, Kept(name="a", number=3))
+        await until(lambda: len(done) == 4 or worker.done())
+    assert done[3:] == [3]
+    assert await store.perform(ReadParked("a")) is None
 
 
 async def _has_letters(js: JetStream, app: App, count: int) -> bool:
