@@ -266,6 +266,48 @@ async def test_a_key_whose_event_is_on_its_way_is_not_let_go_on(server: NatsServ
     assert (await run_redrive(js, app, everything)).freed == 0
 
 
+@pytest.mark.parametrize("partitions", [None, 2])
+@pytest.mark.parametrize("how", ["purged", "made anew"])
+async def test_letters_behind_another_follow_it_also_if_the_records_are_gone(
+    server: NatsServer, js: JetStream, partitions: int | None, how: str
+) -> None:
+    app, done, is_mended = App("kept", stream="KEPT", subjects=["kept.>"]), list[tuple[str, int]](), False
+
+    @app.handler(Kept, durable="k", partitions=partitions)
+    async def keep(event: Kept) -> None:
+        if event.number == 0 and not is_mended:
+            raise Reject("not yet")
+        done.append((event.name, event.number))
+
+    await set_up(js, app)
+    await publish(js, app, *(Kept(name=name, number=number) for number in range(3) for name in "abc"))
+    async with running(app, server.url):
+        await until(lambda: _has_letters(js, app, 9))
+        await until(lambda: _is_acknowledged(js, app))
+    if how == "purged":
+        await (await js.stream(f"KV_{app.handler_bucket}")).purge()
+    else:
+        await js.delete_stream(f"KV_{app.handler_bucket}")
+        await set_up(js, app)
+    is_mended = True
+    assert await discard_letters(js, app, LetterFilter.parse(None, ["key=c", "status=open"])) == 1
+    async with running(app, server.url):
+        told = await run_redrive(js, app, LetterFilter(), is_dry_run=True)
+        assert (told.restored, "3 keys whose records are gone would follow again" in str(told)) == (3, True)
+        # Of what somebody has chosen otherwise, no key is a part.
+        assert (await run_redrive(js, app, LetterFilter.parse(None, ["status=behind"]))).restored == 0
+        progress = await run_redrive(js, app, LetterFilter.parse(None, ["key=a"]), wait_s=60)
+        assert (progress.restored, progress.results) == (1, RedriveResults(handled=3))
+        progress = await run_redrive(js, app, LetterFilter(), wait_s=60)
+        assert (progress.restored, progress.results) == (2, RedriveResults(handled=3 + 2))
+        assert await _has_letters(js, app, 0)
+    assert {name: [number for each, number in done if each == name] for name in "abc"} == {
+        "a": [0, 1, 2],
+        "b": [0, 1, 2],
+        "c": [1, 2],
+    }
+
+
 async def test_a_key_goes_on_with_letters_that_were_left_before_the_event_it_waited_for(
     server: NatsServer, js: JetStream
 ) -> None:
