@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -100,6 +101,37 @@ def test_a_worker_that_dies_is_replaced_and_sigterm_ends_all(
     assert parent.wait(120) == 0
     ended = (folder / "ends").read_text().split()
     assert sorted(ended) == sorted(pid for _, pid in started(folder)[1:])
+
+
+def test_sigterm_ends_one_whose_lifespan_still_waits_and_closes_what_is_open(
+    folder: Path, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    waiting = """
+@app.lifespan
+async def database() -> AsyncIterator[int]:
+    open("waits", "w").close()
+    await asyncio.Event().wait()
+    yield 1
+"""
+    (folder / "shop.py").write_text(f"import asyncio\n{APP}{waiting}")
+    process = start()
+    wait_for((folder / "waits").exists, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(120) == 0
+    assert (folder / "ends").read_text().split() == [str(process.pid)]
+
+
+def test_sigterm_ends_one_whose_server_does_not_greet(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environment = {**os.environ, "JETSPARK_SERVERS": f"nats://127.0.0.1:{silent.getsockname()[1]}"}
+        process = subprocess.Popen([sys.executable, "-m", "jetspark", "run", "shop:app"], cwd=folder, env=environment)
+        try:
+            with silent.accept()[0]:
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(120) == 0
+        finally:
+            process.kill()
+            process.wait()
 
 
 def test_workers_end_when_their_parent_is_killed(folder: Path, start: Callable[..., subprocess.Popen[bytes]]) -> None:

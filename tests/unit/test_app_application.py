@@ -43,6 +43,8 @@ def test_an_app_collects_its_handlers() -> None:
         {"batch": 10, "batch_wait_s": -1},
         {"batch": 10},
         {"max_bytes": 0},
+        {"max_bytes": 1},
+        {"ack_wait_s": 1e-9},
         {"idempotent": "transaction"},
         {"remember_s": 1},
     ],

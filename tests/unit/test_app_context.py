@@ -122,6 +122,14 @@ async def test_lifespans_end_last_one_first_also_after_an_error() -> None:
         async with open_lifespans([twice]):
             pass
 
+    async def never() -> AsyncIterator[Any]:
+        if seen == []:
+            yield 1
+
+    with pytest.raises(ConfigError, match="lifespan 'never': expected one yield, and it ended without"):
+        async with open_lifespans([never]):
+            pass
+
 
 def test_ids_follow_from_the_event() -> None:
     one, again, other = context(), context(), context("evt-2")

@@ -136,6 +136,9 @@ def _define(keywords: dict[str, Any] | None = None, **fields: Any) -> type[Event
     [
         ({"type": ""}, "type='': expected names of letters"),
         ({"type": "a b"}, "expected names of letters"),
+        ({"key": ""}, "key='': expected a field's name"),
+        ({"key": 5}, "key=5: expected a field's name"),
+        ({"subject": 5}, "subject=5: expected a text such as"),
         ({"type": "a..b"}, "expected names of letters"),
         ({"version": 0}, "version=0: expected a whole number, 1 or more"),
         ({"version": True}, "expected a whole number"),

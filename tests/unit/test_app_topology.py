@@ -25,7 +25,14 @@ from jetspark.app.topology.declared import (
 )
 from jetspark.app.topology.lints import lint_apps
 from jetspark.errors import ConfigError
-from jetspark.jetstream.config import ConsumerConfig, External, StreamConfig, StreamSource, SubjectTransform
+from jetspark.jetstream.config import (
+    ConsumerConfig,
+    ConsumerLimits,
+    External,
+    StreamConfig,
+    StreamSource,
+    SubjectTransform,
+)
 from jetspark.jetstream.kv import KVConfig
 
 # Classes that are made, not written: their metaclass, whose keywords mypy does not know.
@@ -79,6 +86,7 @@ def test_an_event_that_the_stream_does_not_store_is_refused() -> None:
     [
         ({"stream": StreamConfig(name="ORDERS", subjects=["a"])}, "with those of the StreamConfig"),
         ({"source": ""}, "expected a URI reference"),
+        ({"stream": StreamConfig(name="ORDERS", duplicate_window_s=0)}, r"duplicate_window_s=0: .* 0.1 or more"),
         ({"compatibility": "SOME"}, "expected one of NONE"),
         ({"events": [int]}, "int is no type of event"),
     ],
@@ -362,10 +370,11 @@ def test_what_is_missing_is_made() -> None:
         ({"replicas": 5}, "safe"),
         ({"replicas": 1}, "destructive"),
         ({"storage": "memory"}, "impossible"),
-        ({"retention": "workqueue"}, "destructive"),
+        ({"retention": "workqueue"}, "impossible"),
+        ({"retention": "interest"}, "destructive"),
         ({"allow_direct": False}, "destructive"),
         ({"allow_batched": True}, "safe"),
-        ({"deny_delete": False}, "destructive"),
+        ({"deny_delete": False}, "impossible"),
         ({"deny_purge": True}, "safe"),
         ({"duplicate_window_s": 60}, "destructive"),
         ({"duplicate_window_s": 600}, "safe"),
@@ -402,6 +411,9 @@ def test_a_change_of_a_stream_is_safe_destructive_or_impossible(changes: dict[st
         {"max_messages": 0},
         {"max_messages": -1},
         {"sources": []},
+        {"description": ""},
+        {"max_age_s": 3600.0000000001},
+        {"consumer_limits": ConsumerLimits(inactive_threshold_s=0)},
     ],
 )
 def test_what_only_looks_different_needs_nothing(changes: dict[str, Any]) -> None:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 STOP_TIMEOUT_S = 30.0
 """How long handlers may finish when the application is to end."""
 
+MIN_ACK_WAIT_S = 0.001
+"""Below, an event comes again before a worker has looked at it, for ever."""
+
 STEPS_AT_A_TIME = 128
 """Of a workflow. A step waits for its commit, and steps that wait are stored together: on one replica and disk a batch
 takes as long for one as for a hundred."""
@@ -104,10 +107,13 @@ class HandlerSpec:
             raise unfit("key", self.key, "the name of a field, a function of the event, or None for the event's own")
         for name in ("concurrency", "max_messages", "max_bytes"):
             whole(name, getattr(self, name))
-        if self.max_messages < 2:
-            raise ConfigError(f"max_messages={self.max_messages}: expected 2 or more, since one is kept for retries")
+        for name in ("max_messages", "max_bytes"):
+            if getattr(self, name) < 2:
+                raise ConfigError(f"{name}={getattr(self, name)}: expected 2 or more, since one is kept for retries")
         for name in ("timeout", "ack_wait_s"):
             seconds_above_0(name, getattr(self, name))
+        if self.ack_wait_s < MIN_ACK_WAIT_S:
+            raise ConfigError(f"ack_wait_s={self.ack_wait_s!r}: expected seconds, {MIN_ACK_WAIT_S:g} or more")
         for name in ("remember_s", "takeover_s", "batch_wait_s"):
             seconds(name, getattr(self, name))
         for name in ("in_order", "dead_letter"):

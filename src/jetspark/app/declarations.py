@@ -107,6 +107,11 @@ class Declarations:
         config = StreamConfig(name=stream) if isinstance(stream, str) else instance("stream", stream, StreamConfig)
         if config.subjects is not None and subjects:
             raise ConfigError(f"subjects={list(subjects)} with those of the StreamConfig: expected one of the two")
+        if config.duplicate_window_s == 0:
+            raise ConfigError(
+                f"duplicate_window_s=0: the server takes it for its default, {DUPLICATE_WINDOW_S:g} s, and cannot do "
+                "without; expected 0.1 or more, or leave it out"
+            )
         self.stream = config.name
         self.subjects = tuple(subjects or config.subjects or ())
         self.has_timers = timers

@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
@@ -75,7 +75,12 @@ async def run_app(
     catalogue.check()
     ended = asyncio.Event()
     # Signals count from here on, also while it starts: what a lifespan opened is closed.
-    async with _on_signal(ended), connect(servers, **options) as client, open_lifespans(app.lifespans) as dependencies:
+    async with _on_signal(ended), AsyncExitStack() as opened:
+        async with _until(ended):
+            client = await opened.enter_async_context(connect(servers, **options))
+            dependencies = await opened.enter_async_context(open_lifespans(app.lifespans))
+        if ended.is_set():
+            return
         js = client.jetstream()
         prepare = apply_topology if apply else check_for_drift
         # A supervisor starts a worker again, most likely while the server is restarted or elects leaders.
@@ -99,6 +104,35 @@ async def run_app(
         _logger.info("app %s: running %s", app.name, ", ".join(names))
         await _run_workers(workers, stop_timeout, ended)
         _logger.info("app %s: ended", app.name)
+
+
+@asynccontextmanager
+async def _until(ended: asyncio.Event) -> AsyncIterator[None]:
+    """Leave the block when the process is asked to end, by a cancellation.
+
+    Not a task of its own, as :func:`_unless` has: what a lifespan enters before its ``yield``, such as a task group, it
+    has to leave in the same task.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    is_ours = False
+
+    async def cancel() -> None:
+        nonlocal is_ours
+        await ended.wait()
+        is_ours = True
+        task.cancel()
+
+    waiting = asyncio.create_task(cancel())
+    try:
+        yield
+        waiting.cancel()
+        await asyncio.sleep(0)  # where a cancellation is raised that came with the end of the block
+    except asyncio.CancelledError:
+        if not is_ours or task.uncancel():
+            raise
+    finally:
+        waiting.cancel()
 
 
 async def _unless(ended: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, AsJson, Servers, connection_options, load_app
+from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
     from jetspark.app import App
@@ -133,6 +134,8 @@ def _records(app: App, golden: Path | None, servers: str | None) -> dict[tuple[s
     from jetspark.app.contracts.registry import read_registry
 
     if golden is not None:
+        if not golden.is_dir():
+            raise ConfigError(f"--golden {golden}: there is no such folder; `jetspark schema fixtures` writes one")
         return read_golden(golden)
 
     async def read() -> dict[tuple[str, int], Record]:

@@ -19,7 +19,7 @@ from support.credentials import USER
 from support.patience import PATIENCE_S
 from typer.testing import CliRunner
 
-from jetspark import ConsumerConfig, JetStream, StreamConfig, errors
+from jetspark import ConsumerConfig, JetStream, KVConfig, StreamConfig, errors
 from jetspark.app import App, Event, decode, unchanged, upcast
 from jetspark.app.causes import Cause, current_cause
 from jetspark.app.contracts.records import record_of
@@ -27,6 +27,7 @@ from jetspark.app.contracts.registry import ContractRegistry, read_registry
 from jetspark.app.topology.provisioning import apply_topology, check_for_drift, make_plan
 from jetspark.cli.commands import app as commands
 from jetspark.core.auth import public_key
+from jetspark.jetstream.config import ConsumerLimits, Republish, StreamSource
 from jetspark.server import NatsServer, Permissions, ServerTLS, User
 
 # Connections of tests that are not about time: a server on a busy machine may answer late.
@@ -145,6 +146,61 @@ async def test_a_change_by_hand_is_drift_and_is_mended(server: NatsServer, js: J
     await check_for_drift(js, app)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_age_s": 3600 / 7},
+        {"duplicate_window_s": 0.1 + 0.2},
+        {"description": ""},
+        {"republish": Republish(destination="copies.>")},
+        {"republish": Republish(source="orders.>", destination="copies.>", headers_only=False)},
+        {"consumer_limits": ConsumerLimits(inactive_threshold_s=0)},
+        {"consumer_limits": ConsumerLimits(max_ack_pending=50_000)},
+        {"sources": [StreamSource(name="OTHER", filter_subject="")]},
+    ],
+    ids=str,
+)
+async def test_what_the_server_writes_in_another_way_is_no_difference(
+    server: NatsServer, js: JetStream, fields: dict[str, Any]
+) -> None:
+    await js.create_stream(StreamConfig(name="OTHER", subjects=["other.>"]))
+    app = make_app(OrderPaid, stream=StreamConfig(name="ORDERS", **fields))
+    await app.apply(server.url)
+    assert (await app.plan(server.url)).is_empty
+    changed = {"description": "by hand", "duplicate_window_s": 60, "max_age_s": 60}
+    await (await js.stream("ORDERS")).update(consumer_limits=ConsumerLimits(inactive_threshold_s=60), **changed)
+    await app.apply(server.url, allow=True)
+    await check_for_drift(js, app)
+
+
+async def test_a_wait_for_acknowledgements_that_is_no_whole_nanosecond_is_no_difference(
+    server: NatsServer, js: JetStream
+) -> None:
+    app = App("orders", stream="ORDERS", subjects=["orders.>"])
+
+    @app.handler(OrderPaid, durable="billing", ack_wait_s=100 / 3)
+    async def bill(event: OrderPaid) -> None: ...
+
+    await app.apply(server.url)
+    await check_for_drift(js, app)
+
+
+async def test_metadata_of_others_stays_when_something_else_is_changed(server: NatsServer, js: JetStream) -> None:
+    await make_app(OrderPaid, buckets=["prices"]).apply(server.url)
+    orders, prices = await js.stream("ORDERS"), await js.stream("KV_prices")
+    consumer = await orders.consumer("billing")
+    for stream in (orders, prices):
+        await stream.update(metadata={**(stream.cached_info.config.metadata or {}), "team": "shop"})
+    metadata = {**(consumer.cached_info.config.metadata or {}), "team": "shop"}
+    await orders.update_consumer(ConsumerConfig(durable_name="billing", ack_wait_s=5, metadata=metadata))
+    changed = StreamConfig(name="ORDERS", description="Orders.", metadata={"mine": "1"})
+    app = make_app(OrderPaid, stream=changed, buckets=[KVConfig(bucket="prices", history=5)])
+    assert len((await app.apply(server.url)).steps) == 3
+    found: list[Any] = [await js.stream("ORDERS"), await js.stream("KV_prices"), await orders.consumer("billing")]
+    assert [(each.cached_info.config.metadata or {}).get("team") for each in found] == ["shop"] * 3
+    assert (found[0].cached_info.config.metadata or {})["mine"] == "1"
+
+
 async def test_what_can_lose_something_needs_to_be_allowed(server: NatsServer, js: JetStream) -> None:
     await make_app(OrderPaid).apply(server.url)
     shorter = make_app(OrderPaid, stream=StreamConfig(name="ORDERS", max_age_s=600))
@@ -173,6 +229,27 @@ async def test_what_the_server_cannot_change_is_refused_before_anything_is_done(
     with pytest.raises(errors.TopologyRefused, match=r"storage: file -> memory  \[impossible"):
         await memory.apply(server.url, allow=True)
     assert sorted(await read_registry(js, "orders_schemas")) == [("order.paid", 1)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"retention": "limits"}, {"retention": "workqueue"}),
+        ({"retention": "workqueue"}, {"retention": "limits"}),
+        ({"deny_delete": True}, {"deny_delete": False}),
+        ({"deny_purge": True}, {"deny_purge": False}),
+        ({"allow_message_ttl": True}, {"allow_message_ttl": False}),
+        ({"allow_message_schedules": True}, {"allow_message_schedules": False}),
+    ],
+    ids=str,
+)
+async def test_what_the_server_never_takes_back_is_refused_by_the_plan(
+    server: NatsServer, js: JetStream, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    await make_app(OrderPaid, stream=StreamConfig(name="ORDERS", **before)).apply(server.url)
+    changed = make_app(OrderPaid, stream=StreamConfig(name="ORDERS", **after))
+    with pytest.raises(errors.TopologyRefused, match=rf"{next(iter(after))}: .*\[impossible: .*another name"):
+        await changed.apply(server.url, allow=True)
 
 
 async def test_a_subject_of_another_stream_is_told_before_the_server_refuses(server: NatsServer, js: JetStream) -> None:
@@ -455,6 +532,19 @@ def test_schemas_from_the_shell(shell: Any, tmp_path: Path) -> None:
     assert {finding["rule"] for finding in json.loads(text)} == {"changed", "not_readable"}
     assert shell("schema", "fixtures", "orders:app", "golden")[0] == 3
     assert (tmp_path / "golden" / "order.paid.v1.json").read_bytes() == golden
+
+
+def test_a_folder_of_golden_files_that_cannot_be_used_is_told(shell: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for command in ("check", "diff"):
+        for folder in ("goldn", "file"):
+            with pytest.raises(errors.ConfigError, match=f"--golden {folder}: there is no such folder"):
+                shell("schema", command, "orders:app", "--golden", folder)
+    with pytest.raises(errors.ConfigError, match="file/golden: expected a folder that can be written to: Not a dir"):
+        shell("schema", "fixtures", "orders:app", "file/golden")
+    (tmp_path / "golden" / "order.paid.v1.json").mkdir(parents=True)
+    with pytest.raises(errors.ConfigError, match="expected a golden file that can be read: Is a directory"):
+        shell("schema", "check", "orders:app", "--golden", "golden")
 
 
 def test_check_from_the_shell(shell: Any) -> None:

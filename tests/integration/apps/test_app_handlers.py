@@ -245,6 +245,27 @@ async def test_a_handler_that_runs_for_too_long_is_cancelled_and_tried_again(ser
     assert begun == [1, 2, 3]
 
 
+async def test_the_smallest_limits_let_everything_through_and_the_largest_take_no_more_than_they_use(
+    server: NatsServer, js: JetStream
+) -> None:
+    app, done = new_app(), list[str]()
+
+    @app.handler(Paid, durable="least", max_messages=2, max_bytes=2)
+    async def least(event: Paid) -> None:
+        done.append(event.order_id)
+
+    @app.handler(Paid, durable="most", concurrency=200_000, max_messages=64)
+    async def most(event: Paid) -> None:
+        done.append(event.order_id)
+
+    await set_up(js, app)
+    await publish(js, app, *(Paid(order_id=name) for name in "abcd"))
+    async with running(app, server.url):
+        await until(lambda: len(done) == 8)
+        assert len(asyncio.all_tasks()) < 500
+    assert sorted(done) == sorted("abcd" * 2)
+
+
 async def test_a_slow_handler_says_that_it_is_at_work(server: NatsServer, js: JetStream) -> None:
     app, begun = new_app(), []
 

@@ -28,11 +28,12 @@ from jetspark.app.dead_letters.redriving import (
     RedriveProgress,
     RedriveResults,
     discard_letters,
+    read_letter,
     read_letters,
     run_redrive,
 )
 from jetspark.app.dead_letters.store import HandlerStore
-from jetspark.app.handlers.settling import WriteParked
+from jetspark.app.handlers.settling import ReadParked, WriteParked
 from jetspark.cli import commands
 from jetspark.core.headers import Headers
 from jetspark.errors import ConfigError, KeyNotFound, UsageError
@@ -70,6 +71,20 @@ def test_conditions_name_the_fields_there_are() -> None:
         LetterFilter.parse(None, ["reason=x"])
     with pytest.raises(ConfigError, match="expected FIELD=VALUE"):
         LetterFilter.parse(None, ["key"])
+    for wrong in ("closed", "opn", ""):
+        with pytest.raises(ConfigError, match=f"'status={wrong}': expected status=open or status=behind"):
+            LetterFilter.parse(None, [f"status={wrong}"])
+    for wrong in ("abc", "-1", "1.5", "", "²"):
+        with pytest.raises(ConfigError, match=f"'sequence={wrong}': expected a whole number"):
+            LetterFilter.parse(None, [f"sequence={wrong}"])
+
+
+async def test_a_letter_by_a_number_that_is_none_is_told(js: JetStream) -> None:
+    app = Notes().app
+    await set_up(js, app)
+    for number in (-1, 0, 1, 2**64):
+        with pytest.raises(ConfigError, match=f"letter {number} of app .*: there is none; `jetspark dlq ls`"):
+            await read_letter(js, app, number)
 
 
 async def test_a_redrive_is_frozen_resumable_and_alone(server: NatsServer, js: JetStream) -> None:
@@ -249,6 +264,79 @@ async def test_a_key_whose_event_is_on_its_way_is_not_let_go_on(server: NatsServ
         assert done == [("at work", 0), ("at work", 1)]
     await publish(js, app, Kept(name="begun", number=0))
     assert (await run_redrive(js, app, everything)).freed == 0
+
+
+@pytest.mark.parametrize("partitions", [None, 2])
+@pytest.mark.parametrize("how", ["purged", "made anew"])
+async def test_letters_behind_another_follow_it_also_if_the_records_are_gone(
+    server: NatsServer, js: JetStream, partitions: int | None, how: str
+) -> None:
+    app, done, is_mended = App("kept", stream="KEPT", subjects=["kept.>"]), list[tuple[str, int]](), False
+
+    @app.handler(Kept, durable="k", partitions=partitions)
+    async def keep(event: Kept) -> None:
+        if event.number == 0 and not is_mended:
+            raise Reject("not yet")
+        done.append((event.name, event.number))
+
+    await set_up(js, app)
+    await publish(js, app, *(Kept(name=name, number=number) for number in range(3) for name in "abc"))
+    async with running(app, server.url):
+        await until(lambda: _has_letters(js, app, 9))
+        await until(lambda: _is_acknowledged(js, app))
+    if how == "purged":
+        await (await js.stream(f"KV_{app.handler_bucket}")).purge()
+    else:
+        await js.delete_stream(f"KV_{app.handler_bucket}")
+        await set_up(js, app)
+    is_mended = True
+    assert await discard_letters(js, app, LetterFilter.parse(None, ["key=c", "status=open"])) == 1
+    async with running(app, server.url):
+        told = await run_redrive(js, app, LetterFilter(), is_dry_run=True)
+        assert (told.restored, "3 keys whose records are gone would follow again" in str(told)) == (3, True)
+        # Of what somebody has chosen otherwise, no key is a part.
+        assert (await run_redrive(js, app, LetterFilter.parse(None, ["status=behind"]))).restored == 0
+        progress = await run_redrive(js, app, LetterFilter.parse(None, ["key=a"]), wait_s=60)
+        assert (progress.restored, progress.results) == (1, RedriveResults(handled=3))
+        progress = await run_redrive(js, app, LetterFilter(), wait_s=60)
+        assert (progress.restored, progress.results) == (2, RedriveResults(handled=3 + 2))
+        assert await _has_letters(js, app, 0)
+    assert {name: [number for each, number in done if each == name] for name in "abc"} == {
+        "a": [0, 1, 2],
+        "b": [0, 1, 2],
+        "c": [1, 2],
+    }
+
+
+async def test_a_key_goes_on_with_letters_that_were_left_before_the_event_it_waited_for(
+    server: NatsServer, js: JetStream
+) -> None:
+    app, done, is_mended = App("kept", stream="KEPT", subjects=["kept.>"]), list[int](), False
+
+    @app.handler(Kept, durable="k")
+    async def keep(event: Kept) -> None:
+        if not is_mended:
+            raise Reject("not yet")
+        done.append(event.number)
+
+    await set_up(js, app)
+    await publish(js, app, *(Kept(name="a", number=number) for number in range(2)))
+    async with running(app, server.url):
+        await until(lambda: _has_letters(js, app, 2))
+        await until(lambda: _is_acknowledged(js, app))
+    # As a worker that died leaves it: it wrote a letter while another one let the key go on, to an event that failed.
+    store, is_mended = await HandlerStore.open(js, app.name, "k"), True
+    parked = await store.perform(ReadParked("a"))
+    assert await store.perform(WriteParked("a", 3, parked.revision, (3,)))
+    async with running(app, server.url) as worker:
+        await publish(js, app, Kept(name="a", number=2))
+        await until(lambda: len(done) == 3 or worker.done())
+        assert done == [2, 0, 1]
+        await until(lambda: _has_letters(js, app, 0))
+        await publish(js, app, Kept(name="a", number=3))
+        await until(lambda: len(done) == 4 or worker.done())
+    assert done[3:] == [3]
+    assert await store.perform(ReadParked("a")) is None
 
 
 async def _has_letters(js: JetStream, app: App, count: int) -> bool:

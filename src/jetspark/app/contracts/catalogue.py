@@ -38,6 +38,10 @@ class Contract:
             )
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise ConfigError(f"{kind.__name__}: version={version!r}: expected a whole number, 1 or more")
+        if key is not None and (not isinstance(key, str) or not key):
+            raise ConfigError(f"{kind.__name__}: key={key!r}: expected a field's name, or several as '{{a}}.{{b}}'")
+        if subject is not None and not isinstance(subject, str):
+            raise ConfigError(f"{kind.__name__}: subject={subject!r}: expected a text such as 'orders.{{order_id}}'")
         self.kind = kind
         self.is_pydantic = not issubclass(kind, msgspec.Struct)
         self.type = type

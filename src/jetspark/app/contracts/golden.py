@@ -25,11 +25,14 @@ def read_golden(folder: str | Path) -> dict[tuple[str, int], Record]:
     """The records in a folder, by type and version; none if there is no such folder.
 
     Raises:
-        ConfigError: A file is no record, or not the one that its name says.
+        ConfigError: A file is no record, not the one that its name says, or cannot be read.
     """
     found = {}
     for path in sorted(Path(folder).glob(f"*{ENDING}")):
-        record = read_record(path.read_bytes(), str(path))
+        try:
+            record = read_record(path.read_bytes(), str(path))
+        except OSError as error:
+            raise ConfigError(f"{path}: expected a golden file that can be read: {error.strerror}") from error
         if path.name != _file_name(record):
             raise ConfigError(f"{path}: it holds {record.type} version {record.version}; expected {_file_name(record)}")
         found[record.type, record.version] = record
@@ -42,18 +45,25 @@ def golden_findings(app: Declarations, folder: str | Path) -> list[Finding]:
 
 
 def write_golden(app: Declarations, folder: str | Path) -> list[Path]:
-    """Write the files that are missing, and return them. Files that are there are left alone, right or wrong."""
+    """Write the files that are missing, and return them. Files that are there are left alone, right or wrong.
+
+    Raises:
+        ConfigError: A file is no record, or the folder cannot be written to.
+    """
     folder = Path(folder)
     records = read_golden(folder)
     findings = check_records(app.catalogue, records, app.compatibility)
     missing = missing_records(app.catalogue, records, findings, app.source)
-    if missing:
-        folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for record in missing:
-        path = folder / _file_name(record)
-        path.write_bytes(record.write())
-        written.append(path)
+    try:
+        if missing:
+            folder.mkdir(parents=True, exist_ok=True)
+        for record in missing:
+            path = folder / _file_name(record)
+            path.write_bytes(record.write())
+            written.append(path)
+    except OSError as error:
+        raise ConfigError(f"{folder}: expected a folder that can be written to: {error.strerror}") from error
     return written
 
 

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from jetspark.aio import clock
 from jetspark.app.clock import seconds_now
-from jetspark.app.dead_letters.letters import letter_filter
+from jetspark.app.dead_letters.letters import DeadEvent, letter_filter
 from jetspark.app.dead_letters.store import HandlerStore, StoredLetter
 from jetspark.app.dead_letters.stranded import StrandedKeys
+from jetspark.app.handlers.settling import ReadParked, restore
 from jetspark.app.topology.names import dead_letter_stream, handler_bucket
 from jetspark.core import numbers
 from jetspark.errors import (
@@ -64,6 +65,7 @@ NOTE_EVERY_S = 5.0
 PORTION = 16
 # How often a redrive that waits looks what became of its letters.
 LOOK_EVERY_S = 0.25
+_STATUSES = ("open", "behind")
 _FIELDS = ("error", "fingerprint", "key", "sequence", "status", "subject")
 
 
@@ -79,13 +81,19 @@ class LetterFilter:
         """From ``FIELD=VALUE``.
 
         Raises:
-            ConfigError: There is no such field.
+            ConfigError: There is no such field, or no letter can have that value.
         """
         pairs = []
         for condition in conditions:
             name, found, value = condition.partition("=")
             if not found or name not in _FIELDS:
                 raise ConfigError(f"--where {condition!r}: expected FIELD=VALUE with one of {', '.join(_FIELDS)}")
+            if name == "status" and value not in _STATUSES:
+                raise ConfigError(f"--where {condition!r}: expected status={' or status='.join(_STATUSES)}")
+            if name == "sequence" and not (value.isascii() and value.isdigit()):
+                raise ConfigError(
+                    f"--where {condition!r}: expected a whole number, the place of the event in its stream"
+                )
             pairs.append((name, value))
         return cls(handler=handler, where=tuple(pairs))
 
@@ -144,6 +152,8 @@ class RedriveProgress:
     """Letters that follow another of their key by themselves."""
     freed: int = 0
     """Keys that go on though the letter they waited for is gone."""
+    restored: int = 0
+    """Keys with letters behind another of which the records were gone: they follow again."""
     nobodys: int = 0
     """Letters of what is no handler of the application (any more), or of projections: nobody would handle them."""
     is_dry_run: bool = False
@@ -164,6 +174,9 @@ class RedriveProgress:
         if self.freed:
             go_on = "would go on" if self.is_dry_run else "go on"
             text += f", {self.freed} keys whose letters are gone {go_on}"
+        if self.restored:
+            follow = "would follow" if self.is_dry_run else "follow"
+            text += f", {self.restored} keys whose records are gone {follow} again"
         if self.nobodys:
             text += f", {self.nobodys} left alone that are of no handler of the application"
         return text if self.results is None else f"{text}: {self.results}"
@@ -177,6 +190,7 @@ class RedriveProgress:
             "requested": self.requested,
             "behind": self.behind,
             "freed": self.freed,
+            "restored": self.restored,
             "nobodys": self.nobodys,
             "dry_run": self.is_dry_run,
             "done": self.is_done,
@@ -193,6 +207,7 @@ class RedriveProgress:
             requested=fields["requested"],
             behind=fields["behind"],
             freed=fields.get("freed", 0),
+            restored=fields.get("restored", 0),
             nobodys=fields.get("nobodys", 0),
         )
 
@@ -226,10 +241,10 @@ async def read_letter(js: JetStream, app: Declarations, number: int) -> StoredLe
         ConfigError: There is none.
     """
     stream = await js.stream(dead_letter_stream(app.name))
-    try:
-        return StoredLetter.of(await stream.get_message(number))
-    except (MessageNotFound, ProtocolError):
-        raise ConfigError(f"letter {number} of app {app.name!r}: there is none; `jetspark dlq ls` lists them") from None
+    if 1 <= number <= stream.cached_info.state.last_sequence:
+        with suppress(MessageNotFound, ProtocolError):
+            return StoredLetter.of(await stream.get_message(number))
+    raise ConfigError(f"letter {number} of app {app.name!r}: there is none; `jetspark dlq ls` lists them")
 
 
 async def with_event(js: JetStream, app: Declarations, stored: StoredLetter) -> StoredLetter:
@@ -272,7 +287,7 @@ async def run_redrive(
     # All as they were before the first is requested, so that those that follow it are known; without their events.
     everything = each_letter(js, app, LetterFilter(handler=progress.chosen.handler))
     letters = [(progress.chosen.accepts(stored), stored.without_body()) async for stored in everything]
-    await _free_stranded(js, app, progress, outcomes)
+    await _mend_keys(js, app, progress, outcomes, (stored.letter for _, stored in letters))
     for is_chosen, stored in letters:
         if not is_chosen or not progress.last < stored.revision <= progress.up_to:
             continue
@@ -328,6 +343,14 @@ async def _start(
     return await _begin(records, chosen, up_to)
 
 
+async def _mend_keys(
+    js: JetStream, app: Declarations, progress: RedriveProgress, outcomes: LetterOutcomes, letters: Iterable[DeadEvent]
+) -> None:
+    """See to keys of which somebody has removed the letters, or the records."""
+    await _free_stranded(js, app, progress, outcomes)
+    await _restore(js, app, progress, outcomes, letters)
+
+
 async def _free_stranded(js: JetStream, app: Declarations, progress: RedriveProgress, outcomes: LetterOutcomes) -> None:
     """Let keys go on whose letters are gone, or count them."""
     chosen = progress.chosen
@@ -344,6 +367,25 @@ async def _free_stranded(js: JetStream, app: Declarations, progress: RedriveProg
             progress.freed += 1
             if not progress.is_dry_run:
                 await stranded.free(key, head)
+                outcomes.free(spec.name, key)
+
+
+async def _restore(
+    js: JetStream, app: Declarations, progress: RedriveProgress, outcomes: LetterOutcomes, letters: Iterable[DeadEvent]
+) -> None:
+    """Have keys wait for their first letter again whose letters are there and whose records are gone, or count them."""
+    chosen = progress.chosen
+    behind = {(each.handler, each.key) for each in letters if each.status == "behind" and each.key is not None}
+    for spec in app.handlers.values():
+        keys = sorted(key for handler, key in behind if handler == spec.name and chosen.accepts_key(key))
+        if not keys or not spec.in_order or chosen.handler not in (None, spec.name):
+            continue
+        store = await HandlerStore.open(js, app.name, spec.name)
+        for key in keys:
+            if progress.is_dry_run:
+                progress.restored += await store.perform(ReadParked(key)) is None
+            elif await store.run(restore(key)):
+                progress.restored += 1
                 outcomes.free(spec.name, key)
 
 

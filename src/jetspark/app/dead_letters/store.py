@@ -397,7 +397,8 @@ class HandlerStore:
             return None
         fields = json.loads(entry.value)
         # Records of keys that were parked before there was "waiting" have the one event as "first".
-        return ParkedRecord(fields["head"], entry.revision, tuple(fields.get("waiting") or [fields["first"]]))
+        waiting = fields["waiting"] if "waiting" in fields else [fields["first"]]
+        return ParkedRecord(fields["head"], entry.revision, tuple(waiting))
 
     async def _write_parked(self, step: WriteParked) -> bool:
         value = json.dumps({"key": step.key, "head": step.head, "waiting": step.waiting}).encode()

@@ -361,7 +361,11 @@ async def open_lifespans(functions: Sequence[Callable[[], AsyncIterator[Any]]]) 
         found: list[Any] = []
         for function in functions:
             steps = function()
-            made = await anext(steps)
+            try:
+                made = await anext(steps)
+            except StopAsyncIteration:
+                name = getattr(function, "__name__", repr(function))
+                raise ConfigError(f"lifespan {name!r}: expected one yield, and it ended without") from None
             stack.push_async_callback(_end_lifespan, steps)
             found += made if isinstance(made, tuple) else [made]
         yield Dependencies(found)

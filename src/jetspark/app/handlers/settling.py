@@ -58,6 +58,7 @@ __all__ = [
     "is_plain",
     "needs_preparing",
     "prepare",
+    "restore",
 ]
 
 R = TypeVar("R")
@@ -516,6 +517,25 @@ def advance(key: str, sequence: int) -> SettlingSteps[int | None]:
             if (yield WriteParked(key, letter.sequence, parked.revision, waiting)):
                 yield RequestRedrive(letter)
                 return int(letter.sequence)
+
+
+def restore(key: str) -> SettlingSteps[bool]:
+    """Have a key wait for the first of its letters if no record says that it waits; returns whether there was none.
+
+    Somebody has purged or deleted the records. Without one, nobody asks for the letters behind the first.
+    """
+    if (yield ReadParked(key)) is not None:
+        return False
+    first = yield NextLetter(key)
+    if first is None or not (yield WriteParked(key, first.sequence, 0, (first.sequence,))):
+        return False
+    # A worker may have closed it meanwhile, or written one before it.
+    letter = yield NextLetter(key)
+    if letter is None or letter.sequence != first.sequence:
+        yield from advance(key, first.sequence)
+    elif letter.status == "behind":
+        yield RequestRedrive(letter)
+    return True
 
 
 def is_plain(machine: HandlerMachine, item: WorkItem) -> bool:

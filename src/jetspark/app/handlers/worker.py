@@ -155,7 +155,9 @@ class HandlerWorker:
         if self.spec.batch is not None:
             self._runners = [tasks.create_task(self._run_batches(self.spec.batch))]
         else:
-            self._runners = [tasks.create_task(self._run_items()) for _ in range(self.spec.concurrency)]
+            # More runners than messages that are held would never have anything to run.
+            count = min(self.spec.concurrency, self.spec.max_messages)
+            self._runners = [tasks.create_task(self._run_items()) for _ in range(count)]
         await asyncio.wait(self._runners)
         for task in watchers:
             task.cancel()

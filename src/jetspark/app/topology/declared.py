@@ -19,6 +19,7 @@ from jetspark.core.subjects import is_subset
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 from jetspark.jetstream.kv import KVConfig
+from jetspark.jetstream.wire import seconds_to_ns
 
 __all__ = [
     "OWNER",
@@ -47,11 +48,11 @@ _STREAM_LOSSES = {
     "retention": "another retention deletes what the new one does not keep",
     "discard": "what is new may be refused, or what is old deleted",
     "discard_new_per_subject": "what is new may be refused",
-    "deny_purge": "it protects what is stored",
-    "deny_delete": "it protects what is stored",
     "sealed": "a sealed stream never takes a message again",
 }
 _STREAM_FIXED = {"storage", "mirror", "first_sequence", "persist_mode", "allow_message_counter"}
+# Once these are on, the server does not switch them off.
+_STREAM_ONE_WAY = {"deny_delete", "deny_purge", "allow_message_ttl", "allow_message_schedules"}
 _SWITCHES = {"allow_direct", "allow_rollup", "allow_message_ttl", "allow_atomic", "allow_batched", "mirror_direct"}
 _CONSUMER_FIXED = {
     "deliver_policy",
@@ -73,6 +74,8 @@ _OF_EVERY_BUCKET = (
     "mirror",
 )
 _EVENTS = "$JS.EVENT."
+# Of these, an update leaves alone what is not mentioned; all other fields that have parts are replaced.
+_KEPT_IN_PART = {"consumer_limits", "placement"}
 _CONSUMER_FILTERS = {"filter_subject", "filter_subjects"}
 
 
@@ -347,14 +350,33 @@ def _differences(existing: Any, wanted: Any) -> Iterator[FieldChange]:
 
 
 def _is_same(name: str, actual: Any, declared: Any) -> bool:
+    """Whether the server has what was declared: it leaves out what is empty, off, or without a limit."""
     if actual == declared:
         return True
-    if isinstance(declared, list | tuple) and isinstance(actual, list | tuple | None):
-        is_ordered = name == "backoff_s"
-        return list(actual or ()) == list(declared) if is_ordered else _as_set(actual or ()) == _as_set(declared)
-    if isinstance(declared, int | float) and isinstance(actual, int | float | None):
-        return _limit(actual) == _limit(declared)  # what is off, or has no limit, the server may leave out
-    return _is_consumer_default(name, actual, declared)
+    known = actual if declared is None else declared
+    other = declared if declared is None else actual
+    if isinstance(known, list | tuple) and isinstance(other, list | tuple | None):
+        return _is_same_list(name, actual or (), declared or ())
+    if isinstance(known, int | float) and isinstance(other, int | float | None):
+        return _amount(name, actual) == _amount(name, declared)
+    if isinstance(known, str) and isinstance(other, str | None):
+        everything = ">" if name == "source" else ""
+        return (actual or everything) == (declared or everything) or _is_consumer_default(name, actual, declared)
+    if dataclasses.is_dataclass(known) and declared is not None:
+        return all(
+            _is_same(each.name, getattr(actual, each.name, None), getattr(declared, each.name))
+            for each in dataclasses.fields(declared)
+            if each.name != "extra" and not (name in _KEPT_IN_PART and getattr(declared, each.name) is None)
+        )
+    return False
+
+
+def _is_same_list(name: str, actual: Sequence[Any], declared: Sequence[Any]) -> bool:
+    if name == "backoff_s":
+        return len(actual) == len(declared) and all(map(_is_same, [name] * len(actual), actual, declared))
+    return all(any(_is_same("", each, other) for each in actual) for other in declared) and all(
+        any(_is_same("", each, other) for other in declared) for each in actual
+    )
 
 
 def _is_consumer_default(name: str, actual: Any, declared: Any) -> bool:
@@ -363,8 +385,9 @@ def _is_consumer_default(name: str, actual: Any, declared: Any) -> bool:
     return actual is None and defaults.get(name) == declared
 
 
-def _as_set(values: Sequence[Any]) -> set[str]:
-    return set(map(repr, values))
+def _amount(name: str, value: float | None) -> float:
+    """A number as the server keeps it: durations are whole nanoseconds there."""
+    return _limit(seconds_to_ns(value) if name.endswith("_s") and value is not None else value)
 
 
 def _limit(value: float | None) -> float:
@@ -372,7 +395,8 @@ def _limit(value: float | None) -> float:
 
 
 def _stream_safety(name: str, found: Any, declared: Any) -> tuple[Safety, str]:
-    if name in _STREAM_FIXED:
+    is_of_a_queue = name == "retention" and "workqueue" in (found, declared)
+    if name in _STREAM_FIXED or is_of_a_queue or (name in _STREAM_ONE_WAY and found):
         return "impossible", "the server does not change it for a stream that exists; give the stream another name"
     if name == "sources" and "{{partition(" in f"{found}{declared}":
         return "impossible", (
@@ -386,9 +410,9 @@ def _stream_safety(name: str, found: Any, declared: Any) -> tuple[Safety, str]:
     if name == "subjects":
         lost = sorted(set(found or ()) - set(declared))
         return ("destructive", f"{', '.join(lost)} is no longer stored") if lost else ("safe", "")
-    if name in _SWITCHES or name == "allow_message_schedules":
+    if name in _SWITCHES:
         return ("destructive", "somebody may be using it") if found else ("safe", "")
-    if name in _STREAM_LOSSES and (found or declared) and not (name.startswith("deny") and declared):
+    if name in _STREAM_LOSSES and (found or declared):
         return "destructive", _STREAM_LOSSES[name]
     return "safe", ""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.contracts.records import check_records
@@ -19,11 +20,14 @@ from jetspark.app.topology.declared import (
 )
 from jetspark.errors import ConsumerNotFound, StreamNotFound, TopologyDrift, TopologyRefused
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
+from jetspark.jetstream.kv import KVConfig
 
 if TYPE_CHECKING:
     from jetspark.app.declarations import Declarations
 
 __all__ = ["apply_topology", "check_for_drift", "make_plan", "read_found"]
+
+_Config = TypeVar("_Config", StreamConfig, KVConfig, ConsumerConfig)
 
 
 async def read_found(js: JetStream, declared: Topology) -> Found:
@@ -79,16 +83,16 @@ async def _read_former(
 
 async def make_plan(js: JetStream, app: Declarations) -> TopologyPlan:
     """What has to be done so that the server has what an application declares: its contracts included."""
-    return (await _compare(js, app))[1]
+    return (await _compare(js, app))[2]
 
 
-async def _compare(js: JetStream, app: Declarations) -> tuple[Topology, TopologyPlan]:
-    """What has to be there, and what has to be done for it."""
+async def _compare(js: JetStream, app: Declarations) -> tuple[Topology, Found, TopologyPlan]:
+    """What has to be there, what is there, and what has to be done for it."""
     declared = app.topology()
     found = await read_found(js, declared)
     declared = inherit_advisories(inherit_replicas(declared, found), found)
     plan = plan_changes(declared, found)
-    return declared, TopologyPlan(plan.app, (*plan.steps, *await _contract_steps(js, app)))
+    return declared, found, TopologyPlan(plan.app, (*plan.steps, *await _contract_steps(js, app)))
 
 
 async def apply_topology(js: JetStream, app: Declarations, *, allow: bool = False) -> TopologyPlan:
@@ -97,25 +101,32 @@ async def apply_topology(js: JetStream, app: Declarations, *, allow: bool = Fals
     Raises:
         TopologyRefused: A change is destructive and not allowed, or impossible; nothing was done.
     """
-    declared, plan = await _compare(js, app)
+    declared, found, plan = await _compare(js, app)
     refused = plan.refused(allow)
     if refused:
         raise TopologyRefused(app.name, tuple(map(str, refused)))
     wanted = {(step.kind, step.name) for step in plan.steps}
     for stream in declared.streams:
         if ("stream", stream.name) in wanted:
-            await js.create_or_update_stream(stream)
+            await js.create_or_update_stream(_with_metadata_of(found.streams.get(stream.name), stream))
     for bucket in declared.buckets:
         if ("bucket", bucket.bucket) in wanted:
-            await js.create_or_update_kv(bucket)
+            await js.create_or_update_kv(_with_metadata_of(found.streams.get(f"KV_{bucket.bucket}"), bucket))
     for place in declared.consumers:
         if ("consumer", f"{place.name} of {place.stream}") in wanted:
-            await (await js.stream(place.stream)).create_or_update_consumer(place.config)
+            config = _with_metadata_of(found.consumers.get((place.stream, place.name)), place.config)
+            await (await js.stream(place.stream)).create_or_update_consumer(config)
     if app.owns_stream:
         registry = ContractRegistry(await js.kv(app.schema_bucket))
         for record in missing_records(app.catalogue, await registry.load(), [], app.source):
             await registry.add(record)
     return plan
+
+
+def _with_metadata_of(existing: StreamConfig | ConsumerConfig | None, wanted: _Config) -> _Config:
+    """What is wanted with the metadata that is there and that nothing is said of: an update replaces all of it."""
+    there = {} if existing is None else dict(existing.metadata or {})
+    return dataclasses.replace(wanted, metadata=there | dict(wanted.metadata or {}))
 
 
 async def check_for_drift(js: JetStream, app: Declarations) -> None:
