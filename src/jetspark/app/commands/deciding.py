@@ -389,10 +389,7 @@ class _DecidingRun:
                 yield from self._catch_up()
                 is_version_asked = True
                 continue
-            outcome = self._decide()
-            append = self._append(outcome, end) if isinstance(outcome, CommandDecision) and outcome.events else None
-            if isinstance(append, CommandFailed):
-                outcome, append = append, None
+            outcome, append = self._decide_for(end)
             if isinstance(outcome, CommandDecision) and append is not None:
                 answer = yield append
                 if isinstance(answer, Appended):
@@ -581,21 +578,27 @@ class _DecidingRun:
             # Boundaries that were read one after the other may not fit together: only an error on those that do counts.
             return failed_by(self._spec, "decide", error)
 
+    def _decide_for(self, end: int | None) -> tuple[CommandDecision | JetSparkError, Append | None]:
+        """The outcome, and what has to be stored for it. Events that cannot be stored are an error as one of ``decide``
+        is: it counts only on what the leader has."""
+        outcome = self._decide()
+        if not isinstance(outcome, CommandDecision) or not outcome.events:
+            return outcome, None
+        try:
+            return outcome, self._append(outcome, end)
+        except CommandFailed as error:
+            return error, None
+
     # ---- storing -----------------------------------------------------------------------------------------------
 
-    def _append(self, decision: CommandDecision, end: int | None) -> Append | CommandFailed:
-        """The messages with their guards; an error, if they cannot be stored, counts as one of ``decide`` does."""
+    def _append(self, decision: CommandDecision, end: int | None) -> Append:
+        self._messages = self._deciding.encoder.encode(self._spec.name, self._request.cause, decision, self._time)
+        events, timers = self._messages
+        boundary = [Guard(past.filter, past.last) for past in self._pasts]
         try:
-            self._messages = self._deciding.encoder.encode(self._spec.name, self._request.cause, decision, self._time)
-            events, timers = self._messages
-            boundary = [Guard(past.filter, past.last) for past in self._pasts]
             guards = plan_guards([each.subject for each in events], boundary, whole_stream=end is not None)
-        except CommandFailed as error:
-            return error
         except NotGuardable as error:
-            failed = CommandFailed(self._spec.name, str(error))
-            failed.__cause__ = error
-            return failed
+            raise CommandFailed(self._spec.name, str(error)) from error
         messages = (*map(GuardedMessage, events, guards), *map(GuardedMessage, timers))
         return Append(messages, end)
 
