@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
+from support.header_blocks import BLOCKS, publish_block
 from support.names import new_name, new_stream
 from support.replicas import stale_replica
 
@@ -53,6 +54,17 @@ def test_the_ids_after_a_sequence_are_found_without_those_of_others(js: JetStrea
     assert ids_of(js, stream, 0, prefix="") == {b"q:1", b"q:2", b"other:3", b"q:4"}
     js.publish(f"{stream.name}.x", b"", msg_id="q:6")
     assert ids_of(js, stream, 5) == {b"6"}
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+def test_a_message_of_somebody_whose_headers_cannot_be_read_hides_no_ids(
+    server: NatsServer, js: JetStream, block: bytes
+) -> None:
+    stream = new_stream(js)
+    js.publish(f"{stream.name}.x", b"", msg_id="q:1")
+    publish_block(server.port, f"{stream.name}.x", block, b"of somebody")
+    js.publish(f"{stream.name}.x", b"", msg_id="q:2")
+    assert ids_of(js, stream, 0) == {b"1", b"2"}
 
 
 def test_ids_of_messages_that_come_later_are_not_waited_for_and_those_that_are_gone_are_left_out(

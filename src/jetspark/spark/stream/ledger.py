@@ -33,6 +33,7 @@ from typing import TypeVar
 from jetspark.blocking import JetStream, KeyValue, KVConfig
 from jetspark.blocking.context import context_of
 from jetspark.blocking.ordered import Reading
+from jetspark.core.headers import readable
 from jetspark.errors import (
     Conflict,
     JetSparkError,
@@ -199,7 +200,7 @@ def stored_ids(
             message = reading.next(until_idle=True)
             if message is None:  # the last ones are gone since they were counted
                 return found
-            msg_id = message.headers.get("Nats-Msg-Id") if message.headers else None
+            msg_id = readable(message.raw_headers).get("Nats-Msg-Id")
             if msg_id is not None and msg_id.startswith(prefix):
                 found.add(msg_id[len(prefix) :].encode("utf-8", "surrogateescape"))
                 if len(found) > max_ids:
