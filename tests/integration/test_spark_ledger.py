@@ -16,7 +16,7 @@ from support.header_blocks import BLOCKS, publish_block
 from support.names import new_name, new_stream
 from support.replicas import stale_replica
 
-from jetspark.blocking import JetStream, Stream, StreamConfig
+from jetspark.blocking import JetStream, Stream, StreamConfig, SubjectTransform, connect
 from jetspark.errors import JetSparkError, UsageError
 from jetspark.server import NatsServer
 from jetspark.spark.stream import sink
@@ -36,7 +36,7 @@ TRIES = 8
 
 
 def ids_of(js: JetStream, stream: Stream, after: int, **options: Any) -> set[bytes]:
-    return stored_ids(js, stream.info(), after, **({"prefix": "q:", "subject": None, "max_ids": 100} | options))
+    return stored_ids(js, stream.info(), after, **({"prefix": "q:", "max_ids": 100} | options))
 
 
 def test_the_ids_after_a_sequence_are_found_without_those_of_others(js: JetStream) -> None:
@@ -49,8 +49,6 @@ def test_the_ids_after_a_sequence_are_found_without_those_of_others(js: JetStrea
     assert ids_of(js, stream, 1) == {b"2", b"4"}
     assert ids_of(js, stream, 3) == {b"4"}
     assert ids_of(js, stream, 4) == ids_of(js, stream, 5) == ids_of(js, stream, 9) == set()
-    assert ids_of(js, stream, 0, subject=f"{stream.name}.0") == {b"2", b"4"}
-    assert ids_of(js, stream, 0, subject=f"{stream.name}.none") == set()
     assert ids_of(js, stream, 0, prefix="") == {b"q:1", b"q:2", b"other:3", b"q:4"}
     js.publish(f"{stream.name}.x", b"", msg_id="q:6")
     assert ids_of(js, stream, 5) == {b"6"}
@@ -77,7 +75,7 @@ def test_ids_of_messages_that_come_later_are_not_waited_for_and_those_that_are_g
     js.publish(f"{stream.name}.x", b"", msg_id="q:6")
     stream.delete_message(2)
     stream.delete_message(5)
-    found = stored_ids(js, seen, 0, prefix="q:", subject=None, max_ids=100)
+    found = stored_ids(js, seen, 0, prefix="q:", max_ids=100)
     assert found - {b"6"} == {b"1", b"3", b"4"}
 
 
@@ -169,6 +167,7 @@ def attempt(
     *,
     dies_after: int | None = None,
     waits_s: float = 0.0,
+    subject: str | None = None,
     **more: Any,
 ) -> Any:
     """One at the only partition of batch 0, which waits before its last rows."""
@@ -181,7 +180,7 @@ def attempt(
                 time.sleep(waits_s)
             yield pa.record_batch({"data": ROWS[start : start + 100]})
 
-    subject = f"{stream.name}.x"
+    subject = subject or f"{stream.name}.x"
     options = SinkOptions(servers=(server.url,), subject=subject, publish_mode=mode, ledger_bucket=bucket, **more)
     return Task(options, Layout(subject=subject, msg_id=None), TaskPlace(stream.name, 0, 0)).run(batches())
 
@@ -206,6 +205,37 @@ def test_an_attempt_after_the_duplicate_window_stores_what_the_first_has_not(ser
         assert (written.rows, written.sent) == (len(ROWS), len(ROWS) - stored[mode])
         found = [message.data for message in stream.get_messages() if message.data.isdigit()]
         assert sorted(found, key=int) == ROWS
+
+
+def check_rows_are_found_after_the_window(server: NatsServer, js: JetStream, config: StreamConfig, sent: str) -> None:
+    stream, bucket = js.create_stream(config), new_name("ledger")
+    with pytest.raises(Died):
+        attempt(server, stream, "fast", bucket, dies_after=300, subject=sent)
+    assert stream.get_message(1).subject != sent
+    time.sleep((config.duplicate_window_s or 0) + 0.2)
+    written = attempt(server, stream, "fast", bucket, subject=sent)
+    assert (written.rows, written.sent) == (len(ROWS), 300)
+    assert stream.info().state.messages == len(ROWS)
+
+
+@pytest.mark.parametrize("destination", ["{}.stored.>", "elsewhere.{}.>"])
+def test_rows_that_the_stream_stores_under_another_subject_are_found_after_the_duplicate_window(
+    server: NatsServer, js: JetStream, destination: str
+) -> None:
+    name = new_name()
+    transform = SubjectTransform(source=f"{name}.sent.>", destination=destination.format(name))
+    subjects = [f"{name}.sent.>"]
+    config = StreamConfig(
+        name=name, subjects=subjects, subject_transform=transform, allow_batched=True, duplicate_window_s=1.0
+    )
+    check_rows_are_found_after_the_window(server, js, config, f"{name}.sent.x")
+
+
+def test_rows_that_the_account_maps_to_another_subject_are_found_after_the_duplicate_window() -> None:
+    mapping = 'mappings = {"mapped.*": "mapped.{{partition(3,1)}}.$1"}'
+    with NatsServer(extra_config=mapping) as server, connect(server.url) as client:
+        config = StreamConfig(name="MAPPED", subjects=["mapped.>"], allow_batched=True, duplicate_window_s=1.0)
+        check_rows_are_found_after_the_window(server, client.jetstream(), config, "mapped.x")
 
 
 @pytest.mark.parametrize("few", [sink.FEW_MESSAGES, len(ROWS), len(ROWS) - 1])

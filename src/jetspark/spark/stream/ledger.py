@@ -174,10 +174,10 @@ class Ledger:
         return entry.value, entry.revision, entry.created
 
 
-def stored_ids(
-    js: JetStream, info: StreamInfo, after: int, *, prefix: str, subject: str | None, max_ids: int
-) -> set[bytes]:
+def stored_ids(js: JetStream, info: StreamInfo, after: int, *, prefix: str, max_ids: int) -> set[bytes]:
     """The message ids with this prefix, without it, that a stream has after a sequence.
+
+    On whatever subject: the stream or the account may have stored a row under another one than it was sent to.
 
     Raises:
         RequestTimeout: The reading came to a standstill.
@@ -187,9 +187,7 @@ def stored_ids(
     last = info.state.last_sequence
     if last <= after:
         return found
-    options = OrderedOptions(
-        start_sequence=after + 1, headers_only=True, filter_subjects=() if subject is None else (subject,)
-    )
+    options = OrderedOptions(start_sequence=after + 1, headers_only=True)
     name = info.config.name
     reading = Reading(context_of(js), name, options, listing=f"message ids of stream {name!r}")
     try:

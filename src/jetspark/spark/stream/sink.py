@@ -588,7 +588,6 @@ class Earlier:
                 info,
                 opening.after,
                 prefix="" if layout.msg_id else place.id_prefix(),
-                subject=layout.subject,
                 max_ids=MAX_RECOVERED_IDS,
             )
         )
