@@ -16,7 +16,7 @@ from support.header_blocks import BLOCKS, publish_block
 from support.names import new_name, new_stream
 from support.replicas import stale_replica
 
-from jetspark.blocking import JetStream, Stream, StreamConfig, SubjectTransform, connect
+from jetspark.blocking import ConsumerConfig, JetStream, Stream, StreamConfig, SubjectTransform, connect
 from jetspark.errors import JetSparkError, UsageError
 from jetspark.server import NatsServer
 from jetspark.spark.stream import sink
@@ -236,6 +236,41 @@ def test_rows_that_the_account_maps_to_another_subject_are_found_after_the_dupli
     with NatsServer(extra_config=mapping) as server, connect(server.url) as client:
         config = StreamConfig(name="MAPPED", subjects=["mapped.>"], allow_batched=True, duplicate_window_s=1.0)
         check_rows_are_found_after_the_window(server, client.jetstream(), config, "mapped.x")
+
+
+@pytest.mark.parametrize("allow_direct", [True, False])
+@pytest.mark.parametrize("retention", ["workqueue", "interest"])
+@pytest.mark.parametrize("mode", MODES)
+def test_an_attempt_is_repeated_on_a_stream_that_is_consumed_by_reading(
+    server: NatsServer, js: JetStream, mode: str, retention: Any, allow_direct: bool
+) -> None:
+    stream, bucket = new_stream(js, retention=retention, allow_direct=allow_direct), new_name("ledger")
+    consumer = stream.create_consumer(ConsumerConfig(durable_name="theirs", ack_policy="explicit"))
+    with pytest.raises(Died) if mode != "atomic" else nullcontext():
+        attempt(server, stream, mode, bucket, dies_after=None if mode == "atomic" else 300)
+    before = stream.info().state.messages
+    is_readable = allow_direct or retention == "interest"
+    written = attempt(server, stream, mode, bucket)
+    assert written.sent == len(ROWS) - (before if is_readable else 0)
+    assert stream.info().state.messages == len(ROWS)
+    assert [message.data for message in consumer.fetch(len(ROWS))] == ROWS
+
+
+@pytest.mark.parametrize("taken", [250, len(ROWS)])
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_that_were_consumed_before_the_attempt_is_repeated_are_not_stored_again(
+    server: NatsServer, js: JetStream, mode: str, taken: int
+) -> None:
+    stream, bucket = new_stream(js, retention="workqueue"), new_name("ledger")
+    consumer = stream.create_consumer(ConsumerConfig(durable_name="theirs", ack_policy="explicit"))
+    attempt(server, stream, mode, bucket)
+    seen = []
+    for message in consumer.fetch(taken):
+        seen.append(message.data)
+        message.ack_sync()
+    attempt(server, stream, mode, bucket)
+    assert [*seen, *(message.data for message in stream.get_messages())] == ROWS
+    assert stream.info().state.last_sequence == len(ROWS)
 
 
 @pytest.mark.parametrize("few", [sink.FEW_MESSAGES, len(ROWS), len(ROWS) - 1])

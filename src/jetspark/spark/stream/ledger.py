@@ -27,13 +27,15 @@ from __future__ import annotations
 import datetime
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from jetspark.blocking import JetStream, KeyValue, KVConfig
 from jetspark.blocking.context import context_of
 from jetspark.blocking.ordered import Reading
-from jetspark.core.headers import readable
+from jetspark.blocking.steps import ProcedureRunner
+from jetspark.core.headers import Headers, readable
 from jetspark.errors import (
     Conflict,
     JetSparkError,
@@ -46,6 +48,7 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.ordered import OrderedOptions
+from jetspark.state.scan import Range, RangeScan, head_of
 
 __all__ = ["Committed", "Ledger", "Opened", "stored_ids"]
 
@@ -184,31 +187,44 @@ def stored_ids(js: JetStream, info: StreamInfo, after: int, *, prefix: str, max_
         JetSparkError: There are more than ``max_ids``.
     """
     found: set[bytes] = set()
-    last = info.state.last_sequence
+    for headers in _headers_after(js, info, after):
+        msg_id = headers.get("Nats-Msg-Id")
+        if msg_id is not None and msg_id.startswith(prefix):
+            found.add(msg_id[len(prefix) :].encode("utf-8", "surrogateescape"))
+            if len(found) > max_ids:
+                raise JetSparkError(
+                    f"stream {info.config.name!r} has more than {max_ids} messages after sequence {after}, too "
+                    "many to find out which rows are stored: write smaller batches (maxOffsetsPerTrigger)"
+                )
+    return found
+
+
+def _headers_after(js: JetStream, info: StreamInfo, after: int) -> Iterator[Headers]:
+    """Of every message the stream has after a sequence; of none where it cannot be read."""
+    name, last = info.config.name, info.state.last_sequence
     if last <= after:
-        return found
+        return
+    if info.config.retention == "workqueue":
+        # It takes no consumer that only reads.
+        if info.config.allow_direct:
+            part = Range(name, head_of(info).created, after + 1, last + 1, is_earliest=True)
+            for piece in ProcedureRunner(js).pieces(RangeScan(part)):
+                yield from (message.headers for message in piece)
+        return
     options = OrderedOptions(start_sequence=after + 1, headers_only=True)
-    name = info.config.name
     reading = Reading(context_of(js), name, options, listing=f"message ids of stream {name!r}")
     try:
         reading.start()
         if not reading.initial_pending:
-            return found
+            return
         while True:
             message = reading.next(until_idle=True)
             if message is None:  # the last ones are gone since they were counted
-                return found
-            msg_id = readable(message.raw_headers).get("Nats-Msg-Id")
-            if msg_id is not None and msg_id.startswith(prefix):
-                found.add(msg_id[len(prefix) :].encode("utf-8", "surrogateescape"))
-                if len(found) > max_ids:
-                    raise JetSparkError(
-                        f"stream {info.config.name!r} has more than {max_ids} messages after sequence {after}, too "
-                        "many to find out which rows are stored: write smaller batches (maxOffsetsPerTrigger)"
-                    )
+                return
+            yield readable(message.raw_headers)
             metadata = message.metadata
             if metadata.stream_sequence >= last or not metadata.pending:
-                return found
+                return
     finally:
         reading.close()
 

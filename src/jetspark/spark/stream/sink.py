@@ -466,6 +466,7 @@ class Task:
                     partition=self.place.partition,
                     limit=self.options.max_atomic_messages,
                     find_stored=earlier.find,
+                    are_ids_ours=self.layout.msg_id is None,
                 )
 
     def _some_subject(self, batch: pa.RecordBatch) -> str:
