@@ -44,6 +44,9 @@ T = TypeVar("T")
 
 LOSS_REMEDY = "set failOnDataLoss=false to go on with what is left"
 
+# What 64 bits of nanoseconds hold, in whole seconds.
+MAX_MS = 9_223_372_036_000
+
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 
@@ -85,8 +88,8 @@ def size(value: str) -> int:
 def milliseconds(value: str) -> float:
     """To seconds."""
     number = _integer(value)
-    if number < 1:
-        raise ValueError("1 millisecond or more")
+    if not 1 <= number <= MAX_MS:
+        raise ValueError(f"1 millisecond or more, and at most {MAX_MS}")
     return number / 1000
 
 
@@ -216,7 +219,12 @@ class Connecting:
 
     def __post_init__(self) -> None:
         for url in self.servers:
-            if urlsplit(url if "//" in url else f"//{url}").username is not None:
+            try:
+                has_user = urlsplit(url if "//" in url else f"//{url}").username is not None
+            except ValueError as error:
+                # Not the URL itself: it may have a password in it.
+                raise ConfigError(f"servers: a URL that cannot be read ({error}): expected nats://host:port") from None
+            if has_user:
                 # Spark shows options in plans and logs.
                 raise ConfigError(
                     "servers: a URL with a user or password in it would be shown in the query plan; "

@@ -81,9 +81,9 @@ def moment(value: str) -> datetime.datetime:
         if text.lstrip("-").isdecimal():
             return datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(milliseconds=int(text))
         found = datetime.datetime.fromisoformat(text)
+        return found.replace(tzinfo=datetime.UTC) if found.tzinfo is None else found.astimezone(datetime.UTC)
     except (ValueError, OverflowError):
         raise ValueError("milliseconds since 1970 or ISO 8601 such as 2026-03-20T10:14:30Z") from None
-    return found.replace(tzinfo=datetime.UTC) if found.tzinfo is None else found.astimezone(datetime.UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
