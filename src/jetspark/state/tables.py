@@ -149,6 +149,8 @@ def is_within_transaction(raw_headers: bytes | None) -> bool:
 def split(first: int, end: int, parts: int) -> list[tuple[int, int]]:
     """The numbers from ``first`` up to, not including, ``end``, in that many ranges of about one size, or fewer."""
     size = end - first
+    # More parts than numbers would be empty ones, and may be more than memory holds.
+    parts = max(1, min(parts, size))
     edges = [first + size * index // parts for index in range(parts + 1)]
     return [(low, high) for low, high in itertools.pairwise(edges) if low < high]
 
