@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit
 
 from jetspark.core.auth import Auth, Credentials, NKey, Token, UserPassword
 from jetspark.core.options import TLSConfig
+from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "Connecting",
     "Described",
     "boolean",
+    "check_disjoint",
     "choice",
     "count",
     "describe",
@@ -108,6 +111,20 @@ def choice(*allowed: str) -> Callable[[str], str]:
         return found
 
     return read
+
+
+def check_disjoint(name: str, filters: Iterable[str]) -> None:
+    """That no message matches two filters of an option.
+
+    Raises:
+        ConfigError: One does.
+    """
+    for one, other in itertools.combinations(filters, 2):
+        if overlaps(one, other):
+            wider = one if is_subset(other, one) else other
+            raise ConfigError(
+                f"{name}: {one!r} and {other!r} overlap, which the server refuses; {wider!r} alone may do"
+            )
 
 
 def _integer(value: str) -> int:
