@@ -22,7 +22,7 @@ from jetspark.server import NatsServer
 from jetspark.spark.stream import sink
 from jetspark.spark.stream.ledger import Ledger, stored_ids
 from jetspark.spark.stream.publishing import AsyncPublishing, FastPublishing, Publisher
-from jetspark.spark.stream.sink import SinkOptions, Task, TaskPlace
+from jetspark.spark.stream.sink import BatchWriter, SinkOptions, Task, TaskPlace
 from jetspark.spark.stream.writing import Layout, Rows
 
 pytest_plugins = ["support.sparks"]
@@ -326,3 +326,52 @@ def test_a_batch_that_is_committed_is_read_and_not_sent(server: NatsServer, js: 
     written = attempt(server, stream, mode, bucket)
     assert (written.rows, written.sent, written.is_committed_already) == (len(ROWS), 0, True)
     assert stream.info().state.messages == 0
+
+
+def named(server: NatsServer, stream: Stream, bucket: str, **more: Any) -> Any:
+    """A whole ``df.write`` with a name, of one partition."""
+    subject = f"{stream.name}.x"
+    options = SinkOptions(servers=(server.url,), subject=subject, ledger_bucket=bucket, write_id="daily", **more)
+    task = Task(options, Layout(subject=subject, msg_id=None), TaskPlace("daily", 0, 0))
+    written = task.run(iter([pa.record_batch({"data": ROWS})]))
+    BatchWriter(options, task.layout).commit([written])
+    return written
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_named_write_is_stored_again_when_its_stream_was_made_again(
+    server: NatsServer, js: JetStream, mode: str
+) -> None:
+    stream, bucket = new_stream(js), new_name("ledger")
+    assert [named(server, stream, bucket, publish_mode=mode).sent for _ in range(2)] == [len(ROWS), 0]
+    for _ in range(2):
+        config = stream.info().config
+        js.delete_stream(stream.name)
+        stream = js.create_stream(config)
+        assert [named(server, stream, bucket, publish_mode=mode).sent for _ in range(3)] == [len(ROWS), 0, 0]
+        assert [message.data for message in stream.get_messages()] == ROWS
+
+
+def test_a_name_that_has_written_to_another_stream_is_refused(server: NatsServer, js: JetStream) -> None:
+    first, second, bucket = new_stream(js), new_stream(js), new_name("ledger")
+    named(server, first, bucket)
+    why = rf"writeId='daily' has written to stream '{first.name}', and now would write to '{second.name}'.*own"
+    with pytest.raises(UsageError, match=why):
+        named(server, second, bucket)
+    assert second.info().state.messages == 0
+
+
+def test_a_batch_of_a_query_that_is_written_is_stored_again_when_its_stream_was_made_again(
+    server: NatsServer, js: JetStream
+) -> None:
+    stream, bucket = new_stream(js), new_name("ledger")
+    options = SinkOptions(servers=(server.url,), ledger_bucket=bucket)
+    sink._commit(options, [attempt(server, stream, "fast", bucket)])
+    config = stream.info().config
+    js.delete_stream(stream.name)
+    stream = js.create_stream(config)
+    for sent in (len(ROWS), 0):
+        written = attempt(server, stream, "fast", bucket)
+        sink._commit(options, [written])
+        assert written.sent == sent
+    assert [message.data for message in stream.get_messages()] == ROWS

@@ -27,8 +27,8 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
 from jetspark.blocking import JetStream, KeyValue, KVConfig
@@ -50,7 +50,7 @@ from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.state.scan import Range, RangeScan, head_of
 
-__all__ = ["Committed", "Ledger", "Opened", "stored_ids"]
+__all__ = ["Committed", "Ledger", "Opened", "stored_ids", "time_of"]
 
 T = TypeVar("T")
 
@@ -69,6 +69,12 @@ class Committed:
     """Within ``foreachBatch``: the run of the query that has seen it last, for it is the same batch in the next one."""
     write: str = ""
     """And the write: another one of the same run is not a repetition."""
+    streams: Mapping[str, str] = field(default_factory=dict)
+    """Where the rows are: names, and when each stream was made. Entries of earlier versions do not say."""
+
+    def is_of(self, info: StreamInfo) -> bool:
+        """Whether the rows are in this very stream, as far as is known; one that was made again has none of them."""
+        return not self.streams or self.streams.get(info.config.name) == time_of(info.created)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +125,10 @@ class Ledger:
         found = self._get("committed")
         return None if found is None else _read(Committed, found[0])
 
-    def commit(self, batch: int, rows: int, *, run: str = "", write: str = "") -> None:
-        self._bucket.put(f"{self._query}.committed", _json(Committed(batch, rows, run, write)))
+    def commit(
+        self, batch: int, rows: int, *, run: str = "", write: str = "", streams: Mapping[str, str] | None = None
+    ) -> None:
+        self._bucket.put(f"{self._query}.committed", _json(Committed(batch, rows, run, write, streams or {})))
 
     def open(self, batch: int, partition: int, info: StreamInfo) -> Opening:
         """Note that a partition is about to be written to a stream, or find that it was noted before.
@@ -128,7 +136,7 @@ class Ledger:
         ``info`` must be younger than the decision to write and older than the first row.
         """
         key = f"open.{partition}"
-        new = Opened(batch, info.config.name, _time(info.created), info.state.last_sequence)
+        new = Opened(batch, info.config.name, time_of(info.created), info.state.last_sequence)
         for _ in range(MAX_CONFLICTS):
             found = self._get(key)
             if found is not None:
@@ -242,5 +250,5 @@ def _read(kind: type[T], value: bytes) -> T:
         raise ProtocolError(f"ledger entry {value[:80]!r}: expected a {kind.__name__} as JSON") from error
 
 
-def _time(moment: datetime.datetime | None) -> str:
+def time_of(moment: datetime.datetime | None) -> str:
     return "" if moment is None else moment.isoformat()
