@@ -17,7 +17,7 @@ from support.names import new_name, new_stream
 from support.replicas import stale_replica
 
 from jetspark.blocking import ConsumerConfig, JetStream, Stream, StreamConfig, SubjectTransform, connect
-from jetspark.errors import JetSparkError, UsageError
+from jetspark.errors import ConfigError, JetSparkError, UsageError
 from jetspark.server import NatsServer
 from jetspark.spark.stream import sink
 from jetspark.spark.stream.ledger import Ledger, stored_ids
@@ -375,3 +375,57 @@ def test_a_batch_of_a_query_that_is_written_is_stored_again_when_its_stream_was_
         sink._commit(options, [written])
         assert written.sent == sent
     assert [message.data for message in stream.get_messages()] == ROWS
+
+
+# ---- rows that the server would refuse -------------------------------------------------------------------------------
+
+
+def write_rows(server: NatsServer, stream: Stream, mode: str, row: dict[str, Any]) -> Any:
+    """A good row, and this one."""
+    good = {"data": b"good", "subject": f"{stream.name}.x", "headers": [("A", "b")], "ttl": 60.0}
+    kinds = {
+        "data": pa.binary(),
+        "subject": pa.string(),
+        "headers": pa.map_(pa.string(), pa.string()),
+        "ttl": pa.float64(),
+    }
+    batch = pa.record_batch({name: pa.array([good[name], (good | row)[name]], kinds[name]) for name in good})
+    options = SinkOptions(
+        servers=(server.url,), stream=stream.name, publish_mode=mode, ledger_bucket=new_name("ledger"), patience_s=5.0
+    )
+    layout = Layout(subject=None, msg_id=None, has_headers=True, has_ttl=True)
+    return Task(options, layout, TaskPlace("query", 0, 0)).run(iter([batch]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"subject": "{stream}." + "x" * 4000}, "a subject of .* bytes, '{stream}.xxx.*: expected at most 3900"),
+        ({"ttl": 1e10}, "ttl is 10000000000.0: expected 1 second or more, at most 9223372036"),
+        ({"ttl": float("inf")}, "ttl is inf: expected 1 second or more, at most 9223372036"),
+        ({"headers": [("A", "x" * 65_600)]}, "headers of 65... bytes: the server takes 65535"),
+        ({"data": b"x" * 200_000}, "data of 200000 bytes .* 200000 bytes stream '{stream}' takes .max_message_bytes"),
+        (
+            {"data": b"x" * 2_000_000},
+            "data of 2000000 bytes .* 200000 bytes stream '{stream}' takes .max_message_bytes",
+        ),
+    ],
+)
+def test_a_row_that_the_server_would_refuse_is_named_and_nothing_of_its_batch_is_sent(
+    server: NatsServer, js: JetStream, mode: str, row: dict[str, Any], message: str
+) -> None:
+    stream = new_stream(js, max_message_bytes=200_000)
+    if "subject" in row:
+        row = {"subject": row["subject"].format(stream=stream.name)}
+    with pytest.raises(ConfigError, match="row 1 of partition 0: " + message.format(stream=stream.name)):
+        write_rows(server, stream, mode, row)
+    assert stream.info().state.last_sequence == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [3900, 3800])
+def test_the_longest_subject_is_written(server: NatsServer, js: JetStream, mode: str, size: int) -> None:
+    stream = new_stream(js)
+    write_rows(server, stream, mode, {"subject": f"{stream.name}.".ljust(size, "x"), "ttl": 9_223_372_036.0})
+    assert stream.info().state.messages == 2

@@ -184,6 +184,7 @@ def test_rows_become_changes_with_what_their_guard_needs() -> None:
     [
         ("none", {"key": [None], "value": ["1"]}, "a row without a key"),
         ("none", {"key": ["a:b"], "value": ["1"]}, "'a.b' would do"),
+        ("none", {"key": ["a" * 3501], "value": ["1"]}, "aaa'... of 3501 bytes: expected at most 3500"),
         ("none", {"key": ["a"], "value": [None]}, "key 'a' has no value: to remove it, say so with operation='delete'"),
         ("none", {"key": ["a"], "value": ["1"], "operation": ["drop"]}, "operation 'drop': expected put, delete or"),
         ("revision", {"key": ["a"], "value": ["1"], "revision": pa.array([None], pa.int64())}, "revision None"),

@@ -496,6 +496,7 @@ class Task:
             is_stored=target.stores,
             stream=target.name,
             max_bytes=client_for(self.options.connecting()).server_info.max_payload_bytes,
+            max_stream_bytes=target.info.config.max_message_bytes,
             expect_stream=self.options.stream is not None,
         )
 
