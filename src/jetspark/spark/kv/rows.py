@@ -12,6 +12,7 @@ from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.kv import KVOperation, check_key
 from jetspark.spark.reply_subjects import places
+from jetspark.spark.schema import texts
 from jetspark.state.changes import Change
 from jetspark.state.tables import operation
 
@@ -25,7 +26,7 @@ def columns(messages: Sequence[AckableMessage], prefix_length: int, schema: pa.S
     for column in schema:
         match column.name:
             case "key":
-                values: Any = [message.subject[prefix_length:] for message in messages]
+                values: Any = texts([message.subject[prefix_length:] for message in messages])
             case "value":
                 values = [message.data for message in messages]
             case "revision":
