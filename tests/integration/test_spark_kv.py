@@ -144,7 +144,7 @@ def test_a_key_or_headers_that_cannot_be_read_keep_nobody_from_the_others(
     block: bytes,
     shown: str,
     operation: str,
-    more: dict[str, str] | None,
+    more: dict[str, Any] | None,
 ) -> None:
     bucket.put("before", b"1")
     publish_block(server.port, f"$KV.{bucket.bucket}.{key}", block, b"x")

@@ -36,7 +36,8 @@ TRIES = 8
 
 
 def ids_of(js: JetStream, stream: Stream, after: int, **options: Any) -> set[bytes]:
-    return stored_ids(js, stream.info(), after, **({"prefix": "q:", "max_ids": 100} | options))
+    given: dict[str, Any] = {"prefix": "q:", "max_ids": 100} | options
+    return stored_ids(js, stream.info(), after, **given)
 
 
 def test_the_ids_after_a_sequence_are_found_without_those_of_others(js: JetStream) -> None:
