@@ -37,7 +37,7 @@ TRIES = 8
 
 def ids_of(js: JetStream, stream: Stream, after: int, **options: Any) -> set[bytes]:
     given: dict[str, Any] = {"prefix": "q:", "max_ids": 100} | options
-    return stored_ids(js, stream.info(), after, **given)
+    return stored_ids(js, stream.info(), after, **given).ids
 
 
 def test_the_ids_after_a_sequence_are_found_without_those_of_others(js: JetStream) -> None:
@@ -77,7 +77,8 @@ def test_ids_of_messages_that_come_later_are_not_waited_for_and_those_that_are_g
     stream.delete_message(2)
     stream.delete_message(5)
     found = stored_ids(js, seen, 0, prefix="q:", max_ids=100)
-    assert found - {b"6"} == {b"1", b"3", b"4"}
+    assert found.ids - {b"6"} == {b"1", b"3", b"4"}
+    assert not found.is_all
 
 
 def test_as_many_ids_as_allowed_are_found_and_one_more_is_an_error(js: JetStream) -> None:
@@ -318,6 +319,31 @@ def test_who_cannot_find_all_that_is_stored_says_so_when_the_window_is_over(
     told = pytest.raises(UsageError, match="no longer has all messages after sequence 0") if is_told else nullcontext()
     with told:
         attempt(server, stream, "async", bucket, waits_s=waits_s, recovery_horizon_s=1.0, when_not_exactly_once="fail")
+
+
+@pytest.mark.parametrize("how", ["nothing", "before", "subject", "message", "front"])
+def test_messages_removed_from_the_middle_are_told_of_as_those_at_the_front_are(
+    server: NatsServer, js: JetStream, how: str
+) -> None:
+    window_s = 0.4
+    stream, bucket = new_stream(js, duplicate_window_s=window_s), new_name("ledger")
+    for _ in range(3):
+        js.publish(f"{stream.name}.other", b"")
+    if how == "before":  # what was there before the batch tells nothing of its rows
+        stream.delete_message(2)
+    with pytest.raises(Died):
+        attempt(server, stream, "async", bucket, dies_after=300)
+    if how == "subject":
+        stream.purge(subject=f"{stream.name}.x")
+    elif how == "message":
+        stream.delete_message(100)
+    elif how == "front":
+        stream.purge(up_to_sequence=100)
+    time.sleep(window_s + 0.2)
+    is_told = how in ("subject", "message", "front")
+    told = pytest.raises(UsageError, match="no longer has all messages after sequence 3") if is_told else nullcontext()
+    with told:
+        attempt(server, stream, "async", bucket, when_not_exactly_once="fail")
 
 
 @pytest.mark.parametrize("mode", MODES)

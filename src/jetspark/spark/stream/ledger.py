@@ -29,7 +29,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from jetspark.blocking import JetStream, KeyValue, KVConfig
 from jetspark.blocking.context import context_of
@@ -185,7 +185,15 @@ class Ledger:
         return entry.value, entry.revision, entry.created
 
 
-def stored_ids(js: JetStream, info: StreamInfo, after: int, *, prefix: str, max_ids: int) -> set[bytes]:
+class StoredIds(NamedTuple):
+    """The ids of rows that a stream has."""
+
+    ids: set[bytes]
+    is_all: bool
+    """Every message after the sequence was there to be read: none was removed since, at the front or in between."""
+
+
+def stored_ids(js: JetStream, info: StreamInfo, after: int, *, prefix: str, max_ids: int) -> StoredIds:
     """The message ids with this prefix, without it, that a stream has after a sequence.
 
     On whatever subject: the stream or the account may have stored a row under another one than it was sent to.
@@ -195,7 +203,9 @@ def stored_ids(js: JetStream, info: StreamInfo, after: int, *, prefix: str, max_
         JetSparkError: There are more than ``max_ids``.
     """
     found: set[bytes] = set()
+    read = 0
     for headers in _headers_after(js, info, after):
+        read += 1
         msg_id = headers.get("Nats-Msg-Id")
         if msg_id is not None and msg_id.startswith(prefix):
             found.add(msg_id[len(prefix) :].encode("utf-8", "surrogateescape"))
@@ -204,7 +214,7 @@ def stored_ids(js: JetStream, info: StreamInfo, after: int, *, prefix: str, max_
                     f"stream {info.config.name!r} has more than {max_ids} messages after sequence {after}, too "
                     "many to find out which rows are stored: write smaller batches (maxOffsetsPerTrigger)"
                 )
-    return found
+    return StoredIds(found, read >= info.state.last_sequence - after)
 
 
 def _headers_after(js: JetStream, info: StreamInfo, after: int) -> Iterator[Headers]:

@@ -615,7 +615,7 @@ class Earlier:
         assert opening is not None
         info = task.patiently(lambda js: js.stream(self._target.name).info())
         layout, place = task.layout, task.place
-        self._known = task.patiently(
+        self._known, has_all = task.patiently(
             lambda js: stored_ids(
                 js,
                 info,
@@ -624,7 +624,7 @@ class Earlier:
                 max_ids=MAX_RECOVERED_IDS,
             )
         )
-        is_sure = Target(info).has_all_after(opening.after) and not layout.has_ttl
+        is_sure = has_all and Target(info).has_all_after(opening.after) and not layout.has_ttl
         if info.state.last_sequence > opening.after and not is_sure:
             self._gap = (
                 f"stream {self._target.name!r} no longer has all messages after sequence {opening.after}, and its "
