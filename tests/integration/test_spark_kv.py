@@ -20,6 +20,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 from support.folds import Chain
+from support.header_blocks import publish_block
 from support.names import new_name
 from support.patience import PATIENCE_S
 
@@ -124,6 +125,37 @@ def test_a_row_is_what_the_bucket_has(bucket: KeyValue, options: dict[str, str])
         "created": created,
         "operation": "put",
     }
+
+
+UNREADABLE = {
+    "bytes": ("\udcff\udcfe", b"NATS/1.0\r\n\r\n", "\ufffd\ufffd", "put"),
+    "deleted": ("deleted", b"NATS/1.0\r\nKV-Operation: DEL\r\ngarbage\r\n\r\n", "deleted", "delete"),
+    "no-headers": ("odd", b"garbage, KV-Operation\r\n\r\n", "odd", "put"),
+}
+
+
+@pytest.mark.parametrize("more", [{}, {"history": "true"}, {"numPartitions": "2"}, {"asOf": "3"}, None])
+@pytest.mark.parametrize(("key", "block", "shown", "operation"), UNREADABLE.values(), ids=UNREADABLE)
+def test_a_key_or_headers_that_cannot_be_read_keep_nobody_from_the_others(
+    server: NatsServer,
+    bucket: KeyValue,
+    options: dict[str, str],
+    key: str,
+    block: bytes,
+    shown: str,
+    operation: str,
+    more: dict[str, Any] | None,
+) -> None:
+    bucket.put("before", b"1")
+    publish_block(server.port, f"$KV.{bucket.bucket}.{key}", block, b"x")
+    bucket.put("behind", b"3")
+    if more is None:
+        reader = kv_reading.stream_reader(options, kv_reading.SCHEMA)
+        start = reader.initialOffset()
+        found = [each[::2] for each in changes(reader, start, reader.latestOffset(start, ReadAllAvailable()))]
+    else:
+        found = [(row["key"], row["operation"]) for row in rows(options, includeDeletes="true", **more)]
+    assert sorted(found) == sorted([("before", "put"), (shown, operation), ("behind", "put")])
 
 
 @pytest.mark.parametrize("partitions", ["1", "3"])

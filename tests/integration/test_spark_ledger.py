@@ -12,16 +12,17 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
+from support.header_blocks import BLOCKS, publish_block
 from support.names import new_name, new_stream
 from support.replicas import stale_replica
 
-from jetspark.blocking import JetStream, Stream, StreamConfig
-from jetspark.errors import JetSparkError, UsageError
+from jetspark.blocking import ConsumerConfig, JetStream, Stream, StreamConfig, SubjectTransform, connect
+from jetspark.errors import ConfigError, JetSparkError, UsageError
 from jetspark.server import NatsServer
 from jetspark.spark.stream import sink
 from jetspark.spark.stream.ledger import Ledger, stored_ids
 from jetspark.spark.stream.publishing import AsyncPublishing, FastPublishing, Publisher
-from jetspark.spark.stream.sink import SinkOptions, Task, TaskPlace
+from jetspark.spark.stream.sink import BatchWriter, SinkOptions, Task, TaskPlace
 from jetspark.spark.stream.writing import Layout, Rows
 
 pytest_plugins = ["support.sparks"]
@@ -35,7 +36,8 @@ TRIES = 8
 
 
 def ids_of(js: JetStream, stream: Stream, after: int, **options: Any) -> set[bytes]:
-    return stored_ids(js, stream.info(), after, **({"prefix": "q:", "subject": None, "max_ids": 100} | options))
+    given: dict[str, Any] = {"prefix": "q:", "max_ids": 100} | options
+    return stored_ids(js, stream.info(), after, **given).ids
 
 
 def test_the_ids_after_a_sequence_are_found_without_those_of_others(js: JetStream) -> None:
@@ -48,11 +50,20 @@ def test_the_ids_after_a_sequence_are_found_without_those_of_others(js: JetStrea
     assert ids_of(js, stream, 1) == {b"2", b"4"}
     assert ids_of(js, stream, 3) == {b"4"}
     assert ids_of(js, stream, 4) == ids_of(js, stream, 5) == ids_of(js, stream, 9) == set()
-    assert ids_of(js, stream, 0, subject=f"{stream.name}.0") == {b"2", b"4"}
-    assert ids_of(js, stream, 0, subject=f"{stream.name}.none") == set()
     assert ids_of(js, stream, 0, prefix="") == {b"q:1", b"q:2", b"other:3", b"q:4"}
     js.publish(f"{stream.name}.x", b"", msg_id="q:6")
     assert ids_of(js, stream, 5) == {b"6"}
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+def test_a_message_of_somebody_whose_headers_cannot_be_read_hides_no_ids(
+    server: NatsServer, js: JetStream, block: bytes
+) -> None:
+    stream = new_stream(js)
+    js.publish(f"{stream.name}.x", b"", msg_id="q:1")
+    publish_block(server.port, f"{stream.name}.x", block, b"of somebody")
+    js.publish(f"{stream.name}.x", b"", msg_id="q:2")
+    assert ids_of(js, stream, 0) == {b"1", b"2"}
 
 
 def test_ids_of_messages_that_come_later_are_not_waited_for_and_those_that_are_gone_are_left_out(
@@ -65,8 +76,9 @@ def test_ids_of_messages_that_come_later_are_not_waited_for_and_those_that_are_g
     js.publish(f"{stream.name}.x", b"", msg_id="q:6")
     stream.delete_message(2)
     stream.delete_message(5)
-    found = stored_ids(js, seen, 0, prefix="q:", subject=None, max_ids=100)
-    assert found - {b"6"} == {b"1", b"3", b"4"}
+    found = stored_ids(js, seen, 0, prefix="q:", max_ids=100)
+    assert found.ids - {b"6"} == {b"1", b"3", b"4"}
+    assert not found.is_all
 
 
 def test_as_many_ids_as_allowed_are_found_and_one_more_is_an_error(js: JetStream) -> None:
@@ -157,6 +169,7 @@ def attempt(
     *,
     dies_after: int | None = None,
     waits_s: float = 0.0,
+    subject: str | None = None,
     **more: Any,
 ) -> Any:
     """One at the only partition of batch 0, which waits before its last rows."""
@@ -169,7 +182,7 @@ def attempt(
                 time.sleep(waits_s)
             yield pa.record_batch({"data": ROWS[start : start + 100]})
 
-    subject = f"{stream.name}.x"
+    subject = subject or f"{stream.name}.x"
     options = SinkOptions(servers=(server.url,), subject=subject, publish_mode=mode, ledger_bucket=bucket, **more)
     return Task(options, Layout(subject=subject, msg_id=None), TaskPlace(stream.name, 0, 0)).run(batches())
 
@@ -194,6 +207,72 @@ def test_an_attempt_after_the_duplicate_window_stores_what_the_first_has_not(ser
         assert (written.rows, written.sent) == (len(ROWS), len(ROWS) - stored[mode])
         found = [message.data for message in stream.get_messages() if message.data.isdigit()]
         assert sorted(found, key=int) == ROWS
+
+
+def check_rows_are_found_after_the_window(server: NatsServer, js: JetStream, config: StreamConfig, sent: str) -> None:
+    stream, bucket = js.create_stream(config), new_name("ledger")
+    with pytest.raises(Died):
+        attempt(server, stream, "fast", bucket, dies_after=300, subject=sent)
+    assert stream.get_message(1).subject != sent
+    time.sleep((config.duplicate_window_s or 0) + 0.2)
+    written = attempt(server, stream, "fast", bucket, subject=sent)
+    assert (written.rows, written.sent) == (len(ROWS), 300)
+    assert stream.info().state.messages == len(ROWS)
+
+
+@pytest.mark.parametrize("destination", ["{}.stored.>", "elsewhere.{}.>"])
+def test_rows_that_the_stream_stores_under_another_subject_are_found_after_the_duplicate_window(
+    server: NatsServer, js: JetStream, destination: str
+) -> None:
+    name = new_name()
+    transform = SubjectTransform(source=f"{name}.sent.>", destination=destination.format(name))
+    subjects = [f"{name}.sent.>"]
+    config = StreamConfig(
+        name=name, subjects=subjects, subject_transform=transform, allow_batched=True, duplicate_window_s=1.0
+    )
+    check_rows_are_found_after_the_window(server, js, config, f"{name}.sent.x")
+
+
+def test_rows_that_the_account_maps_to_another_subject_are_found_after_the_duplicate_window() -> None:
+    mapping = 'mappings = {"mapped.*": "mapped.{{partition(3,1)}}.$1"}'
+    with NatsServer(extra_config=mapping) as server, connect(server.url) as client:
+        config = StreamConfig(name="MAPPED", subjects=["mapped.>"], allow_batched=True, duplicate_window_s=1.0)
+        check_rows_are_found_after_the_window(server, client.jetstream(), config, "mapped.x")
+
+
+@pytest.mark.parametrize("allow_direct", [True, False])
+@pytest.mark.parametrize("retention", ["workqueue", "interest"])
+@pytest.mark.parametrize("mode", MODES)
+def test_an_attempt_is_repeated_on_a_stream_that_is_consumed_by_reading(
+    server: NatsServer, js: JetStream, mode: str, retention: Any, allow_direct: bool
+) -> None:
+    stream, bucket = new_stream(js, retention=retention, allow_direct=allow_direct), new_name("ledger")
+    consumer = stream.create_consumer(ConsumerConfig(durable_name="theirs", ack_policy="explicit"))
+    with pytest.raises(Died) if mode != "atomic" else nullcontext():
+        attempt(server, stream, mode, bucket, dies_after=None if mode == "atomic" else 300)
+    before = stream.info().state.messages
+    is_readable = allow_direct or retention == "interest"
+    written = attempt(server, stream, mode, bucket)
+    assert written.sent == len(ROWS) - (before if is_readable else 0)
+    assert stream.info().state.messages == len(ROWS)
+    assert [message.data for message in consumer.fetch(len(ROWS))] == ROWS
+
+
+@pytest.mark.parametrize("taken", [250, len(ROWS)])
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_that_were_consumed_before_the_attempt_is_repeated_are_not_stored_again(
+    server: NatsServer, js: JetStream, mode: str, taken: int
+) -> None:
+    stream, bucket = new_stream(js, retention="workqueue"), new_name("ledger")
+    consumer = stream.create_consumer(ConsumerConfig(durable_name="theirs", ack_policy="explicit"))
+    attempt(server, stream, mode, bucket)
+    seen = []
+    for message in consumer.fetch(taken):
+        seen.append(message.data)
+        message.ack_sync()
+    attempt(server, stream, mode, bucket)
+    assert [*seen, *(message.data for message in stream.get_messages())] == ROWS
+    assert stream.info().state.last_sequence == len(ROWS)
 
 
 @pytest.mark.parametrize("few", [sink.FEW_MESSAGES, len(ROWS), len(ROWS) - 1])
@@ -242,6 +321,31 @@ def test_who_cannot_find_all_that_is_stored_says_so_when_the_window_is_over(
         attempt(server, stream, "async", bucket, waits_s=waits_s, recovery_horizon_s=1.0, when_not_exactly_once="fail")
 
 
+@pytest.mark.parametrize("how", ["nothing", "before", "subject", "message", "front"])
+def test_messages_removed_from_the_middle_are_told_of_as_those_at_the_front_are(
+    server: NatsServer, js: JetStream, how: str
+) -> None:
+    window_s = 0.4
+    stream, bucket = new_stream(js, duplicate_window_s=window_s), new_name("ledger")
+    for _ in range(3):
+        js.publish(f"{stream.name}.other", b"")
+    if how == "before":  # what was there before the batch tells nothing of its rows
+        stream.delete_message(2)
+    with pytest.raises(Died):
+        attempt(server, stream, "async", bucket, dies_after=300)
+    if how == "subject":
+        stream.purge(subject=f"{stream.name}.x")
+    elif how == "message":
+        stream.delete_message(100)
+    elif how == "front":
+        stream.purge(up_to_sequence=100)
+    time.sleep(window_s + 0.2)
+    is_told = how in ("subject", "message", "front")
+    told = pytest.raises(UsageError, match="no longer has all messages after sequence 3") if is_told else nullcontext()
+    with told:
+        attempt(server, stream, "async", bucket, when_not_exactly_once="fail")
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_batch_that_is_committed_is_read_and_not_sent(server: NatsServer, js: JetStream, mode: str) -> None:
     stream, bucket = new_stream(js), new_name("ledger")
@@ -249,3 +353,106 @@ def test_a_batch_that_is_committed_is_read_and_not_sent(server: NatsServer, js: 
     written = attempt(server, stream, mode, bucket)
     assert (written.rows, written.sent, written.is_committed_already) == (len(ROWS), 0, True)
     assert stream.info().state.messages == 0
+
+
+def named(server: NatsServer, stream: Stream, bucket: str, **more: Any) -> Any:
+    """A whole ``df.write`` with a name, of one partition."""
+    subject = f"{stream.name}.x"
+    options = SinkOptions(servers=(server.url,), subject=subject, ledger_bucket=bucket, write_id="daily", **more)
+    task = Task(options, Layout(subject=subject, msg_id=None), TaskPlace("daily", 0, 0))
+    written = task.run(iter([pa.record_batch({"data": ROWS})]))
+    BatchWriter(options, task.layout).commit([written])
+    return written
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_named_write_is_stored_again_when_its_stream_was_made_again(
+    server: NatsServer, js: JetStream, mode: str
+) -> None:
+    stream, bucket = new_stream(js), new_name("ledger")
+    assert [named(server, stream, bucket, publish_mode=mode).sent for _ in range(2)] == [len(ROWS), 0]
+    for _ in range(2):
+        config = stream.info().config
+        js.delete_stream(stream.name)
+        stream = js.create_stream(config)
+        assert [named(server, stream, bucket, publish_mode=mode).sent for _ in range(3)] == [len(ROWS), 0, 0]
+        assert [message.data for message in stream.get_messages()] == ROWS
+
+
+def test_a_name_that_has_written_to_another_stream_is_refused(server: NatsServer, js: JetStream) -> None:
+    first, second, bucket = new_stream(js), new_stream(js), new_name("ledger")
+    named(server, first, bucket)
+    why = rf"writeId='daily' has written to stream '{first.name}', and now would write to '{second.name}'.*own"
+    with pytest.raises(UsageError, match=why):
+        named(server, second, bucket)
+    assert second.info().state.messages == 0
+
+
+def test_a_batch_of_a_query_that_is_written_is_stored_again_when_its_stream_was_made_again(
+    server: NatsServer, js: JetStream
+) -> None:
+    stream, bucket = new_stream(js), new_name("ledger")
+    options = SinkOptions(servers=(server.url,), ledger_bucket=bucket)
+    sink._commit(options, [attempt(server, stream, "fast", bucket)])
+    config = stream.info().config
+    js.delete_stream(stream.name)
+    stream = js.create_stream(config)
+    for sent in (len(ROWS), 0):
+        written = attempt(server, stream, "fast", bucket)
+        sink._commit(options, [written])
+        assert written.sent == sent
+    assert [message.data for message in stream.get_messages()] == ROWS
+
+
+# ---- rows that the server would refuse -------------------------------------------------------------------------------
+
+
+def write_rows(server: NatsServer, stream: Stream, mode: str, row: dict[str, Any]) -> Any:
+    """A good row, and this one."""
+    good = {"data": b"good", "subject": f"{stream.name}.x", "headers": [("A", "b")], "ttl": 60.0}
+    kinds = {
+        "data": pa.binary(),
+        "subject": pa.string(),
+        "headers": pa.map_(pa.string(), pa.string()),
+        "ttl": pa.float64(),
+    }
+    batch = pa.record_batch({name: pa.array([good[name], (good | row)[name]], kinds[name]) for name in good})
+    options = SinkOptions(
+        servers=(server.url,), stream=stream.name, publish_mode=mode, ledger_bucket=new_name("ledger"), patience_s=5.0
+    )
+    layout = Layout(subject=None, msg_id=None, has_headers=True, has_ttl=True)
+    return Task(options, layout, TaskPlace("query", 0, 0)).run(iter([batch]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"subject": "{stream}." + "x" * 4000}, "a subject of .* bytes, '{stream}.xxx.*: expected at most 3900"),
+        ({"ttl": 1e10}, "ttl is 10000000000.0: expected 1 second or more, at most 9223372036"),
+        ({"ttl": float("inf")}, "ttl is inf: expected 1 second or more, at most 9223372036"),
+        ({"headers": [("A", "x" * 65_600)]}, "headers of 65... bytes: the server takes 65535"),
+        ({"data": b"x" * 200_000}, "data of 200000 bytes .* 200000 bytes stream '{stream}' takes .max_message_bytes"),
+        (
+            {"data": b"x" * 2_000_000},
+            "data of 2000000 bytes .* 200000 bytes stream '{stream}' takes .max_message_bytes",
+        ),
+    ],
+)
+def test_a_row_that_the_server_would_refuse_is_named_and_nothing_of_its_batch_is_sent(
+    server: NatsServer, js: JetStream, mode: str, row: dict[str, Any], message: str
+) -> None:
+    stream = new_stream(js, max_message_bytes=200_000)
+    if "subject" in row:
+        row = {"subject": row["subject"].format(stream=stream.name)}
+    with pytest.raises(ConfigError, match="row 1 of partition 0: " + message.format(stream=stream.name)):
+        write_rows(server, stream, mode, row)
+    assert stream.info().state.last_sequence == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [3900, 3800])
+def test_the_longest_subject_is_written(server: NatsServer, js: JetStream, mode: str, size: int) -> None:
+    stream = new_stream(js)
+    write_rows(server, stream, mode, {"subject": f"{stream.name}.".ljust(size, "x"), "ttl": 9_223_372_036.0})
+    assert stream.info().state.messages == 2

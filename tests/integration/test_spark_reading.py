@@ -146,6 +146,32 @@ def test_a_filter_the_stream_does_not_store_has_no_rows(server: NatsServer, stre
     assert sequences(reader_of(server, stream, 1, 101, subjects="elsewhere.>").batches()) == []
 
 
+@pytest.mark.parametrize(
+    ("moment", "rows_from", "rows_up_to"),
+    [
+        ("0001-01-01", 100, 0),
+        ("1500-01-01", 100, 0),
+        ("1677-09-21", 100, 0),
+        ("1969-12-31T23:59:59.999Z", 100, 0),
+        ("-62135596800000", 100, 0),
+        ("1970-01-01", 100, 0),
+        ("2262-04-11", 0, 100),
+        ("2262-04-12", 0, 100),
+        ("2500-01-01", 0, 100),
+        ("9999-12-31T23:59:59.999999", 0, 100),
+        ("253402300799999", 0, 100),
+    ],
+)
+def test_a_time_that_the_servers_clock_does_not_have_is_before_or_after_every_message(
+    server: NatsServer, stream: Stream, moment: str, rows_from: int, rows_up_to: int
+) -> None:
+    def count(**given: str) -> int:
+        reader = BatchReader(options(server, stream.name, **given), SCHEMA)
+        return sum(len(sequences(reader.read(part))) for part in reader.partitions())
+
+    assert (count(startingTimestamp=moment), count(endingTimestamp=moment)) == (rows_from, rows_up_to)
+
+
 def test_messages_published_meanwhile_are_not_in_the_range(server: NatsServer, js: JetStream, stream: Stream) -> None:
     is_over = threading.Event()
 

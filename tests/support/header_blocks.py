@@ -33,6 +33,7 @@ def publish_block(port: int, subject: str, block: bytes, data: bytes) -> None:
         read = connection.makefile("rb")
         read.readline()  # INFO
         connection.sendall(b'CONNECT {"verbose":false,"headers":true}\r\n')
-        connection.sendall(b"HPUB %b %d %d\r\n" % (subject.encode(), len(block), len(block) + len(data)))
+        to = subject.encode(errors="surrogateescape")
+        connection.sendall(b"HPUB %b %d %d\r\n" % (to, len(block), len(block) + len(data)))
         connection.sendall(block + data + b"\r\nPING\r\n")
         assert read.readline() == b"PONG\r\n"

@@ -60,6 +60,10 @@ def schema_of(columns: str) -> StructType:
         (kv_options.ReadOptions, {"startingOffsets": "latest"}, "unknown option 'startingOffsets'"),
         (kv_options.StreamOptions, {"asOf": "4"}, "unknown option 'asOf'"),
         (kv_options.StreamOptions, {"startingOffsets": "0"}, "expected earliest, latest or a revision"),
+        (kv_options.StreamOptions, {"startingOffsets": "9" * 5000}, "expected earliest, latest or a revision"),
+        (kv_options.ReadOptions, {"keys": "a,b,a"}, "keys: 'a' and 'a' overlap, which the server refuses; 'a' alone"),
+        (kv_options.ReadOptions, {"keys": "a.*,a.b"}, "keys: 'a.*' and 'a.b' overlap, which the server refuses; 'a.*'"),
+        (kv_options.StreamOptions, {"keys": "a.b, >"}, "keys: 'a.b' and '>' overlap, which the server refuses; '>'"),
         (kv_options.StreamOptions, {"startingOffsets": "soon"}, "expected earliest, latest or a revision"),
         (kv_options.WriteOptions, {"guard": "both"}, "guard='both': expected none, revision or sequence"),
         (kv_options.WriteOptions, {"onConflict": "skip"}, "onConflict=skip with guard=none: expected guard=revision"),
@@ -180,6 +184,7 @@ def test_rows_become_changes_with_what_their_guard_needs() -> None:
     [
         ("none", {"key": [None], "value": ["1"]}, "a row without a key"),
         ("none", {"key": ["a:b"], "value": ["1"]}, "'a.b' would do"),
+        ("none", {"key": ["a" * 3501], "value": ["1"]}, "aaa'... of 3501 bytes: expected at most 3500"),
         ("none", {"key": ["a"], "value": [None]}, "key 'a' has no value: to remove it, say so with operation='delete'"),
         ("none", {"key": ["a"], "value": ["1"], "operation": ["drop"]}, "operation 'drop': expected put, delete or"),
         ("revision", {"key": ["a"], "value": ["1"], "revision": pa.array([None], pa.int64())}, "revision None"),

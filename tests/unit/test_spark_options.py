@@ -109,6 +109,13 @@ def test_files_of_tls_are_used_as_they_are_given(given: dict[str, str], tls: TLS
         ({"chunk": ""}, "512k"),
         ({"chunk": "0g"}, "512k"),
         ({"waitMs": "-1"}, "1 millisecond or more"),
+        (
+            {"waitMs": "9223372036001"},
+            "waitMs='9223372036001': expected 1 millisecond or more, and at most 9223372036000",
+        ),
+        ({"waitMs": "9" * 400}, "at most 9223372036000"),
+        ({"servers": "nats://[::1"}, ": expected nats://host:port"),
+        ({"servers": "nats://me:secret@[::1"}, "servers: a URL that cannot be read"),
         ({"includeHeaders": "maybe"}, "true or false"),
         ({"mode": "turbo"}, "fast or slow"),
         ({"servers": " , "}, "one or more names"),

@@ -86,6 +86,8 @@ def test_times_are_epoch_milliseconds_or_iso_8601_in_utc(text: str, found: datet
         ({"startingOffsets": '{"OTHER": 5}'}, "'OTHER' is not one of"),
         ({"endingOffsets": "earliest"}, "nothing is before that"),
         ({"startingTimestamp": "yesterday"}, "ISO 8601"),
+        ({"startingTimestamp": "0001-01-01T00:00:00+05:00"}, "startingTimestamp='0001-.*ISO 8601"),
+        ({"endingTimestamp": "9999-12-31T23:59:59-05:00"}, "endingTimestamp='9999-.*ISO 8601"),
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger='0'"),
         ({"failOnDataLoss": "perhaps"}, "true or false"),
     ],

@@ -65,7 +65,9 @@ def test_a_piece_is_cut_at_the_last_sequence() -> None:
     assert [count_up_to(messages, last) for last in range(1, 8)] == [0, 1, 1, 2, 2, 3, 3]
 
 
-@pytest.mark.parametrize(("first", "end", "parts"), [(1, 101, 3), (5, 8, 10), (7, 7, 2), (1, 2, 1)])
+@pytest.mark.parametrize(
+    ("first", "end", "parts"), [(1, 101, 3), (5, 8, 10), (7, 7, 2), (1, 2, 1), (1, 101, 10**25), (7, 7, 10**25)]
+)
 def test_parts_cover_everything_once(first: int, end: int, parts: int) -> None:
     ranges = split(first, end, parts)
     assert [number for low, high in ranges for number in range(low, high)] == list(range(first, end))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit
 
 from jetspark.core.auth import Auth, Credentials, NKey, Token, UserPassword
 from jetspark.core.options import TLSConfig
+from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "Connecting",
     "Described",
     "boolean",
+    "check_disjoint",
     "choice",
     "count",
     "describe",
@@ -43,6 +46,9 @@ __all__ = [
 T = TypeVar("T")
 
 LOSS_REMEDY = "set failOnDataLoss=false to go on with what is left"
+
+# What 64 bits of nanoseconds hold, in whole seconds.
+MAX_MS = 9_223_372_036_000
 
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
@@ -85,8 +91,8 @@ def size(value: str) -> int:
 def milliseconds(value: str) -> float:
     """To seconds."""
     number = _integer(value)
-    if number < 1:
-        raise ValueError("1 millisecond or more")
+    if not 1 <= number <= MAX_MS:
+        raise ValueError(f"1 millisecond or more, and at most {MAX_MS}")
     return number / 1000
 
 
@@ -105,6 +111,20 @@ def choice(*allowed: str) -> Callable[[str], str]:
         return found
 
     return read
+
+
+def check_disjoint(name: str, filters: Iterable[str]) -> None:
+    """That no message matches two filters of an option.
+
+    Raises:
+        ConfigError: One does.
+    """
+    for one, other in itertools.combinations(filters, 2):
+        if overlaps(one, other):
+            wider = one if is_subset(other, one) else other
+            raise ConfigError(
+                f"{name}: {one!r} and {other!r} overlap, which the server refuses; {wider!r} alone may do"
+            )
 
 
 def _integer(value: str) -> int:
@@ -216,7 +236,12 @@ class Connecting:
 
     def __post_init__(self) -> None:
         for url in self.servers:
-            if urlsplit(url if "//" in url else f"//{url}").username is not None:
+            try:
+                has_user = urlsplit(url if "//" in url else f"//{url}").username is not None
+            except ValueError as error:
+                # Not the URL itself: it may have a password in it.
+                raise ConfigError(f"servers: a URL that cannot be read ({error}): expected nats://host:port") from None
+            if has_user:
                 # Spark shows options in plans and logs.
                 raise ConfigError(
                     "servers: a URL with a user or password in it would be shown in the query plan; "

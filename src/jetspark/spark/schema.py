@@ -24,7 +24,7 @@ from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError, ProtocolError
 from jetspark.spark.reply_subjects import places
 
-__all__ = ["KV_SCHEMA", "PROJECTION_SCHEMA", "SCHEMA", "Columns", "check_schema"]
+__all__ = ["KV_SCHEMA", "PROJECTION_SCHEMA", "SCHEMA", "Columns", "check_schema", "texts"]
 
 _logger = logging.getLogger("jetspark.spark")
 
@@ -131,7 +131,7 @@ class Columns:
             case "data":
                 return pa.array([each.data for each in messages], field.type)
             case "subject":
-                return _texts([each.subject for each in messages])
+                return texts([each.subject for each in messages])
             case "stream":
                 return pa.repeat(pa.scalar(stream, field.type), len(messages))
             case "headers" if self._has_headers:
@@ -139,12 +139,13 @@ class Columns:
         return pa.nulls(len(messages), field.type)
 
 
-def _texts(texts: list[str]) -> Any:
+def texts(found: list[str]) -> Any:
+    """Subjects, or keys, as a column."""
     try:
-        return pa.array(texts, pa.string())
+        return pa.array(found, pa.string())
     except UnicodeEncodeError:
         # A subject is UTF-8 by convention only, and Spark's strings are UTF-8: what is not is shown as U+FFFD.
-        return pa.array([text.encode(errors="surrogateescape").decode(errors="replace") for text in texts], pa.string())
+        return pa.array([text.encode(errors="surrogateescape").decode(errors="replace") for text in found], pa.string())
 
 
 def _headers(message: CoreMessage) -> list[tuple[str, list[str]]] | None:

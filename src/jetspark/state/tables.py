@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jetspark.core.headers import readable
 from jetspark.errors import ConfigError, ConsumerNotFound, JetSparkError, MessageNotFound, StreamRecreated
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.info import StreamInfo
@@ -137,7 +138,8 @@ def operation(message: AckableMessage) -> KVOperation:
     # Most values have no headers, or only ours.
     if raw is None or (b"KV-Operation" not in raw and b"Nats-Marker-Reason" not in raw):
         return "put"
-    return operation_of(message.headers)
+    # The server stores any block; one publisher's mistake must not keep everybody from the table.
+    return operation_of(readable(raw))
 
 
 def is_within_transaction(raw_headers: bytes | None) -> bool:
@@ -149,6 +151,8 @@ def is_within_transaction(raw_headers: bytes | None) -> bool:
 def split(first: int, end: int, parts: int) -> list[tuple[int, int]]:
     """The numbers from ``first`` up to, not including, ``end``, in that many ranges of about one size, or fewer."""
     size = end - first
+    # More parts than numbers would be empty ones, and may be more than memory holds.
+    parts = max(1, min(parts, size))
     edges = [first + size * index // parts for index in range(parts + 1)]
     return [(low, high) for low, high in itertools.pairwise(edges) if low < high]
 
@@ -335,8 +339,12 @@ def _doubtful(bucket: BucketView, known: dict[str, tuple[int, KVOperation]]) -> 
     """
     api: Api = yield Connect()
     doubtful = []
+    # As JSON has them, where bytes that are not UTF-8 are U+FFFD.
+    seen = {
+        each if each.isascii() else each.encode(errors="surrogateescape").decode(errors="replace") for each in known
+    }
     for subject in bucket.subjects:
         counts = (yield from api.stream_info(bucket.stream, subject)).state.subjects
-        full = [each for each, kept in counts.items() if kept >= bucket.history and each not in known]
+        full = [each for each, kept in counts.items() if kept >= bucket.history and each not in seen]
         doubtful += [each[len(bucket.prefix) :] for each in full]
     return tuple(sorted(set(doubtful)))

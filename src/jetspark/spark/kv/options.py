@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import check_bucket, check_filter
-from jetspark.spark.options import Connecting, boolean, choice, count, milliseconds, names, option, text
+from jetspark.spark.options import Connecting, boolean, check_disjoint, choice, count, milliseconds, names, option, text
 from jetspark.spark.retrying import patiently
 from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state import tables
@@ -72,6 +72,7 @@ class ReadOptions(BucketOptions):
         BucketOptions.__post_init__(self)
         for each in self.keys:
             check_filter(each)
+        check_disjoint("keys", self.keys)
 
     @property
     def with_deletes(self) -> bool:
@@ -101,8 +102,9 @@ class StreamOptions(BucketOptions):
         BucketOptions.__post_init__(self)
         for each in self.keys:
             check_filter(each)
+        check_disjoint("keys", self.keys)
         start = self.starting_offsets
-        if start not in ("earliest", "latest") and not (start.isdecimal() and int(start) > 0):
+        if start not in ("earliest", "latest") and not (start.isdecimal() and len(start) < 20 and int(start) > 0):
             raise ConfigError(f"{FORMAT}: startingOffsets={start!r}: expected earliest, latest or a revision")
 
     def for_ranges(self) -> SourceOptions:

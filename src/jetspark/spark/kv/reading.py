@@ -116,7 +116,8 @@ class TableReader(DataSourceReader):
             raise ConfigError(
                 f"{FORMAT}: asOf={options.as_of}: the bucket keeps {bucket.history} revisions of a key, and "
                 f"{len(plan.doubtful)} keys have been written so often since that their value then may be gone: "
-                f"{_some(plan.doubtful)}. Keep more history; failOnDataLoss=false leaves them out"
+                f"{_some(plan.doubtful)}. More history would serve later moments only; failOnDataLoss=false leaves "
+                "them out"
             )
         if plan.doubtful:
             _logger.warning("asOf=%d: left out, as they may be gone: %s", options.as_of, _some(plan.doubtful))

@@ -12,6 +12,7 @@ from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.kv import KVOperation, check_key
 from jetspark.spark.reply_subjects import places
+from jetspark.spark.schema import texts
 from jetspark.state.changes import Change
 from jetspark.state.tables import operation
 
@@ -25,7 +26,7 @@ def columns(messages: Sequence[AckableMessage], prefix_length: int, schema: pa.S
     for column in schema:
         match column.name:
             case "key":
-                values: Any = [message.subject[prefix_length:] for message in messages]
+                values: Any = texts([message.subject[prefix_length:] for message in messages])
             case "value":
                 values = [message.data for message in messages]
             case "revision":
@@ -85,6 +86,10 @@ class ChangeColumns:
 # ---- rows into changes ----------------------------------------------------------------------------------------------
 
 
+# The key is part of a line, of which the server takes 4096 bytes. At a longer one it ends the connection, again each
+# time that the row is sent.
+MAX_KEY_BYTES = 3500
+
 _OPERATIONS: dict[str, KVOperation] = {"put": "put", "delete": "delete", "purge": "purge"}
 
 
@@ -104,6 +109,8 @@ def changes_of(batch: pa.RecordBatch, guard: str) -> Iterator[Change]:
         what = _OPERATIONS.get(asked or "put")
         if key is None:
             raise ConfigError("a row without a key")
+        if len(key) > MAX_KEY_BYTES:
+            raise ConfigError(f"key {key[:40]!r}... of {len(key)} bytes: expected at most {MAX_KEY_BYTES}")
         if what is None:
             raise ConfigError(f"key {key!r}: operation {asked!r}: expected put, delete or purge")
         if what == "put" and value is None:

@@ -60,6 +60,12 @@ def ends_of(js: JetStream, options: SourceOptions, heads: Iterable[Head]) -> lis
     return ends
 
 
+# The server's clock counts nanoseconds in 64 bits and wraps: to it, a time after April 2262 or before 1678 is another.
+# No message is stored before the one or after the other.
+_FIRST_TIME = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_LAST_TIME = datetime.datetime(2262, 1, 1, tzinfo=datetime.UTC)
+
+
 def sequence_at(js: JetStream, head: Head, moment: datetime.datetime) -> int:
     """The sequence of the first message stored at or after ``moment``; the stream's end when there is none.
 
@@ -67,6 +73,7 @@ def sequence_at(js: JetStream, head: Head, moment: datetime.datetime) -> int:
     behind; a consumer would do, but a work queue allows none.
     """
     context = context_of(js)
+    moment = min(max(moment, _FIRST_TIME), _LAST_TIME)
     query = {"start_time": time_text(moment), "next_by_subj": ">"}
     try:
         found = context.run(context.api.get_message(head.stream, query, direct=False))

@@ -27,12 +27,15 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from dataclasses import asdict, dataclass
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import NamedTuple, TypeVar
 
 from jetspark.blocking import JetStream, KeyValue, KVConfig
 from jetspark.blocking.context import context_of
 from jetspark.blocking.ordered import Reading
+from jetspark.blocking.steps import ProcedureRunner
+from jetspark.core.headers import Headers, readable
 from jetspark.errors import (
     Conflict,
     JetSparkError,
@@ -45,8 +48,9 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.ordered import OrderedOptions
+from jetspark.state.scan import Range, RangeScan, head_of
 
-__all__ = ["Committed", "Ledger", "Opened", "stored_ids"]
+__all__ = ["Committed", "Ledger", "Opened", "stored_ids", "time_of"]
 
 T = TypeVar("T")
 
@@ -65,6 +69,12 @@ class Committed:
     """Within ``foreachBatch``: the run of the query that has seen it last, for it is the same batch in the next one."""
     write: str = ""
     """And the write: another one of the same run is not a repetition."""
+    streams: Mapping[str, str] = field(default_factory=dict)
+    """Where the rows are: names, and when each stream was made. Entries of earlier versions do not say."""
+
+    def is_of(self, info: StreamInfo) -> bool:
+        """Whether the rows are in this very stream, as far as is known; one that was made again has none of them."""
+        return not self.streams or self.streams.get(info.config.name) == time_of(info.created)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +125,10 @@ class Ledger:
         found = self._get("committed")
         return None if found is None else _read(Committed, found[0])
 
-    def commit(self, batch: int, rows: int, *, run: str = "", write: str = "") -> None:
-        self._bucket.put(f"{self._query}.committed", _json(Committed(batch, rows, run, write)))
+    def commit(
+        self, batch: int, rows: int, *, run: str = "", write: str = "", streams: Mapping[str, str] | None = None
+    ) -> None:
+        self._bucket.put(f"{self._query}.committed", _json(Committed(batch, rows, run, write, streams or {})))
 
     def open(self, batch: int, partition: int, info: StreamInfo) -> Opening:
         """Note that a partition is about to be written to a stream, or find that it was noted before.
@@ -124,7 +136,7 @@ class Ledger:
         ``info`` must be younger than the decision to write and older than the first row.
         """
         key = f"open.{partition}"
-        new = Opened(batch, info.config.name, _time(info.created), info.state.last_sequence)
+        new = Opened(batch, info.config.name, time_of(info.created), info.state.last_sequence)
         for _ in range(MAX_CONFLICTS):
             found = self._get(key)
             if found is not None:
@@ -173,43 +185,64 @@ class Ledger:
         return entry.value, entry.revision, entry.created
 
 
-def stored_ids(
-    js: JetStream, info: StreamInfo, after: int, *, prefix: str, subject: str | None, max_ids: int
-) -> set[bytes]:
+class StoredIds(NamedTuple):
+    """The ids of rows that a stream has."""
+
+    ids: set[bytes]
+    is_all: bool
+    """Every message after the sequence was there to be read: none was removed since, at the front or in between."""
+
+
+def stored_ids(js: JetStream, info: StreamInfo, after: int, *, prefix: str, max_ids: int) -> StoredIds:
     """The message ids with this prefix, without it, that a stream has after a sequence.
+
+    On whatever subject: the stream or the account may have stored a row under another one than it was sent to.
 
     Raises:
         RequestTimeout: The reading came to a standstill.
         JetSparkError: There are more than ``max_ids``.
     """
     found: set[bytes] = set()
-    last = info.state.last_sequence
+    read = 0
+    for headers in _headers_after(js, info, after):
+        read += 1
+        msg_id = headers.get("Nats-Msg-Id")
+        if msg_id is not None and msg_id.startswith(prefix):
+            found.add(msg_id[len(prefix) :].encode("utf-8", "surrogateescape"))
+            if len(found) > max_ids:
+                raise JetSparkError(
+                    f"stream {info.config.name!r} has more than {max_ids} messages after sequence {after}, too "
+                    "many to find out which rows are stored: write smaller batches (maxOffsetsPerTrigger)"
+                )
+    return StoredIds(found, read >= info.state.last_sequence - after)
+
+
+def _headers_after(js: JetStream, info: StreamInfo, after: int) -> Iterator[Headers]:
+    """Of every message the stream has after a sequence; of none where it cannot be read."""
+    name, last = info.config.name, info.state.last_sequence
     if last <= after:
-        return found
-    options = OrderedOptions(
-        start_sequence=after + 1, headers_only=True, filter_subjects=() if subject is None else (subject,)
-    )
-    name = info.config.name
+        return
+    if info.config.retention == "workqueue":
+        # It takes no consumer that only reads.
+        if info.config.allow_direct:
+            part = Range(name, head_of(info).created, after + 1, last + 1, is_earliest=True)
+            for piece in ProcedureRunner(js).pieces(RangeScan(part)):
+                yield from (message.headers for message in piece)
+        return
+    options = OrderedOptions(start_sequence=after + 1, headers_only=True)
     reading = Reading(context_of(js), name, options, listing=f"message ids of stream {name!r}")
     try:
         reading.start()
         if not reading.initial_pending:
-            return found
+            return
         while True:
             message = reading.next(until_idle=True)
             if message is None:  # the last ones are gone since they were counted
-                return found
-            msg_id = message.headers.get("Nats-Msg-Id") if message.headers else None
-            if msg_id is not None and msg_id.startswith(prefix):
-                found.add(msg_id[len(prefix) :].encode("utf-8", "surrogateescape"))
-                if len(found) > max_ids:
-                    raise JetSparkError(
-                        f"stream {info.config.name!r} has more than {max_ids} messages after sequence {after}, too "
-                        "many to find out which rows are stored: write smaller batches (maxOffsetsPerTrigger)"
-                    )
+                return
+            yield readable(message.raw_headers)
             metadata = message.metadata
             if metadata.stream_sequence >= last or not metadata.pending:
-                return found
+                return
     finally:
         reading.close()
 
@@ -227,5 +260,5 @@ def _read(kind: type[T], value: bytes) -> T:
         raise ProtocolError(f"ledger entry {value[:80]!r}: expected a {kind.__name__} as JSON") from error
 
 
-def _time(moment: datetime.datetime | None) -> str:
+def time_of(moment: datetime.datetime | None) -> str:
     return "" if moment is None else moment.isoformat()

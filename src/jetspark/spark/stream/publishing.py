@@ -155,11 +155,21 @@ class AtomicPublishing(Publisher):
     """All rows of the partition in one batch. They are counted before the first is sent."""
 
     def __init__(
-        self, js: JetStream, pace: Pace, *, partition: int, limit: int, find_stored: Callable[[], set[bytes]]
+        self,
+        js: JetStream,
+        pace: Pace,
+        *,
+        partition: int,
+        limit: int,
+        find_stored: Callable[[], set[bytes]],
+        are_ids_ours: bool = False,
     ) -> None:
-        """``find_stored`` reads the ids of the partition that the stream has."""
+        """``find_stored`` reads the ids of the partition that the stream has. ``are_ids_ours``: nobody but an attempt
+        at this very partition sends a message with one of them.
+        """
         super().__init__(js, pace)
         self._partition, self._limit, self._find_stored = partition, limit, find_stored
+        self._are_ids_ours = are_ids_ours
         self._kept: list[Rows] = []
         self._count = 0
 
@@ -209,12 +219,23 @@ class AtomicPublishing(Publisher):
         known = self._find_stored()
         kept = [rows.but_for(known) for rows in self._kept]
         if sum(map(len, kept)) == sum(map(len, self._kept)):
+            if self._are_ids_ours:
+                self._settle_each()
+                return []
             raise UsageError(
                 f"partition {self._partition}: the stream has a message with one of its ids from somebody "
                 "else, and publishMode=atomic stores all rows or none; publishMode=fast would leave that row out"
             ) from error
         self._kept = kept
         return [item for rows in kept for item in rows.items()]
+
+    def _settle_each(self) -> None:
+        """An earlier attempt was stored whole, and its rows cannot be found: they were consumed since, or the stream
+        cannot be read. It knows their ids, one by one, and stores a row only if that attempt did not have it.
+        """
+        with AsyncPublishing(self._js, self._pace) as publisher:
+            for rows in self._kept:
+                publisher.send(rows)
 
 
 def _headers(item: Item) -> HeadersLike | None:

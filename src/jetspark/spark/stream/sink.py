@@ -44,7 +44,7 @@ from jetspark.jetstream.kv import check_bucket
 from jetspark.spark.connections import client_for, jetstream_for
 from jetspark.spark.options import Connecting, boolean, choice, count, milliseconds, option, read_options, size, text
 from jetspark.spark.retrying import patiently
-from jetspark.spark.stream.ledger import Committed, Ledger, Opening, stored_ids
+from jetspark.spark.stream.ledger import Committed, Ledger, Opening, stored_ids, time_of
 from jetspark.spark.stream.publishing import AsyncPublishing, AtomicPublishing, FastPublishing, Pace, Publisher
 from jetspark.spark.stream.writing import Encoder, Layout, Rows, null_value
 from jetspark.spark.tasks import BATCH_ID, QUERY_ID, RUN_ID
@@ -216,6 +216,9 @@ class PartWritten(WriterCommitMessage):
     replicas: int | None = None
     is_committed_already: bool = False
     unnamed: Unnamed | None = None
+    stream: str = ""
+    created: str = ""
+    """When the stream was made."""
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -318,18 +321,20 @@ def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
         return
     place, rows, unnamed = filled[0].place, sum(each.rows for each in filled), filled[0].unnamed
     marks = {} if unnamed is None else {"run": unnamed.run, "write": unnamed.write}
+    streams = {each.stream: each.created for each in filled if each.stream}
 
     def note(js: JetStream) -> None:
         ledger = Ledger.of(js, options.ledger_bucket, place.query, filled[0].replicas)
         known = ledger.committed() if unnamed or any(each.is_committed_already for each in filled) else None
         if unnamed is not None:
             unnamed.check_is_alone(known, place)
-        if known is None or known.batch != place.batch:
-            ledger.commit(place.batch, rows, **marks)
+        # Of a batch that is noted, some are stored only now if the stream was made again.
+        if known is None or known.batch != place.batch or not all(each.is_committed_already for each in filled):
+            ledger.commit(place.batch, rows, **marks, streams=streams)
             return
         if unnamed is not None:
             # Of the writes of this run it is the first; a second one has to see that.
-            ledger.commit(place.batch, known.rows, **marks)
+            ledger.commit(place.batch, known.rows, **marks, streams=known.streams)
         if known.rows != rows:
             _logger.warning(
                 "batch %d of %s was written with %d rows and now has %d: its input is not deterministic; what was "
@@ -349,6 +354,11 @@ class Target:
     def __init__(self, info: StreamInfo) -> None:
         self.info, self.name = info, info.config.name
         self._filters = tuple(info.config.subjects or ())
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Its name, and when it was made."""
+        return self.name, time_of(self.info.created)
 
     @property
     def window_s(self) -> float:
@@ -435,7 +445,7 @@ class Task:
         earlier = self._look_up(target)
         if earlier is None:
             rows = sum(batch.num_rows for batch in chain([first], filled))
-            return PartWritten(self.place, rows, 0, None, True, self.unnamed)
+            return PartWritten(self.place, rows, 0, None, True, self.unnamed, *target.identity)
         sent = 0
         pace = Pace(
             max_messages=self.options.max_pending_messages,
@@ -450,7 +460,8 @@ class Task:
                 sent += len(missing)
                 if len(missing):
                     publisher.send(missing)
-        return PartWritten(self.place, encoder.rows, sent, target.info.config.replicas, False, self.unnamed)
+        replicas = target.info.config.replicas
+        return PartWritten(self.place, encoder.rows, sent, replicas, False, self.unnamed, *target.identity)
 
     def _publisher(self, js: JetStream, earlier: Earlier, pace: Pace) -> Publisher:
         match self.options.publish_mode:
@@ -466,6 +477,7 @@ class Task:
                     partition=self.place.partition,
                     limit=self.options.max_atomic_messages,
                     find_stored=earlier.find,
+                    are_ids_ours=self.layout.msg_id is None,
                 )
 
     def _some_subject(self, batch: pa.RecordBatch) -> str:
@@ -484,6 +496,7 @@ class Task:
             is_stored=target.stores,
             stream=target.name,
             max_bytes=client_for(self.options.connecting()).server_info.max_payload_bytes,
+            max_stream_bytes=target.info.config.max_message_bytes,
             expect_stream=self.options.stream is not None,
         )
 
@@ -503,10 +516,30 @@ class Task:
             self.unnamed.check_is_alone(committed, place)
         if committed is not None and committed.batch >= place.batch:
             self._check_not_rewound(committed)
+        if committed is not None and committed.batch == place.batch and not self._is_lost(committed, target):
             _logger.info("batch %d of query %s is written already: nothing is sent", place.batch, place.query)
             return None
         opening = self.patiently(lambda js: ledger(js).open(place.batch, place.partition, target.info))
         return Earlier(self, target, opening)
+
+    def _is_lost(self, committed: Committed, target: Target) -> bool:
+        """Whether the rows of a batch that is written went with their stream, which was deleted and made again.
+
+        Raises:
+            UsageError: They are in a stream of another name, and nothing says that they belong into this one.
+        """
+        if committed.is_of(target.info):
+            return False
+        if target.name in committed.streams:
+            return True
+        if self.place.query != self.options.write_id:
+            return False  # a query that goes on elsewhere: the batch is stored
+        raise UsageError(
+            f"jetstream: writeId={self.options.write_id!r} has written to stream "
+            f"{', '.join(map(repr, committed.streams))}, and now would write to {target.name!r}: give each write a "
+            f"writeId of its own; or delete the key {self.place.query}.committed of bucket "
+            f"{self.options.ledger_bucket!r} to use the name again"
+        )
 
     def _check_not_rewound(self, committed: Committed) -> None:
         """Spark repeats the last batch, never one before it, unless somebody put the checkpoint back."""
@@ -582,17 +615,16 @@ class Earlier:
         assert opening is not None
         info = task.patiently(lambda js: js.stream(self._target.name).info())
         layout, place = task.layout, task.place
-        self._known = task.patiently(
+        self._known, has_all = task.patiently(
             lambda js: stored_ids(
                 js,
                 info,
                 opening.after,
                 prefix="" if layout.msg_id else place.id_prefix(),
-                subject=layout.subject,
                 max_ids=MAX_RECOVERED_IDS,
             )
         )
-        is_sure = Target(info).has_all_after(opening.after) and not layout.has_ttl
+        is_sure = has_all and Target(info).has_all_after(opening.after) and not layout.has_ttl
         if info.state.last_sequence > opening.after and not is_sure:
             self._gap = (
                 f"stream {self._target.name!r} no longer has all messages after sequence {opening.after}, and its "

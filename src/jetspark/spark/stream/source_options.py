@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import itertools
 import json
 import re
 from dataclasses import dataclass
 
-from jetspark.core.subjects import is_subset, overlaps, validate_filter
+from jetspark.core.subjects import validate_filter
 from jetspark.errors import ConfigError
 from jetspark.jetstream.checks import check_name
 from jetspark.spark.offsets import Limits, Sizes, Where
-from jetspark.spark.options import Connecting, boolean, count, milliseconds, names, option, size
+from jetspark.spark.options import Connecting, boolean, check_disjoint, count, milliseconds, names, option, size
 
 __all__ = ["Bound", "SourceOptions", "moment"]
 
@@ -81,9 +80,9 @@ def moment(value: str) -> datetime.datetime:
         if text.lstrip("-").isdecimal():
             return datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(milliseconds=int(text))
         found = datetime.datetime.fromisoformat(text)
+        return found.replace(tzinfo=datetime.UTC) if found.tzinfo is None else found.astimezone(datetime.UTC)
     except (ValueError, OverflowError):
         raise ValueError("milliseconds since 1970 or ISO 8601 such as 2026-03-20T10:14:30Z") from None
-    return found.replace(tzinfo=datetime.UTC) if found.tzinfo is None else found.astimezone(datetime.UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +156,7 @@ class SourceOptions(Connecting):
             raise ConfigError(f"stream={','.join(self.stream)!r}: expected each of them once")
         for subject in self.subjects:
             validate_filter(subject)
-        for one, other in itertools.combinations(self.subjects, 2):
-            if overlaps(one, other):
-                wider = one if is_subset(other, one) else other
-                raise ConfigError(
-                    f"subjects: {one!r} and {other!r} overlap, which the server refuses; {wider!r} alone may do"
-                )
+        check_disjoint("subjects", self.subjects)
         for name, first, second in (
             ("starting", self.starting_offsets, self.starting_timestamp),
             ("ending", self.ending_offsets, self.ending_timestamp),

@@ -51,6 +51,13 @@ ORIGIN = ("stream", "sequence", "timestamp")
 # Subjects that were found good are remembered; this many at most, as a partition may have one for each row.
 MAX_KNOWN_SUBJECTS = 100_000
 
+# What the server takes: headers by their size in 16 bits, a TTL in nanoseconds by its 63.
+MAX_HEADER_BYTES = 65_535
+MAX_TTL_S = 9_223_372_036
+# The subject, the reply's subject and two numbers are a line, of which the server takes 4096 bytes. At a longer one it
+# ends the connection, again each time that the row is sent.
+MAX_SUBJECT_BYTES = 3900
+
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _NUMBERS = (*_INTEGERS, FloatType, DoubleType, DecimalType)
 _HEAD = b"NATS/1.0\r\n"
@@ -187,15 +194,20 @@ class Encoder:
         is_stored: Callable[[str], bool],
         stream: str,
         max_bytes: int,
+        max_stream_bytes: int | None = None,
         expect_stream: bool = False,
     ) -> None:
         """Without a prefix no ids are made. ``is_stored`` says whether the stream takes a subject; ``max_bytes`` is the
-        server's bound of a message.
+        server's bound of a message, and ``max_stream_bytes`` the stream's, if it has one.
         """
         self.rows = 0
         """How many were encoded."""
         self._layout, self._partition = layout, partition
         self._is_stored, self._stream, self._max_bytes = is_stored, stream, max_bytes
+        self._whose_bound = "the server takes (max_payload)"
+        if max_stream_bytes is not None and 0 <= max_stream_bytes < max_bytes:
+            self._max_bytes = max_stream_bytes
+            self._whose_bound = f"stream {stream!r} takes (max_message_bytes)"
         self._known_subjects: set[str] = set()
         self._head = _HEAD + (f"Nats-Expected-Stream: {stream}\r\n".encode() if expect_stream else b"")
         self._id_prefix = b"" if layout.msg_id else None if id_prefix is None else id_prefix.encode()
@@ -265,6 +277,9 @@ class Encoder:
                 validate_subject(subject)
             except InvalidSubject as error:
                 self._refuse(subjects.index(subject), str(error))
+            if (size := len(subject.encode())) > MAX_SUBJECT_BYTES:
+                why = f"a subject of {size} bytes, {subject[:40]!r}...: expected at most {MAX_SUBJECT_BYTES}"
+                self._refuse(subjects.index(subject), why)
             if not self._is_stored(subject):
                 self._refuse(
                     subjects.index(subject),
@@ -289,8 +304,9 @@ class Encoder:
                 lines.append(b"")
                 continue
             # The server counts whole seconds and refuses less than one.
-            if not 1 <= each < math.inf:
-                self._refuse(row, f"ttl is {each}: expected 1 second or more, or null for none")
+            if not 1 <= each <= MAX_TTL_S:
+                expected = f"expected 1 second or more, at most {MAX_TTL_S}, or null for none"
+                self._refuse(row, f"ttl is {each}: {expected}")
             lines.append(b"Nats-TTL: %ds\r\n" % math.ceil(each))
         return lines
 
@@ -313,14 +329,17 @@ class Encoder:
         return lines
 
     def _check_size(self, data: list[bytes], blocks: list[bytes] | None) -> None:
-        if max(map(len, data)) + (max(map(len, blocks)) if blocks else 0) <= self._max_bytes:
+        largest = max(map(len, blocks)) if blocks else 0
+        if max(map(len, data)) + largest <= self._max_bytes and largest <= MAX_HEADER_BYTES:
             return
         for row, (each, block) in enumerate(zip(data, blocks or [b""] * len(data), strict=True)):
+            if len(block) > MAX_HEADER_BYTES:
+                self._refuse(row, f"headers of {len(block)} bytes: the server takes {MAX_HEADER_BYTES}")
             if len(each) + len(block) > self._max_bytes:
                 self._refuse(
                     row,
                     f"data of {len(each)} bytes and headers of {len(block)} are more than the {self._max_bytes} bytes "
-                    "the server takes (max_payload)",
+                    + self._whose_bound,
                 )
 
     def _refuse(self, row: int, why: str) -> NoReturn:
