@@ -145,7 +145,7 @@ async def replay_handler(
 async def read_handler_records(records: KeyValue, handler: str = "*") -> list[HandlerReplayRecord]:
     """Every record of the replays of handlers, oldest first; ``records`` is the bucket ``<app>_handlers``."""
     keys = [key async for key in records.keys(f"replay.{handler}.*")]
-    found = [HandlerReplayRecord.decode((await records.get(key)).value) for key in keys]
+    found = [HandlerReplayRecord.decode((await records.get(key, direct=False)).value) for key in keys]
     return sorted(found, key=lambda record: (record.began, record.id))
 
 
@@ -194,7 +194,7 @@ async def _resume(
     records: KeyValue, spec: HandlerSpec, id: str, effects: bool, history: StreamHistory
 ) -> NoteKeeper[HandlerReplayRecord]:
     try:
-        entry = await records.get(f"replay.{spec.name}.{id}")
+        entry = await records.get(f"replay.{spec.name}.{id}", direct=False)
     except KeyNotFound:
         raise ConfigError(f"resume {id!r}: there is no record of it; `jetspark replays` lists them") from None
     record = HandlerReplayRecord.decode(entry.value)

@@ -1,7 +1,8 @@
 """The record of each replay and rebuild: what was asked for, how far it is, and how it ended.
 
 It is a key of the bucket ``<app>_projections``, ``<projection>.replay.<id>``, and stays when the work is done. It is
-written by compare-and-set: a replay that somebody else has resumed meanwhile ends at its next note.
+written by compare-and-set: a replay that somebody else has resumed meanwhile ends at its next note. So it is read from
+the leader: what a replica has that is a moment behind would look as if somebody else had written since.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class NoteKeeper(Generic[R]):
             return await self.records.update(key, value, revision=self._revision)
         except Conflict:
             # The answer to an earlier attempt may have been lost.
-            entry = await self.records.get(key)
+            entry = await self.records.get(key, direct=False)
             if entry.value != value:
                 raise
             return entry.revision
@@ -207,7 +208,7 @@ class RecordKeeper(NoteKeeper[ReplayRecord]):
             ConfigError: There is none.
         """
         try:
-            entry = await records.get(record_key(spec.name, id))
+            entry = await records.get(record_key(spec.name, id), direct=False)
         except KeyNotFound:
             raise ConfigError(f"{kind} {id!r}: there is no record of it; `jetspark replays` lists them") from None
         record = ReplayRecord.decode(entry.value)
@@ -259,5 +260,5 @@ def record_key(projection: str, id: str) -> str:
 async def read_records(records: KeyValue, projection: str = "*") -> list[ReplayRecord]:
     """Every record, oldest first."""
     keys = [key async for key in records.keys(record_key(projection, "*"))]
-    found = [ReplayRecord.decode((await records.get(key)).value) for key in keys]
+    found = [ReplayRecord.decode((await records.get(key, direct=False)).value) for key in keys]
     return sorted(found, key=lambda record: (record.began, record.id))

@@ -1,0 +1,68 @@
+"""The records of replays: read while replicas are behind, and beside what nobody can read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.apps import publish, set_up
+from support.projections import Opened, bank
+from support.replicas import stale_replica
+
+import jetspark.blocking
+from jetspark.aio.jetstream import JetStream
+from jetspark.app import App, Event
+from jetspark.app.projections.buckets import open_records
+from jetspark.app.replay import read_handler_records, read_records, rebuild, replay_handler
+from jetspark.app.replay.records import RecordKeeper
+from jetspark.errors import ConfigError
+from jetspark.server import NatsServer
+
+# A replica answers every second request, or so.
+ASKED = 20
+
+
+class Paid(Event, type="order.paid", key="order_id", subject="orders.{order_id}.paid"):
+    order_id: str
+
+
+def shop() -> App:
+    app = App("shop", stream="SHOP", subjects=["orders.>"])
+
+    @app.handler(Paid, durable="billing")
+    async def bill(event: Paid) -> None: ...
+
+    return app
+
+
+async def test_a_rebuild_is_found_and_noted_while_a_replica_is_behind(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, Opened(account="a"))
+    built = (await rebuild(js, app, "balances")).record
+    records, spec = await open_records(js, "bank"), app.projections["balances"]
+    with jetspark.blocking.connect(server.url) as client:
+        plain = client.jetstream()
+        stale_replica(plain, plain.stream("KV_bank_projections"), 0)
+        for _ in range(ASKED):
+            keeper = await RecordKeeper.find(records, spec, built.id, "rebuild")
+            assert keeper.record == built
+        for _ in range(ASKED):
+            # The answer to a write was lost: it is refused now, and is there.
+            assert await keeper._write(json.dumps(built.to_dict()).encode())
+            assert [each.id for each in await read_records(records)] == [built.id]
+
+
+async def test_the_replay_of_a_handler_is_found_while_a_replica_is_behind(server: NatsServer, js: JetStream) -> None:
+    app = shop()
+    await set_up(js, app)
+    await publish(js, app, Paid(order_id="o-1"))
+    done = await replay_handler(js, app, "billing")
+    records = await js.kv("shop_handlers")
+    with jetspark.blocking.connect(server.url) as client:
+        plain = client.jetstream()
+        stale_replica(plain, plain.stream("KV_shop_handlers"), 0)
+        for _ in range(ASKED):
+            with pytest.raises(ConfigError, match="it is done already"):
+                await replay_handler(js, app, "billing", resume=done.id)
+            assert [each.id for each in await read_handler_records(records)] == [done.id]
