@@ -134,6 +134,22 @@ def test_a_projection_is_verified_replayed_repaired_and_rebuilt(till: Any) -> No
     assert "4 replays" in run("replays", "till:app", "totals")
 
 
+def test_a_record_that_nobody_can_read_is_named_beside_the_others(till: Any) -> None:
+    async def put() -> None:
+        async with jetspark.connect(os.environ["JETSPARK_SERVERS"]) as client:
+            await (await client.jetstream().kv("till_projections")).put("totals.replay.x", b"what is this")
+
+    run("replay", "till:app", "totals")
+    asyncio.run(put())
+    done = CliRunner().invoke(commands.app, ["replays", "till:app"])
+    assert done.exit_code == 0
+    assert "1 replays" in done.stdout
+    assert "totals.replay.x is left out: the record of a replay is not readable: b'what is this'" in done.stderr
+    listed = CliRunner().invoke(commands.app, ["replays", "till:app", "--json"])
+    assert len(json.loads(listed.stdout)) == 1
+    assert "totals.replay.x is left out" in listed.stderr
+
+
 def test_buckets_that_are_not_in_use_are_listed_and_dropped(till: Any) -> None:
     def buckets() -> list[str]:
         return asyncio.run(_buckets())

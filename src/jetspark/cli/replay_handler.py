@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from jetspark.cli.apps import with_server
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.app import App
     from jetspark.app.replay import HandlerReplayPlan, HandlerReplayRecord, ReplayRecord, ReplayRequest
+    from jetspark.errors import ProtocolError
 
 __all__ = ["read_all_records", "replay_to_handler"]
 
@@ -57,7 +60,11 @@ async def read_all_records(js: JetStream, app: App, name: str) -> list[ReplayRec
 
     found: list[ReplayRecord | HandlerReplayRecord] = []
     if app.projections:
-        found += await read_records(await open_records(js, app.name), name)
+        found += await read_records(await open_records(js, app.name), name, on_unreadable=_tell_unreadable)
     if app.handlers:
-        found += await read_handler_records(await js.kv(app.handler_bucket), name)
+        found += await read_handler_records(await js.kv(app.handler_bucket), name, on_unreadable=_tell_unreadable)
     return sorted(found, key=lambda record: (record.began, record.id))
+
+
+def _tell_unreadable(key: str, error: ProtocolError) -> None:
+    typer.echo(f"{key} is left out: {error}", err=True)

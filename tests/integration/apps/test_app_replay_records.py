@@ -13,7 +13,7 @@ import jetspark.blocking
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event
 from jetspark.app.projections.buckets import open_records
-from jetspark.app.replay import read_handler_records, read_records, rebuild, replay_handler
+from jetspark.app.replay import read_handler_records, read_records, rebuild, replay_handler, run_replay
 from jetspark.app.replay.records import RecordKeeper
 from jetspark.errors import ConfigError
 from jetspark.server import NatsServer
@@ -66,3 +66,44 @@ async def test_the_replay_of_a_handler_is_found_while_a_replica_is_behind(server
             with pytest.raises(ConfigError, match="it is done already"):
                 await replay_handler(js, app, "billing", resume=done.id)
             assert [each.id for each in await read_handler_records(records)] == [done.id]
+
+
+FOREIGN = {
+    "text": b"what is this",
+    "number": b"5",
+    "list": b"[]",
+    "empty": b"",
+    "bytes": b"\xff\xfe",
+    "other": b"{}",
+    "wanting": b'{"request": {}}',
+}
+
+
+async def test_records_that_nobody_can_read_do_not_hide_the_others(js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, Opened(account="a"))
+    done = await run_replay(js, app, "balances")
+    records, told = await open_records(js, "bank"), dict[str, str]()
+    for name, value in FOREIGN.items():
+        await records.put(f"balances.replay.{name}", value)
+    for name, wrong in {"began": 5, "id": None, "events": "many", "outline": 3}.items():
+        await records.put(f"balances.replay.{name}", json.dumps({**done.to_dict(), name: wrong}).encode())
+    found = await read_records(records, on_unreadable=lambda key, error: told.update({key: str(error)}))
+    assert [each.id for each in found] == [done.id]
+    assert sorted(told) == sorted(f"balances.replay.{name}" for name in [*FOREIGN, "began", "id", "events", "outline"])
+    assert "'what is this'" in told["balances.replay.text"]
+
+
+async def test_a_handlers_records_that_nobody_can_read_do_not_hide_the_others(
+    js: JetStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = shop()
+    await set_up(js, app)
+    await publish(js, app, Paid(order_id="o-1"))
+    done = await replay_handler(js, app, "billing")
+    records = await js.kv("shop_handlers")
+    for name, value in FOREIGN.items():
+        await records.put(f"replay.billing.{name}", value)
+    assert [each.id for each in await read_handler_records(records)] == [done.id]
+    assert caplog.text.count("is left out") == len(FOREIGN)

@@ -36,7 +36,7 @@ from jetspark.app.replay.handler_records import HandlerReplayPlan, HandlerReplay
 from jetspark.app.replay.history import ReadingRate, StreamHistory
 from jetspark.app.replay.outlines import outline_of
 from jetspark.app.replay.ranges import Extent, ReplayRequest
-from jetspark.app.replay.records import NoteKeeper, new_id, noting
+from jetspark.app.replay.records import NoteKeeper, OnUnreadable, log_unreadable, new_id, noting, read_all
 from jetspark.app.topology.declared import OWNER
 from jetspark.app.topology.names import handler_bucket
 from jetspark.core.arguments import texts
@@ -142,11 +142,14 @@ async def replay_handler(
         return await noting(keeper, replay.run(pace))
 
 
-async def read_handler_records(records: KeyValue, handler: str = "*") -> list[HandlerReplayRecord]:
-    """Every record of the replays of handlers, oldest first; ``records`` is the bucket ``<app>_handlers``."""
-    keys = [key async for key in records.keys(f"replay.{handler}.*")]
-    found = [HandlerReplayRecord.decode((await records.get(key, direct=False)).value) for key in keys]
-    return sorted(found, key=lambda record: (record.began, record.id))
+async def read_handler_records(
+    records: KeyValue, handler: str = "*", *, on_unreadable: OnUnreadable = log_unreadable
+) -> list[HandlerReplayRecord]:
+    """Every record of the replays of handlers, oldest first; ``records`` is the bucket ``<app>_handlers``.
+
+    One that nobody can read is left out, and told of.
+    """
+    return await read_all(records, f"replay.{handler}.*", HandlerReplayRecord, on_unreadable)
 
 
 def handler_of(app: App, handler: str) -> HandlerSpec:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from jetspark.app.clock import seconds_now, utc_now
 from jetspark.app.patience import patiently
 from jetspark.app.replay.ranges import Extent, ReplayRequest
+from jetspark.core.arguments import instance
 from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyNotFound, ProtocolError, UsageError
 
 if TYPE_CHECKING:
@@ -25,17 +27,26 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NoteKeeper",
+    "OnUnreadable",
     "RecordKeeper",
     "ReplayKind",
     "ReplayRecord",
     "RequestRecord",
     "begin_record",
+    "log_unreadable",
     "new_id",
     "noting",
+    "read_all",
     "read_records",
 ]
 
+_logger = logging.getLogger("jetspark.app")
+
 ReplayKind: TypeAlias = Literal["replay", "rebuild", "repair"]
+
+
+# Of the fields of records: what others have written there may have any.
+_KINDS: dict[str, type] = {"str": str, "int": int, "dict[str, Any]": dict, "dict[str, int]": dict}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +54,8 @@ class RequestRecord:
     """What was asked for, and where the work is, as JSON."""
 
     request: ReplayRequest
+    id: str
+    began: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "request": self.request.to_dict()}
@@ -55,7 +68,10 @@ class RequestRecord:
         """
         try:
             fields = json.loads(value)
-            return cls(**{**fields, "request": ReplayRequest.from_dict(fields["request"])})
+            record = cls(**{**fields, "request": ReplayRequest.from_dict(fields["request"])})
+            for each in dataclasses.fields(cls):
+                instance(each.name, getattr(record, each.name), _KINDS.get(str(each.type), object), str(each.type))
+            return record
         except (ValueError, KeyError, TypeError) as error:
             raise ProtocolError(f"the record of a replay is not readable: {value[:200]!r}") from error
 
@@ -64,7 +80,6 @@ class RequestRecord:
 class ReplayRecord(RequestRecord):
     """One replay, rebuild of a whole projection, or repair of single keys."""
 
-    id: str
     kind: ReplayKind
     projection: str
     version: int
@@ -95,7 +110,6 @@ class ReplayRecord(RequestRecord):
     """
     replaced: str = ""
     """Of a rebuild that was swapped: the bucket that was in use before, until it is dropped."""
-    began: str = ""
     noted: str = ""
 
     @property
@@ -137,6 +151,7 @@ class KeptRecord(Protocol):
 
 
 R = TypeVar("R", bound=KeptRecord)
+D = TypeVar("D", bound=RequestRecord)
 
 
 class NoteKeeper(Generic[R]):
@@ -257,8 +272,29 @@ def record_key(projection: str, id: str) -> str:
     return f"{projection}.replay.{id}"
 
 
-async def read_records(records: KeyValue, projection: str = "*") -> list[ReplayRecord]:
-    """Every record, oldest first."""
-    keys = [key async for key in records.keys(record_key(projection, "*"))]
-    found = [ReplayRecord.decode((await records.get(key, direct=False)).value) for key in keys]
+OnUnreadable: TypeAlias = Callable[[str, ProtocolError], Any]
+"""Is told the key of a record that nobody can read, and why."""
+
+
+def log_unreadable(key: str, error: ProtocolError) -> None:
+    _logger.warning("%s is left out: %s", key, error)
+
+
+async def read_records(
+    records: KeyValue, projection: str = "*", *, on_unreadable: OnUnreadable = log_unreadable
+) -> list[ReplayRecord]:
+    """Every record, oldest first; one that nobody can read is left out, and told of."""
+    return await read_all(records, record_key(projection, "*"), ReplayRecord, on_unreadable)
+
+
+async def read_all(records: KeyValue, keys: str, kind: type[D], on_unreadable: OnUnreadable) -> list[D]:
+    """The records under some keys, oldest first."""
+    found: list[D] = []
+    for key in [key async for key in records.keys(keys)]:
+        try:
+            found.append(kind.decode((await records.get(key, direct=False)).value))
+        except ProtocolError as error:
+            on_unreadable(key, error)
+        except KeyNotFound:
+            pass  # it was deleted meanwhile
     return sorted(found, key=lambda record: (record.began, record.id))
