@@ -115,7 +115,7 @@ async def replay_handler(
         on_plan: Is told what will be read, or is left of it, before the handler is called. Counting events and keys is
             one more pass over the range, which ``rate`` does not slow down; without this, and without keys, there is
             none.
-        on_progress: Is told how far it is, now and then, and at the end.
+        on_progress: Is told how far it is, when it begins, now and then, and at the end.
 
     Raises:
         DataLoss: Some of the range is gone, or went away before it was read.
@@ -139,6 +139,7 @@ async def replay_handler(
         keeper = await _begin(records, spec, request, effects, await history.extent(request))
     else:
         keeper = await _resume(records, spec, resume, effects, history)
+    on_progress(keeper.record)
     await noting(keeper, _tell_plan(app, spec, history, keeper, on_plan, is_new=resume is None))
     async with open_lifespans(app.lifespans) as dependencies:
         store = await HandlerStore.open(js, app.name, spec.name)

@@ -132,7 +132,7 @@ async def rebuild(
         drop_after_s: How long readers have, after the swap, to finish what they read in the old bucket.
         rate: Events folded each second, at most, until it is close to the end.
         resume: The id of a rebuild that was interrupted, or not swapped yet.
-        on_progress: Is told how far it is, now and then, and at the end.
+        on_progress: Is told how far it is, when it begins, now and then, and at the end.
         engine: Folds the history, and the check's second fold, in place of this process; it has no ``rate``. What comes
             meanwhile is folded here.
 
@@ -163,6 +163,7 @@ async def rebuild(
     keeper, extent = await _record_of(js, app, spec, records, history, resume)
     record = keeper.record
     outcome = RebuildOutcome(record=record, old=alias.place, new=ProjectionPlace(record.bucket, spec.version))
+    on_progress(record)
     work = _Rebuilding(js, history, spec, extent, keeper, outcome, on_progress)
     await noting(keeper, work.run(pace, check=check, engine=engine))
     if swap_in:
