@@ -171,6 +171,22 @@ async def _is_begun() -> bool:
         return [key async for key in records.keys("totals.replay.*")] != []
 
 
+@pytest.mark.parametrize(
+    "command", ["verify", "replay", "replay --dry-run", "rebuild", "rebuild --dry-run", "rebuild --key a", "replays"]
+)
+def test_an_application_that_was_not_applied_is_told_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_url: str, command: str
+) -> None:
+    (tmp_path / "till.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JETSPARK_SERVERS", nats_url)
+    name, *options = command.split()
+    said = run(name, "till:app", "totals", *options, code=1)
+    assert said.startswith("there is no bucket 'till_projections'")
+    assert said.endswith("`jetspark apply till:app` makes what the application needs")
+    del sys.modules["till"]
+
+
 def test_a_record_that_nobody_can_read_is_named_beside_the_others(till: Any) -> None:
     async def put() -> None:
         async with jetspark.connect(os.environ["JETSPARK_SERVERS"]) as client:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from jetspark.cli.apps import with_server
+from jetspark.cli import apps
+from jetspark.errors import StreamNotFound, UsageError
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
@@ -15,7 +16,21 @@ if TYPE_CHECKING:
     from jetspark.app.replay import HandlerReplayPlan, HandlerReplayRecord, ReplayRecord, ReplayRequest
     from jetspark.errors import ProtocolError
 
-__all__ = ["read_all_records", "replay_to_handler"]
+__all__ = ["read_all_records", "replay_to_handler", "with_server"]
+
+T = TypeVar("T")
+
+
+def with_server(app: str, servers: str | None, work: Callable[[JetStream, App], Coroutine[Any, Any, T]]) -> T:
+    """Do something with an application that was applied, and a connection.
+
+    Raises:
+        UsageError: It was not.
+    """
+    try:
+        return apps.with_server(app, servers, work)
+    except StreamNotFound as error:
+        raise UsageError(f"{error}: `jetspark apply {app}` makes what the application needs") from error
 
 
 def replay_to_handler(
