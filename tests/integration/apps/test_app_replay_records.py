@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 from support.apps import publish, set_up
@@ -13,7 +15,15 @@ import jetspark.blocking
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event
 from jetspark.app.projections.buckets import open_records
-from jetspark.app.replay import read_handler_records, read_records, rebuild, replay_handler, run_replay
+from jetspark.app.replay import (
+    ReplayRequest,
+    read_handler_records,
+    read_records,
+    rebuild,
+    repair_keys,
+    replay_handler,
+    run_replay,
+)
 from jetspark.app.replay.records import RecordKeeper
 from jetspark.errors import ConfigError
 from jetspark.server import NatsServer
@@ -107,3 +117,19 @@ async def test_a_handlers_records_that_nobody_can_read_do_not_hide_the_others(
         await records.put(f"replay.billing.{name}", value)
     assert [each.id for each in await read_handler_records(records)] == [done.id]
     assert caplog.text.count("is left out") == len(FOREIGN)
+
+
+@pytest.mark.parametrize("what", ["replay", "repair", "handler"])
+async def test_more_keys_than_a_record_takes_are_refused_before_anything_is_done(js: JetStream, what: str) -> None:
+    app = shop() if what == "handler" else bank()
+    await set_up(js, app)
+    keys = tuple(f"{number:05}{'k' * 30}" for number in range(30_000))
+    if what == "replay":
+        work: Coroutine[Any, Any, Any] = run_replay(js, app, "balances", ReplayRequest(keys=keys))
+    elif what == "repair":
+        work = repair_keys(js, app, "balances", keys)
+    else:
+        work = replay_handler(js, app, "billing", ReplayRequest(keys=keys))
+    with pytest.raises(ConfigError, match=r"keys: 30000 of them make a record of \d+ bytes, and 786432 are allowed: "):
+        await work
+    assert what == "handler" or await read_records(await open_records(js, "bank")) == []

@@ -45,6 +45,8 @@ _logger = logging.getLogger("jetspark.app")
 ReplayKind: TypeAlias = Literal["replay", "rebuild", "repair"]
 
 
+MAX_RECORD_BYTES = 768 << 10
+"""Of a record that begins. A server takes a megabyte, and failures and counts are added later."""
 # Of the fields of records: what others have written there may have any.
 _KINDS: dict[str, type] = {"str": str, "int": int, "dict[str, Any]": dict, "dict[str, int]": dict}
 
@@ -143,6 +145,7 @@ class KeptRecord(Protocol):
     id: str
     kind: Any
     noted: str
+    request: ReplayRequest
 
     @property
     def key(self) -> str: ...
@@ -162,8 +165,18 @@ class NoteKeeper(Generic[R]):
 
     @classmethod
     async def begin(cls, records: KeyValue, record: R) -> Self:
-        """Write a new record."""
-        return cls(records, record, await records.create(record.key, json.dumps(record.to_dict()).encode()))
+        """Write a new record.
+
+        Raises:
+            ConfigError: It has more keys than fit.
+        """
+        value = json.dumps(record.to_dict()).encode()
+        if len(value) > MAX_RECORD_BYTES:
+            raise ConfigError(
+                f"keys: {len(record.request.keys)} of them make a record of {len(value)} bytes, and {MAX_RECORD_BYTES} "
+                "are allowed: give fewer at a time, or none, which is all"
+            )
+        return cls(records, record, await records.create(record.key, value))
 
     async def note(self, **changes: Any) -> None:
         """Write what is known now.
