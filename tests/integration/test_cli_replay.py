@@ -6,6 +6,8 @@ import asyncio
 import importlib
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -132,6 +134,73 @@ def test_a_projection_is_verified_replayed_repaired_and_rebuilt(till: Any) -> No
     kinds = [(each["kind"], each["status"]) for each in json.loads(run("replays", "till:app", "--json"))]
     assert kinds == [("replay", "done"), ("replay", "done"), ("repair", "done"), ("rebuild", "swapped")]
     assert "4 replays" in run("replays", "till:app", "totals")
+
+
+@pytest.mark.parametrize(
+    ("command", "again"),
+    [
+        ("replay", "jetspark replay till:app totals --resume {id}"),
+        ("rebuild --verify --swap", "jetspark rebuild till:app totals --verify --swap --resume {id}"),
+        ("rebuild --key o-1", "begin anew"),
+    ],
+)
+def test_a_command_that_is_interrupted_says_how_to_go_on(till: Any, command: str, again: str) -> None:
+    name, *options = command.split()
+    arguments = [name, "till:app", "totals", *options, "--rate", "1"]  # ten seconds
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "jetspark", *arguments], env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        asyncio.run(until(_is_begun, timeout=30))
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGINT
+    [record] = json.loads(run("replays", "till:app", "--json"))
+    id = record["id"]
+    assert said.startswith(f"jetspark: interrupted: {record['kind']} {id} is at ")
+    assert again.format(id=id) in said
+    if "--resume" in again:
+        run(*again.format(id=id).split()[1:])
+        assert json.loads(run("replays", "till:app", "--json"))[0]["status"] in ("done", "swapped")
+
+
+async def _is_begun() -> bool:
+    """Whether a command has written its record."""
+    async with jetspark.connect(os.environ["JETSPARK_SERVERS"]) as client:
+        records = await client.jetstream().kv("till_projections")
+        return [key async for key in records.keys("totals.replay.*")] != []
+
+
+@pytest.mark.parametrize(
+    "command", ["verify", "replay", "replay --dry-run", "rebuild", "rebuild --dry-run", "rebuild --key a", "replays"]
+)
+def test_an_application_that_was_not_applied_is_told_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_url: str, command: str
+) -> None:
+    (tmp_path / "till.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JETSPARK_SERVERS", nats_url)
+    name, *options = command.split()
+    said = run(name, "till:app", "totals", *options, code=1)
+    assert said.startswith("there is no bucket 'till_projections'")
+    assert said.endswith("`jetspark apply till:app` makes what the application needs")
+    del sys.modules["till"]
+
+
+def test_a_record_that_nobody_can_read_is_named_beside_the_others(till: Any) -> None:
+    async def put() -> None:
+        async with jetspark.connect(os.environ["JETSPARK_SERVERS"]) as client:
+            await (await client.jetstream().kv("till_projections")).put("totals.replay.x", b"what is this")
+
+    run("replay", "till:app", "totals")
+    asyncio.run(put())
+    done = CliRunner().invoke(commands.app, ["replays", "till:app"])
+    assert done.exit_code == 0
+    assert "1 replays" in done.stdout
+    assert "totals.replay.x is left out: the record of a replay is not readable: b'what is this'" in done.stderr
+    listed = CliRunner().invoke(commands.app, ["replays", "till:app", "--json"])
+    assert len(json.loads(listed.stdout)) == 1
+    assert "totals.replay.x is left out" in listed.stderr
 
 
 def test_buckets_that_are_not_in_use_are_listed_and_dropped(till: Any) -> None:

@@ -73,3 +73,10 @@ def test_a_batch_without_room_is_refused(option: str) -> None:
 def test_a_lease_that_the_server_would_not_keep_is_refused(lease_s: Any) -> None:
     with pytest.raises(ConfigError, match=rf"lease_s={re.escape(repr(lease_s))}: expected seconds of 1 or more"):
         LiveOptions(lease_s=lease_s)
+
+
+@pytest.mark.parametrize("partitions", [0, 257, 5000, 2**70, -1, 2.0, "8", None, True])
+def test_more_partitions_than_the_server_has_consumers_for_are_refused(partitions: Any) -> None:
+    assert LiveOptions(partitions=256).partitions == 256
+    with pytest.raises(ConfigError, match=rf"^partitions={re.escape(repr(partitions))}: expected .*1 to 256"):
+        LiveOptions(partitions=partitions)

@@ -32,7 +32,7 @@ from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.topology.names import check_app_name
 from jetspark.core.backoff import Backoff
 from jetspark.core.numbers import seconds
-from jetspark.errors import ConfigError, JetSparkError, RequestTimeout
+from jetspark.errors import ConfigError, JetSparkError, KeyNotFound, RequestTimeout
 from jetspark.jetstream.kv import KVConfig, KVEntry, check_key
 
 if TYPE_CHECKING:
@@ -165,6 +165,8 @@ class Settings:
         self._max_stale_s = None if max_stale_s is None else seconds("max_stale_s", max_stale_s)
         self._values = {name: setting.default for name, setting in spec.settings.items()}
         self._revision = 0
+        self._stored: dict[str, int] = {}
+        """Settings that the bucket has something for, and its revision."""
         self._fresh_at = 0.0
         self.errors: dict[str, str] = {}
         """Settings whose stored value cannot be read as their type; what held before holds."""
@@ -303,24 +305,34 @@ class Settings:
         if setting is None or entry.revision <= self._revision:
             return  # of another version of the program; or known already
         self._revision = entry.revision
+        self._stored.pop(name, None)
+        if entry.operation == "put":
+            self._stored[name] = entry.revision
         change = self._change(name, entry)
         if change.error:
             self.errors[name] = change.error
             _logger.error(
                 "setting %s, revision %d: %s: what held before holds", entry.key, entry.revision, change.error
             )
-            return
+        elif change.is_deleted:
+            self._remove(name, setting)
+        else:
+            self._hold(name, change.value)
+
+    def _remove(self, name: str, setting: Setting[Any]) -> None:
         self.errors.pop(name, None)
-        if change.is_deleted and setting.on_delete == "keep":
-            return
-        old, new = self._values[name], setting.default if change.is_deleted else change.value
-        self._values[name] = new
+        if setting.on_delete != "keep":
+            self._hold(name, setting.default)
+
+    def _hold(self, name: str, new: Any) -> None:
+        self.errors.pop(name, None)
+        old, self._values[name] = self._values[name], new
         if new != old:
             for callback in self._callbacks.get(name, ()):
                 try:
                     callback(new, old)
                 except Exception:
-                    _logger.exception("setting %s: a function that was told of its change failed", entry.key)
+                    _logger.exception("setting %s: a function that was told of its change failed", self._scope + name)
 
     def _change(self, name: str, entry: KVEntry) -> SettingChange:
         value, by, error, is_deleted = None, "", "", entry.operation != "put"
@@ -337,13 +349,26 @@ class Settings:
     async def _compare(self, every_s: float) -> None:
         """Ask the server, again and again, whether there is anything that the watch has not brought."""
         while True:
-            asked_at = clock.now()
+            asked_at, before = clock.now(), dict(self._stored)
             with suppress(JetSparkError):
                 entries = await self._kv.snapshot([f"{self._scope}*"])
+                for name, revision in before.items():
+                    if self._scope + name not in entries:
+                        await self._look_for(name, revision)
                 last = max((entry.revision for entry in entries.values() if self._is_declared(entry)), default=0)
                 if last <= self._revision:
                     self._fresh_at = asked_at
             await asyncio.sleep(every_s)
+
+    async def _look_for(self, name: str, revision: int) -> None:
+        """A setting was not there: it was removed without a mark, as by a purge of the stream, which no watch tells."""
+        try:
+            await self._kv.get(self._scope + name, direct=False)  # what has answered may be a replica that is behind
+        except KeyNotFound:
+            if self._stored.get(name) == revision:
+                _logger.warning("setting %s is gone: it was purged with its stream", self._scope + name)
+                del self._stored[name]
+                self._remove(name, self._spec.setting(name))
 
     def _is_declared(self, entry: KVEntry) -> bool:
         return entry.key.removeprefix(self._scope) in self._spec.settings

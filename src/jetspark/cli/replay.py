@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import typer
 
-from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, AsJson, Servers, load_app, with_server
+from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, AsJson, Servers, load_app
 from jetspark.cli.bars import sequence_bar
+from jetspark.cli.replay_handler import with_server
 from jetspark.cli.spark_place import Master, PyFiles, SparkPlace
 from jetspark.errors import ConfigError
 
@@ -128,10 +130,13 @@ class _Replay:
     servers: str | None
     is_json: bool
 
+    def _resuming(self, more: str = "") -> str:
+        return f"jetspark replay {self.app} {self.name}{more}"
+
     def to_handler(self, *, effects: bool) -> None:
         from jetspark.cli.replay_handler import replay_to_handler
 
-        with _bar(self.is_json) as tell:
+        with _bar(self.is_json, self._resuming(" --effects" if effects else "")) as tell:
             done = replay_to_handler(
                 self.app,
                 self.name,
@@ -164,7 +169,7 @@ class _Replay:
     def _replayed(self, spark: ReplayEngine | None) -> ReplayRecord:
         from jetspark.app.replay import run_replay
 
-        with _bar(self.is_json) as tell:
+        with _bar(self.is_json, self._resuming(" --engine spark" if spark is not None else "")) as tell:
             return with_server(
                 self.app,
                 self.servers,
@@ -240,7 +245,10 @@ def rebuild_projection(
             raise ConfigError("--key: expected without --verify, --swap, --drop-old, --resume and --engine spark")
         _echo(_repair(app, projection, key, rate, servers, as_json), as_json)
     else:
-        with _spark(place, app, servers, projection) as spark, _bar(as_json) as tell:
+        options = {"--verify": verify, "--swap": swap, "--drop-old": drop_old, "--engine spark": engine == "spark"}
+        given = "".join(f" {option}" for option, is_given in options.items() if is_given)
+        again = f"jetspark rebuild {app} {projection}{given}"
+        with _spark(place, app, servers, projection) as spark, _bar(as_json, again) as tell:
             start = partial(rebuild, check=verify, swap_in=swap, drop_old=drop_old, rate=rate, resume=resume)
             working = partial(start, on_progress=tell, engine=spark)
             _echo(with_server(app, servers, lambda js, it: working(js, it, projection)), as_json)
@@ -283,7 +291,7 @@ def verify_projection(
     """
     from jetspark.app.replay import verify
 
-    with _spark(SparkPlace.of(engine, master, py_files), app, servers, projection) as spark:
+    with _spark(SparkPlace.of(engine, master, py_files), app, servers, projection) as spark, _telling_interrupts():
         found = with_server(
             app, servers, lambda js, it: verify(js, it, projection, to_seq=to_seq, rate=rate, engine=spark)
         )
@@ -360,6 +368,35 @@ def _spark(place: SparkPlace | None, app: str, servers: str | None, projection: 
 
 
 @contextmanager
-def _bar(as_json: bool) -> Iterator[Callable[[ReplayRecord | HandlerReplayRecord], None]]:
-    with sequence_bar(as_json) as tell:
-        yield lambda record: tell(f"{record.kind} {record.id}", record.at, record.last)
+def _bar(as_json: bool, again: str = "") -> Iterator[Callable[[ReplayRecord | HandlerReplayRecord], None]]:
+    """Shows how far a command is; where that is interrupted, says how to go on.
+
+    Args:
+        again: The command that goes on, but for the id; empty if none does.
+    """
+    latest: list[ReplayRecord | HandlerReplayRecord] = []
+
+    def where() -> str:
+        if not latest:
+            return "nothing was begun"
+        [record] = latest
+        kind = "replay" if record.kind == "handler" else record.kind
+        done = f"{kind} {record.id} is at {record.at} of {record.first} to {record.last}"
+        return f"{done}; to go on: {again} --resume {record.id}" if again else f"{done}; begin anew, which does no harm"
+
+    with _telling_interrupts(where), sequence_bar(as_json) as tell:
+
+        def show(record: ReplayRecord | HandlerReplayRecord) -> None:
+            latest[:] = [record]
+            tell(f"{record.kind} {record.id}", record.at, record.last)
+
+        yield show
+
+
+@contextmanager
+def _telling_interrupts(where: Callable[[], str] = lambda: "nothing was written") -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"jetspark: interrupted: {where()}", err=True)
+        raise typer.Exit(128 + signal.SIGINT) from None

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from jetspark.cli.apps import with_server
+import typer
+
+from jetspark.cli import apps
+from jetspark.errors import StreamNotFound, UsageError
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.app import App
     from jetspark.app.replay import HandlerReplayPlan, HandlerReplayRecord, ReplayRecord, ReplayRequest
+    from jetspark.errors import ProtocolError
 
-__all__ = ["read_all_records", "replay_to_handler"]
+__all__ = ["read_all_records", "replay_to_handler", "with_server"]
+
+T = TypeVar("T")
+
+
+def with_server(app: str, servers: str | None, work: Callable[[JetStream, App], Coroutine[Any, Any, T]]) -> T:
+    """Do something with an application that was applied, and a connection.
+
+    Raises:
+        UsageError: It was not.
+    """
+    try:
+        return apps.with_server(app, servers, work)
+    except StreamNotFound as error:
+        raise UsageError(f"{error}: `jetspark apply {app}` makes what the application needs") from error
 
 
 def replay_to_handler(
@@ -57,7 +75,11 @@ async def read_all_records(js: JetStream, app: App, name: str) -> list[ReplayRec
 
     found: list[ReplayRecord | HandlerReplayRecord] = []
     if app.projections:
-        found += await read_records(await open_records(js, app.name), name)
+        found += await read_records(await open_records(js, app.name), name, on_unreadable=_tell_unreadable)
     if app.handlers:
-        found += await read_handler_records(await js.kv(app.handler_bucket), name)
+        found += await read_handler_records(await js.kv(app.handler_bucket), name, on_unreadable=_tell_unreadable)
     return sorted(found, key=lambda record: (record.began, record.id))
+
+
+def _tell_unreadable(key: str, error: ProtocolError) -> None:
+    typer.echo(f"{key} is left out: {error}", err=True)

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
+from jetspark.codes import Code
 from jetspark.errors import (
     BatchInDoubt,
     ConfigError,
@@ -45,7 +46,7 @@ from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import Bucket, check_bucket, check_key, check_keys, subject_of
 from jetspark.jetstream.operations import Api, Pause, message_query
 from jetspark.publish.outgoing import Item
-from jetspark.publish.steps import AskMany, Connect, IngestAll, IngestReport, Procedure, PublishEach
+from jetspark.publish.steps import AskMany, Connect, IngestAll, IngestReport, Procedure, PublishEach, ReadClock
 from jetspark.state.changes import (
     Change,
     Current,
@@ -69,6 +70,8 @@ MAX_FRUITLESS_REQUESTS = 3
 BATCH_CHANGES = 20_000
 # Replicas hear of what is stored within a round trip; on a busy machine it takes longer. Then the leader is asked.
 BEHIND_PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
+# What is sent again is told of after this long, and then this often.
+TELL_AFTER_S, TELL_EVERY_S = 2.0, 30.0
 # As long as the fast publisher's: it covers a restart and the election of a leader.
 PATIENCE_S = 120.0
 
@@ -360,7 +363,7 @@ class StateBucket:
         conflicts: list[str] = []
         found: dict[str, Current] = {}
         revisions: dict[str, int] = {}
-        left = list(changes)
+        left, tell_at = list(changes), (yield ReadClock()) + TELL_AFTER_S
         while left:
             sent = yield from self._send(left, writer)
             written += sent.written
@@ -390,7 +393,16 @@ class StateBucket:
                 if len(left) < len(changes):
                     changes = left
                     yield from persistence.progress()
-                _logger.debug("%s: %d changes are sent again: %s", self._bucket.name, len(left), reason)
+                now = yield ReadClock()
+                if now >= tell_at:
+                    _logger.warning(
+                        "bucket %s: %d changes wait to be stored: %s%s",
+                        self._bucket.name,
+                        len(left),
+                        reason,
+                        _remedy(reason),
+                    )
+                    tell_at = now + TELL_EVERY_S
                 yield from persistence.pause(reason)
         return Outcome(written, tuple(conflicts), 0, found, revisions)
 
@@ -517,6 +529,11 @@ def _of_each(changes: Sequence[Change], errors: Sequence[Exception | None]) -> _
                 sent.unknown.append(change)
                 sent.reason = error
     return sent
+
+
+def _remedy(reason: Exception) -> str:
+    is_full = isinstance(reason, ServerError) and reason.err_code in (Code.STORE_FAILED, Code.STORAGE_EXCEEDED)
+    return ": raise max_bytes of the bucket (and apply that), give the server more room, or remove keys" * is_full
 
 
 def _conflicting(change: Change, error: ServerError) -> Change:

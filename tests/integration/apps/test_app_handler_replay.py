@@ -377,3 +377,28 @@ def test_the_command_replays_handlers_and_lists_it(
         assert "no projection or handler of this name; it has billing" in str(refused)
     finally:
         del sys.modules["handled"]
+
+
+@pytest.mark.parametrize("has_plan", [False, True])
+async def test_a_key_without_an_event_in_the_range_is_refused(
+    server: NatsServer, js: JetStream, has_plan: bool
+) -> None:
+    """As a projection refuses it: most likely it was misspelt."""
+    shop = Shop()
+    await handled_live(server, js, shop)
+    shop.seen.clear()
+    told: list[HandlerReplayPlan] = []
+    on_plan = told.append if has_plan else None
+    for request in (
+        ReplayRequest(keys=("o-1", "o-9")),
+        ReplayRequest(keys=("o-9",), from_seq=3),
+        ReplayRequest(keys=("o-0",), from_seq=2, to_seq=3),  # which are of other keys
+        ReplayRequest(keys=("o-1",), subject="orders.o-2.>"),
+    ):
+        with pytest.raises(ConfigError, match=r"key 'o-.' of handler 'billing': no event in sequences . to \d+ of"):
+            await replay_handler(js, shop.app, "billing", request, on_plan=on_plan)
+        with pytest.raises(ConfigError, match="no event in sequences"):
+            await plan_handler_replay(js, shop.app, "billing", request)
+    assert (shop.seen, told) == ([], [])
+    done = await replay_handler(js, shop.app, "billing", ReplayRequest(keys=("o-1", "o-0")), on_plan=on_plan)
+    assert (done.events, done.status) == (6, "done")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import random
@@ -14,10 +15,21 @@ from typing import Any, Literal
 
 import pytest
 from support.apps import publish, running, set_up, until
-from support.projections import Moved, Opened, bank, folded, in_buckets, in_stream, parked, some_events
+from support.projections import (
+    Balances,
+    Closed,
+    Moved,
+    Opened,
+    bank,
+    folded,
+    in_buckets,
+    in_stream,
+    parked,
+    some_events,
+)
 
 import jetspark
-from jetspark import StreamRecreated
+from jetspark import KVConfig, StreamRecreated
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event
 from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
@@ -492,3 +504,22 @@ async def test_a_number_that_json_does_not_have_is_no_state(server: NatsServer, 
                 await view.get("a", at_least=3)
             assert await view.get("a") == 1e300
             assert (await verify(js, app, name)).is_equal
+
+
+async def test_a_worker_whose_bucket_is_full_says_so_and_goes_on_when_there_is_room(
+    server: NatsServer, js: JetStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App("bank", stream="BANK", subjects=["bank.>"])
+    bucket = KVConfig(bucket="bank_balances", max_bytes=4000)
+    app.projection("balances", events=[Opened, Moved, Closed], bucket=bucket)(Balances)
+    await set_up(js, app)
+    await publish(js, app, *(Opened(account=f"a{number}") for number in range(60)))
+    async with running(app, server.url, live=QUICK):
+        await until(lambda: "changes wait to be stored" in caplog.text)
+        assert "bucket bank_balances: " in caplog.text
+        assert "maximum bytes exceeded (code 503, err_code 10077): raise max_bytes of the bucket" in caplog.text
+        await asyncio.sleep(3.0)
+        assert caplog.text.count("changes wait to be stored") == 1  # and not with every attempt
+        stream = await js.stream("KV_bank_balances")
+        await js.update_stream(dataclasses.replace(stream.cached_info.config, max_bytes=100_000))
+        await until(lambda: is_folded(js, app))

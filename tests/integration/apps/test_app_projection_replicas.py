@@ -27,6 +27,8 @@ import jetspark.blocking
 from jetspark import KVConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, LiveOptions
+from jetspark.app.projections.buckets import open_records
+from jetspark.app.projections.leases import Lease
 from jetspark.app.replay import ReplayRequest, rebuild, repair_keys, run_replay, verify
 from jetspark.app.replay.places import noted_position
 from jetspark.server import NatsServer
@@ -171,3 +173,22 @@ async def test_a_mirror_that_has_dropped_messages_answers_and_is_not_believed(
         await publish(js, app, *some_events(rng, 200, accounts=12))
         await fold_all(server, js, app)
     assert await is_right(js, app)
+
+
+async def test_a_lease_is_kept_and_seized_while_a_replica_is_behind(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    records = await open_records(js, app.name)
+    before = Lease(records, "lease.x", "before", lease_s=60.0)
+    assert await before.try_acquire()
+    lease = Lease(records, "lease.x", "mine", lease_s=60.0)
+    with jetspark.blocking.connect(server.url) as client:
+        plain = client.jetstream()
+        stale_replica(plain, plain.stream("KV_bank_projections"), 0)
+        assert await lease.seize() == "before"
+        for _ in range(20):
+            # As if the answer to the last renewal had been lost: it is its own still.
+            await lease._look()
+        stale_replica(plain, plain.stream("KV_bank_projections"), 0)
+        for _ in range(20):
+            await lease._look()

@@ -517,3 +517,18 @@ async def test_a_worker_ends_at_once_however_seldom_it_stores(
     assert await is_folded(js, app)
     async with app.connect(server.url) as client:
         assert (await client.view("balances").position()).sequence == count
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+async def test_a_worker_without_waits_stands_still_when_there_is_nothing_to_do(js: JetStream, partitions: int) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, *some_events(random.Random(3), 50, is_bad=False))
+    live = LiveOptions(position_every_s=0, batch_wait_s=0, partitions=partitions)
+    worker = ProjectionWorker(app, list(app.projections.values()), js, catalogue=app.catalogue, options=live)
+    run = asyncio.create_task(worker.run())
+    await until(lambda: is_folded(js, app))
+    before = worker.counts.batches
+    await asyncio.sleep(0.5)
+    assert worker.counts.batches - before <= 50  # and not as often as the processor can
+    await worker.stop(run, timeout=60.0)

@@ -344,6 +344,36 @@ async def test_a_bucket_that_is_purged_while_it_is_built_is_not_swapped_in(js: J
     assert (await verify(js, app, "balances")).is_equal
 
 
+async def test_a_position_that_is_written_in_the_midst_of_a_purge_does_not_hide_it(js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    await publish(js, app, *(Opened(account=f"k{number}") for number in range(100)))
+    is_noted = asyncio.Event()
+
+    def tell(record: ReplayRecord) -> None:
+        if record.at:
+            is_noted.set()
+
+    task = asyncio.create_task(rebuild(js, app, "balances", swap_in=True, rate=100, on_progress=tell))
+    await is_noted.wait()
+    shadow = await js.kv("bank_balances_v1")
+    # As the server does it that has compared the revisions before the purge, and stores afterwards.
+    position = (await shadow.get("_jetspark.position")).value
+    await (await js.stream("KV_bank_balances_v1")).purge()
+    await shadow.put("_jetspark.position", position)
+    with pytest.raises(UsageError, match="bank_balances_v1: its position, and what else it had, went away"):
+        await task
+    place = (await find_place(await open_records(js, "bank"), app.projections["balances"])).place
+    assert place.bucket == "bank_balances"
+    [record] = await read_records(await open_records(js, "bank"))
+    with pytest.raises(UsageError, match="delete the bucket, and rebuild anew"):
+        await rebuild(js, app, "balances", swap_in=True, resume=record.id)
+    # States that were folded after a purge lack what was folded before it.
+    await shadow.purge("_jetspark.position")
+    with pytest.raises(UsageError, match=r"its position went away .* delete the bucket, and rebuild anew"):
+        await rebuild(js, app, "balances", swap_in=True, resume=record.id)
+
+
 async def test_many_may_begin_at_the_same_moment(js: JetStream) -> None:
     app = bank()
     await set_up(js, app)

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from support.apps import until
 
+from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Flag, FlagValue, Setting
 from jetspark.app.settings import part_of
 from jetspark.errors import ConfigError, Conflict, RequestTimeout
@@ -117,6 +118,28 @@ async def test_a_copy_that_the_server_does_not_confirm_says_so() -> None:
                 server.start()
                 await until(lambda: strict.stale_s < 0.6)
                 assert strict.get("currency") == "EUR"
+
+
+async def test_settings_that_were_purged_with_their_stream_are_not_confirmed_as_they_were(
+    server: NatsServer, js: JetStream
+) -> None:
+    app = App("purged", stream="PURGED", subjects=["purged.>"])
+    app.settings("purged_settings", currency=Setting(str, "USD"), owner=Setting(str, "nobody", on_delete="keep"))
+    await app.apply(server.url)
+    heard: list[tuple[str, str]] = []
+    async with app.connect(server.url) as client, client.settings("purged_settings", max_stale_s=3.0) as settings:
+        settings.on_change("currency", lambda new, old: heard.append((new, old)))
+        for name, value in {"currency": "EUR", "owner": "ann"}.items():
+            await settings.set(name, value, by="ann")
+            await until(lambda name=name, value=value: settings.get(name) == value)  # type: ignore[misc]
+        await (await js.stream("KV_purged_settings")).purge()
+        await until(lambda: settings.get("currency") == "USD", timeout=10.0)
+        assert settings.get("owner") == "ann"  # as with any other deletion
+        assert heard == [("EUR", "USD"), ("USD", "EUR")]
+        await settings.set("currency", "GBP", by="bob")
+        await until(lambda: settings.get("currency") == "GBP")
+        await asyncio.sleep(1.2)  # it is compared once more
+        assert settings.get("currency") == "GBP"
 
 
 def test_what_cannot_be_a_setting_is_refused() -> None:

@@ -40,6 +40,9 @@ PIECE = 1000
 # What the server refuses or does not answer is tried again after these waits, as long as the worker lives.
 PAUSE = Backoff(first_s=0.1, max_s=5.0)
 
+# With nothing to store, the position is looked after no more often than this: without a wait that would take a core.
+IDLE_S = 0.01
+
 
 class LiveEngine:
     """One pass over the stream: from the last position, until something changes or it is to end."""
@@ -210,7 +213,7 @@ class LiveEngine:
     async def _write(self) -> None:
         options, backlog = self._options, self._backlog
         while True:
-            await self._wait_for_work(options.position_every_s)
+            await self._wait_for_work(max(options.position_every_s, IDLE_S))
             if not self._is_ending and not backlog.is_full:
                 await _within(options.batch_wait_s, self._ending.wait())
                 give_up_at = clock.now() + FAR_BEHIND_WAIT_S

@@ -90,7 +90,7 @@ class Lease:
         """Take it from the process that has it, which stops; returns the owner it had, None if there was none."""
         while True:
             try:
-                entry = await self._records.get(self._key)
+                entry = await self._records.get(self._key, direct=False)
             except KeyNotFound:
                 with suppress(KeyExists):
                     self._revision = await self._records.create(self._key, self._owner, ttl=self._lease_s)
@@ -153,9 +153,10 @@ class Lease:
     async def _look(self) -> None:
         """Something was written since: by another process, or by this one, whose answer was lost."""
         try:
-            entry = await self._records.get(self._key)
+            entry = await self._records.get(self._key, direct=False)
         except KeyNotFound:
-            self._revision = await self._records.create(self._key, self._owner, ttl=self._lease_s)
+            with suppress(KeyExists):  # another process was quicker: the next renewal finds it
+                self._revision = await self._records.create(self._key, self._owner, ttl=self._lease_s)
             return
         except JetSparkError as error:
             if not error.may_pass:

@@ -23,6 +23,10 @@ from jetspark.core.numbers import seconds, whole
 
 __all__ = ["BeginAnew", "LiveCounts", "LiveOptions"]
 
+# The lease of a partition is watched by a consumer, and by a second one while a bucket is swapped. nats-server allows a
+# thousand or so for the bucket of the leases, and a projection ended with its refusal.
+MAX_PARTITIONS = 256
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveOptions:
@@ -43,13 +47,16 @@ class LiveOptions:
     lease_s: float = 10.0
     """How long a process that died holds the others up; 1 or more."""
     partitions: int = 1
-    """Parts of the keys that several processes share; the same in all of them. With 1, one process folds everything."""
+    """Parts of the keys that several processes share; the same in all of them, 256 at most. With 1, one process folds
+    everything.
+    """
     apart_after: int = 20_000
     """A projection that is more sequences than this behind the others catches up in a reading of its own."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "batch_bytes", "cache_keys", "cache_bytes", "partitions", "apart_after"):
+        for name in ("batch", "batch_bytes", "cache_keys", "cache_bytes", "apart_after"):
             whole(name, getattr(self, name))
+        whole("partitions", self.partitions, high=MAX_PARTITIONS, instead="since each has a consumer of the server")
         for name in ("batch_wait_s", "position_every_s"):
             seconds(name, getattr(self, name))
         seconds("lease_s", self.lease_s, low=1)  # it is the TTL of a key, and the server takes none below

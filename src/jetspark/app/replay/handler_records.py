@@ -17,7 +17,6 @@ __all__ = ["HandlerReplayPlan", "HandlerReplayRecord"]
 class HandlerReplayRecord(RequestRecord):
     """One replay of a handler: a key of the bucket ``<app>_handlers``, ``replay.<handler>.<id>``, which stays."""
 
-    id: str
     handler: str
     effects: bool
     """Whether effects are carried out."""
@@ -48,7 +47,6 @@ class HandlerReplayRecord(RequestRecord):
     failures: list[dict[str, Any]] = field(default_factory=list)
     """The first hundred: sequence, key and error."""
     status: str = "running"
-    began: str = ""
     noted: str = ""
 
     @property

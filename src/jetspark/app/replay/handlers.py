@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ from jetspark.app.replay.handler_records import HandlerReplayPlan, HandlerReplay
 from jetspark.app.replay.history import ReadingRate, StreamHistory
 from jetspark.app.replay.outlines import outline_of
 from jetspark.app.replay.ranges import Extent, ReplayRequest
-from jetspark.app.replay.records import NoteKeeper, new_id, noting
+from jetspark.app.replay.records import NoteKeeper, OnUnreadable, log_unreadable, new_id, noting, read_all
 from jetspark.app.topology.declared import OWNER
 from jetspark.app.topology.names import handler_bucket
 from jetspark.core.arguments import texts
@@ -49,6 +49,7 @@ from jetspark.errors import (
     StreamRecreated,
 )
 from jetspark.jetstream.config import ConsumerConfig
+from jetspark.state.fold import some_keys
 from jetspark.state.scan import head_of
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ async def plan_handler_replay(
     extent = await history.extent(request)
     plan = HandlerReplayPlan(handler=spec.name, extent=extent)
     plan.outline = await outline_of(history, extent, request.subject)
-    await _survey(app, spec, history, request, plan, ReadingRate(rate))
+    unknown = await _survey(app, spec, history, request, plan, ReadingRate(rate))
+    _check_known(spec, unknown, extent)
     return plan
 
 
@@ -111,13 +113,15 @@ async def replay_handler(
         rate: Events handled each second, at most; the handler's own rate, if it has one and none is given.
         resume: The id of a replay that was interrupted: it goes on with the range it was frozen at.
         on_plan: Is told what will be read, or is left of it, before the handler is called. Counting events and keys is
-            one more pass over the range, which ``rate`` does not slow down; without this there is none.
-        on_progress: Is told how far it is, now and then, and at the end.
+            one more pass over the range, which ``rate`` does not slow down; without this, and without keys, there is
+            none.
+        on_progress: Is told how far it is, when it begins, now and then, and at the end.
 
     Raises:
         DataLoss: Some of the range is gone, or went away before it was read.
         StreamRecreated: The stream is another one than that of the replay that is resumed.
-        ConfigError: There is no such handler, or replay to resume; or it is a batch handler, and without effects.
+        ConfigError: There is no such handler, or replay to resume; a key has no event in the range; or it is a batch
+            handler, and without effects.
         UsageError: Another process has resumed this replay.
     """
     spec = handler_of(app, handler)
@@ -135,18 +139,22 @@ async def replay_handler(
         keeper = await _begin(records, spec, request, effects, await history.extent(request))
     else:
         keeper = await _resume(records, spec, resume, effects, history)
-    await noting(keeper, _tell_plan(app, spec, history, keeper, on_plan))
+    on_progress(keeper.record)
+    await noting(keeper, _tell_plan(app, spec, history, keeper, on_plan, is_new=resume is None))
     async with open_lifespans(app.lifespans) as dependencies:
         store = await HandlerStore.open(js, app.name, spec.name)
         replay = _HandlerReplay(js, app, spec, store, dependencies, keeper, history, on_progress)
         return await noting(keeper, replay.run(pace))
 
 
-async def read_handler_records(records: KeyValue, handler: str = "*") -> list[HandlerReplayRecord]:
-    """Every record of the replays of handlers, oldest first; ``records`` is the bucket ``<app>_handlers``."""
-    keys = [key async for key in records.keys(f"replay.{handler}.*")]
-    found = [HandlerReplayRecord.decode((await records.get(key)).value) for key in keys]
-    return sorted(found, key=lambda record: (record.began, record.id))
+async def read_handler_records(
+    records: KeyValue, handler: str = "*", *, on_unreadable: OnUnreadable = log_unreadable
+) -> list[HandlerReplayRecord]:
+    """Every record of the replays of handlers, oldest first; ``records`` is the bucket ``<app>_handlers``.
+
+    One that nobody can read is left out, and told of.
+    """
+    return await read_all(records, f"replay.{handler}.*", HandlerReplayRecord, on_unreadable)
 
 
 def handler_of(app: App, handler: str) -> HandlerSpec:
@@ -194,7 +202,7 @@ async def _resume(
     records: KeyValue, spec: HandlerSpec, id: str, effects: bool, history: StreamHistory
 ) -> NoteKeeper[HandlerReplayRecord]:
     try:
-        entry = await records.get(f"replay.{spec.name}.{id}")
+        entry = await records.get(f"replay.{spec.name}.{id}", direct=False)
     except KeyNotFound:
         raise ConfigError(f"resume {id!r}: there is no record of it; `jetspark replays` lists them") from None
     record = HandlerReplayRecord.decode(entry.value)
@@ -223,6 +231,8 @@ async def _tell_plan(
     history: StreamHistory,
     keeper: NoteKeeper[HandlerReplayRecord],
     on_plan: Callable[[HandlerReplayPlan], Any] | None,
+    *,
+    is_new: bool,
 ) -> None:
     """Note what is to be read, and pass it to ``on_plan``."""
     record = keeper.record
@@ -231,8 +241,11 @@ async def _tell_plan(
     plan.outline = await outline_of(history, extent, record.request.subject)
     if not record.outline:  # one that is resumed says what it read in all
         await keeper.note(outline=plan.outline.to_dict())
+    if on_plan is not None or (is_new and record.request.keys):
+        unknown = await _survey(app, spec, history, record.request, plan, ReadingRate(None))
+        if is_new:  # what is left of one that is resumed may have none of a key
+            _check_known(spec, unknown, extent)
     if on_plan is not None:
-        await _survey(app, spec, history, record.request, plan, ReadingRate(None))
         on_plan(plan)
 
 
@@ -243,10 +256,10 @@ async def _survey(
     request: ReplayRequest,
     plan: HandlerReplayPlan,
     pace: ReadingRate,
-) -> None:
-    """Count the events and keys of a range."""
+) -> set[str]:
+    """Count the events and keys of a range; returns the keys that were asked for, and have no event there."""
     types: Counter[str] = Counter()
-    keys = set()
+    keys, unknown = set(), set(request.keys)
     reading = _Reading(app, spec, request)
     async with aclosing(history.messages(plan.extent, pace, subject=request.subject)) as portions:
         async for portion in portions:
@@ -259,7 +272,20 @@ async def _survey(
                 elif event.contract.kind in spec.events:
                     types[event.type] += 1
                     keys.add(key)
+                else:
+                    continue
+                unknown.discard(key or "")
     plan.events, plan.keys = dict(sorted(types.items())), len(keys)
+    return unknown
+
+
+def _check_known(spec: HandlerSpec, unknown: Collection[str], extent: Extent) -> None:
+    """
+    Raises:
+        ConfigError: Keys were asked for that have no event, so the handler would not be called for them.
+    """
+    if unknown:
+        raise ConfigError(f"{some_keys(sorted(unknown))} of handler {spec.name!r}: no event in {extent}")
 
 
 class _Reading:

@@ -40,6 +40,7 @@ from jetspark.app.topology.declared import OWNER
 from jetspark.core.numbers import seconds
 from jetspark.errors import ConfigError, ProjectionDiffers, StreamNameInUse, StreamNotFound, UsageError
 from jetspark.jetstream.kv import KVConfig
+from jetspark.state.changes import Change
 from jetspark.state.fold import some_keys
 from jetspark.state.rounds import store_round
 from jetspark.state.store import StateBucket, open_bucket
@@ -61,6 +62,8 @@ NOTE_EVERY_S = 1.0
 MAX_NAMES = 100
 # In the metadata of a bucket: the id of the rebuild that has made it.
 MAKER = "jetspark-rebuild"
+# A note that a rebuild writes before it folds; it stays.
+BEGUN = position_key("begun")
 # Views notice a swap within milliseconds; a slow reader may be at the old bucket still.
 DROP_AFTER_S = 2.0
 MAX_NAMED = 5
@@ -129,7 +132,7 @@ async def rebuild(
         drop_after_s: How long readers have, after the swap, to finish what they read in the old bucket.
         rate: Events folded each second, at most, until it is close to the end.
         resume: The id of a rebuild that was interrupted, or not swapped yet.
-        on_progress: Is told how far it is, now and then, and at the end.
+        on_progress: Is told how far it is, when it begins, now and then, and at the end.
         engine: Folds the history, and the check's second fold, in place of this process; it has no ``rate``. What comes
             meanwhile is folded here.
 
@@ -160,6 +163,7 @@ async def rebuild(
     keeper, extent = await _record_of(js, app, spec, records, history, resume)
     record = keeper.record
     outcome = RebuildOutcome(record=record, old=alias.place, new=ProjectionPlace(record.bucket, spec.version))
+    on_progress(record)
     work = _Rebuilding(js, history, spec, extent, keeper, outcome, on_progress)
     await noting(keeper, work.run(pace, check=check, engine=engine))
     if swap_in:
@@ -342,9 +346,12 @@ class _Rebuilding:
                 named = tuple(map(str, found.differences[:MAX_NAMED]))
                 raise ProjectionDiffers(self._spec.name, self._bucket, found.difference_count, named)
             await self._catch_up(ReadingRate(None))
-        # One subject for each key, and one for the position.
-        subjects = (await (await self._js.kv(self._bucket)).stream_info()).state.subject_count
-        await self._keeper.note(status="built", keys=max(0, subjects - 1))
+        await self._read_position()
+        # One subject for each key, one for the position, and one for the note of the beginning.
+        await self._keeper.note(status="built", keys=max(0, await self._subjects() - 2))
+
+    async def _subjects(self) -> int:
+        return (await (await self._js.kv(self._bucket)).stream_info()).state.subject_count
 
     async def _open(self) -> None:
         self._target = await self._runner.run(open_bucket(self._bucket))
@@ -352,7 +359,14 @@ class _Rebuilding:
         beginning = FoldPosition.beginning(self._extent.stream, (await self._history.info()).created)
         name, version = self._spec.name, self._spec.version
         self._position = start_of(noted.position, beginning, projection=name, bucket=self._bucket, version=version)
-        self._revision, self._began_at = noted.revision, self._position.sequence
+        if noted.position is None:
+            # Before anything is folded: these go with whatever a purge removes.
+            if await self._subjects() > len(await self._runner.run(self._target.load_from_leader([BEGUN]))):
+                raise self._went_away("its position")
+            begun = Change(BEGUN, self._position.encode(), sequence=0)
+            await self._runner.run(self._target.store_all([begun, position_change(self._position, noted.revision)]))
+        self._revision = (await self._read_position()).revision
+        self._began_at = self._position.sequence
         self._first_event = self._history.first_event
 
     async def _have_folded(self, engine: FoldEngine) -> None:
@@ -413,8 +427,17 @@ class _Rebuilding:
         )
 
     async def _read_position(self) -> NotedPosition:
+        """The position of the bucket, which has everything that was folded into it.
+
+        The server compares revisions, and stores, in two steps, and a purge may come between them: then a position is
+        there, and nothing that it is about. The note of the beginning is never written again, so that a purge at any
+        time removes it.
+
+        Raises:
+            UsageError: The bucket was purged, or made anew.
+        """
         noted = await self._runner.run(read_position(self._target))
-        if noted.position is None and self._revision:
+        if noted.position is None or not await self._runner.run(self._target.load_from_leader([BEGUN])):
             raise self._went_away("its position, and what else it had,")
         return noted
 
@@ -425,7 +448,8 @@ class _Rebuilding:
         revision = outcome.revisions.get(position_key())
         if revision is None:
             noted = await self._read_position()
-            if noted.position is not None and noted.position != wanted:
+            assert noted.position is not None
+            if noted.position != wanted:
                 wanted = noted.position  # a live engine has taken over
             revision = noted.revision
         self._position, self._revision, self._noted_at = wanted, revision, clock.now()

@@ -1,21 +1,24 @@
 """The record of each replay and rebuild: what was asked for, how far it is, and how it ended.
 
 It is a key of the bucket ``<app>_projections``, ``<projection>.replay.<id>``, and stays when the work is done. It is
-written by compare-and-set: a replay that somebody else has resumed meanwhile ends at its next note.
+written by compare-and-set: a replay that somebody else has resumed meanwhile ends at its next note. So it is read from
+the leader: what a replica has that is a moment behind would look as if somebody else had written since.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from jetspark.app.clock import seconds_now, utc_now
 from jetspark.app.patience import patiently
 from jetspark.app.replay.ranges import Extent, ReplayRequest
+from jetspark.core.arguments import instance
 from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyNotFound, ProtocolError, UsageError
 
 if TYPE_CHECKING:
@@ -24,17 +27,28 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NoteKeeper",
+    "OnUnreadable",
     "RecordKeeper",
     "ReplayKind",
     "ReplayRecord",
     "RequestRecord",
     "begin_record",
+    "log_unreadable",
     "new_id",
     "noting",
+    "read_all",
     "read_records",
 ]
 
+_logger = logging.getLogger("jetspark.app")
+
 ReplayKind: TypeAlias = Literal["replay", "rebuild", "repair"]
+
+
+MAX_RECORD_BYTES = 768 << 10
+"""Of a record that begins. A server takes a megabyte, and failures and counts are added later."""
+# Of the fields of records: what others have written there may have any.
+_KINDS: dict[str, type] = {"str": str, "int": int, "dict[str, Any]": dict, "dict[str, int]": dict}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +56,8 @@ class RequestRecord:
     """What was asked for, and where the work is, as JSON."""
 
     request: ReplayRequest
+    id: str
+    began: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "request": self.request.to_dict()}
@@ -54,7 +70,10 @@ class RequestRecord:
         """
         try:
             fields = json.loads(value)
-            return cls(**{**fields, "request": ReplayRequest.from_dict(fields["request"])})
+            record = cls(**{**fields, "request": ReplayRequest.from_dict(fields["request"])})
+            for each in dataclasses.fields(cls):
+                instance(each.name, getattr(record, each.name), _KINDS.get(str(each.type), object), str(each.type))
+            return record
         except (ValueError, KeyError, TypeError) as error:
             raise ProtocolError(f"the record of a replay is not readable: {value[:200]!r}") from error
 
@@ -63,7 +82,6 @@ class RequestRecord:
 class ReplayRecord(RequestRecord):
     """One replay, rebuild of a whole projection, or repair of single keys."""
 
-    id: str
     kind: ReplayKind
     projection: str
     version: int
@@ -94,7 +112,6 @@ class ReplayRecord(RequestRecord):
     """
     replaced: str = ""
     """Of a rebuild that was swapped: the bucket that was in use before, until it is dropped."""
-    began: str = ""
     noted: str = ""
 
     @property
@@ -128,6 +145,7 @@ class KeptRecord(Protocol):
     id: str
     kind: Any
     noted: str
+    request: ReplayRequest
 
     @property
     def key(self) -> str: ...
@@ -136,6 +154,7 @@ class KeptRecord(Protocol):
 
 
 R = TypeVar("R", bound=KeptRecord)
+D = TypeVar("D", bound=RequestRecord)
 
 
 class NoteKeeper(Generic[R]):
@@ -146,8 +165,18 @@ class NoteKeeper(Generic[R]):
 
     @classmethod
     async def begin(cls, records: KeyValue, record: R) -> Self:
-        """Write a new record."""
-        return cls(records, record, await records.create(record.key, json.dumps(record.to_dict()).encode()))
+        """Write a new record.
+
+        Raises:
+            ConfigError: It has more keys than fit.
+        """
+        value = json.dumps(record.to_dict()).encode()
+        if len(value) > MAX_RECORD_BYTES:
+            raise ConfigError(
+                f"keys: {len(record.request.keys)} of them make a record of {len(value)} bytes, and {MAX_RECORD_BYTES} "
+                "are allowed: give fewer at a time, or none, which is all"
+            )
+        return cls(records, record, await records.create(record.key, value))
 
     async def note(self, **changes: Any) -> None:
         """Write what is known now.
@@ -171,7 +200,7 @@ class NoteKeeper(Generic[R]):
             return await self.records.update(key, value, revision=self._revision)
         except Conflict:
             # The answer to an earlier attempt may have been lost.
-            entry = await self.records.get(key)
+            entry = await self.records.get(key, direct=False)
             if entry.value != value:
                 raise
             return entry.revision
@@ -207,7 +236,7 @@ class RecordKeeper(NoteKeeper[ReplayRecord]):
             ConfigError: There is none.
         """
         try:
-            entry = await records.get(record_key(spec.name, id))
+            entry = await records.get(record_key(spec.name, id), direct=False)
         except KeyNotFound:
             raise ConfigError(f"{kind} {id!r}: there is no record of it; `jetspark replays` lists them") from None
         record = ReplayRecord.decode(entry.value)
@@ -256,8 +285,29 @@ def record_key(projection: str, id: str) -> str:
     return f"{projection}.replay.{id}"
 
 
-async def read_records(records: KeyValue, projection: str = "*") -> list[ReplayRecord]:
-    """Every record, oldest first."""
-    keys = [key async for key in records.keys(record_key(projection, "*"))]
-    found = [ReplayRecord.decode((await records.get(key)).value) for key in keys]
+OnUnreadable: TypeAlias = Callable[[str, ProtocolError], Any]
+"""Is told the key of a record that nobody can read, and why."""
+
+
+def log_unreadable(key: str, error: ProtocolError) -> None:
+    _logger.warning("%s is left out: %s", key, error)
+
+
+async def read_records(
+    records: KeyValue, projection: str = "*", *, on_unreadable: OnUnreadable = log_unreadable
+) -> list[ReplayRecord]:
+    """Every record, oldest first; one that nobody can read is left out, and told of."""
+    return await read_all(records, record_key(projection, "*"), ReplayRecord, on_unreadable)
+
+
+async def read_all(records: KeyValue, keys: str, kind: type[D], on_unreadable: OnUnreadable) -> list[D]:
+    """The records under some keys, oldest first."""
+    found: list[D] = []
+    for key in [key async for key in records.keys(keys)]:
+        try:
+            found.append(kind.decode((await records.get(key, direct=False)).value))
+        except ProtocolError as error:
+            on_unreadable(key, error)
+        except KeyNotFound:
+            pass  # it was deleted meanwhile
     return sorted(found, key=lambda record: (record.began, record.id))

@@ -167,7 +167,7 @@ async def run_replay(
         rate: Events read each second, at most.
         resume: The id of a replay that was interrupted: it goes on with the range it was frozen at.
         on_plan: Is told what will be done before anything is written.
-        on_progress: Is told how far it is, now and then, and at the end.
+        on_progress: Is told how far it is, when it begins, now and then, and at the end.
         engine: Reads and folds in place of this process, which stores; it has no ``rate``.
 
     Raises:
@@ -188,6 +188,7 @@ async def run_replay(
         request = (request or ReplayRequest()).of(spec)
         extent = await history.extent(request)
         keeper = await begin_record(records, spec, "replay", place.bucket, request, extent)
+    on_progress(keeper.record)
     work = _fill(js, history, spec, keeper, extent, pace, on_plan, on_progress, engine)
     return await noting(keeper, work)
 
@@ -224,6 +225,7 @@ async def repair_keys(
         raise ConfigError("keys=(): expected at least one key to repair")
     extent = await history.extent(request)
     keeper = await begin_record(records, spec, "repair", place.bucket, request, extent)
+    on_progress(keeper.record)
     return await noting(keeper, _repair(js, history, spec, keeper, extent, pace, on_progress))
 
 
