@@ -103,11 +103,7 @@ def replay_projection(
         servers=servers,
         is_json=as_json,
     )
-    declared = load_app(app)
-    if name not in {*declared.handlers, *declared.projections}:
-        known = ", ".join(sorted({*declared.handlers, *declared.projections})) or "none"
-        raise ConfigError(f"{name!r}: app {declared.name!r} has no projection or handler of this name; it has {known}")
-    if name in declared.handlers:
+    if replay.is_of_handler():
         if engine != "live":
             raise ConfigError("--engine spark: expected with a projection; handlers are called by this process")
         replay.to_handler(effects=effects)
@@ -129,6 +125,21 @@ class _Replay:
     resume: str | None
     servers: str | None
     is_json: bool
+
+    def is_of_handler(self) -> bool:
+        """Whether it is the handler, and not the projection, of this name.
+
+        Raises:
+            ConfigError: The application has neither.
+        """
+        declared = load_app(self.app)
+        known = sorted({*declared.handlers, *declared.projections})
+        if self.name not in known:
+            raise ConfigError(
+                f"{self.name!r}: app {declared.name!r} has no projection or handler of this name; it has "
+                f"{', '.join(known) or 'none'}"
+            )
+        return self.name in declared.handlers
 
     def _resuming(self, more: str = "") -> str:
         return f"jetspark replay {self.app} {self.name}{more}"

@@ -133,8 +133,7 @@ async def rebuild(
         rate: Events folded each second, at most, until it is close to the end.
         resume: The id of a rebuild that was interrupted, or not swapped yet.
         on_progress: Is told how far it is, when it begins, now and then, and at the end.
-        engine: Folds the history, and the check's second fold, in place of this process; it has no ``rate``. What comes
-            meanwhile is folded here.
+        engine: Folds the history, and the check's second fold, in place of this process; it has no ``rate``.
 
     Raises:
         DataLoss: The beginning of the stream is gone.
@@ -152,18 +151,13 @@ async def rebuild(
     alias = await find_place(records, spec)
     if resume is not None:
         keeper = await RecordKeeper.find(records, spec, resume, "rebuild")
-        if keeper.record.bucket == alias.place.bucket and not keeper.record.is_done:
-            # A process before has swapped it, and ended before it noted that.
-            await keeper.note(status="swapped")
-            if swap_in and not drop_old:
-                return _swapped_before(keeper.record)
-        if keeper.record.status == "swapped" and drop_old:
-            return await _drop_replaced(js, spec, alias.place, keeper)
+        if (ended := await _resume_swapped(js, spec, alias.place, keeper, swap_in, drop_old)) is not None:
+            return ended
     history = await History.open(js, app, spec, alias.place.bucket, is_anew=True)
     keeper, extent = await _record_of(js, app, spec, records, history, resume)
-    record = keeper.record
-    outcome = RebuildOutcome(record=record, old=alias.place, new=ProjectionPlace(record.bucket, spec.version))
-    on_progress(record)
+    new = ProjectionPlace(keeper.record.bucket, spec.version)
+    outcome = RebuildOutcome(record=keeper.record, old=alias.place, new=new)
+    on_progress(keeper.record)
     work = _Rebuilding(js, history, spec, extent, keeper, outcome, on_progress)
     await noting(keeper, work.run(pace, check=check, engine=engine))
     if swap_in:
@@ -173,8 +167,22 @@ async def rebuild(
             await _drop(js, spec, alias.place.bucket)
             await keeper.note(replaced="")
             outcome.is_old_dropped = True
-    on_progress(record)
+    on_progress(keeper.record)
     return outcome
+
+
+async def _resume_swapped(
+    js: JetStream, spec: ProjectionSpec, place: ProjectionPlace, keeper: RecordKeeper, swap_in: bool, drop_old: bool
+) -> RebuildOutcome | None:
+    """Do what is left of a rebuild that is swapped; None if there is more left than that."""
+    if keeper.record.bucket == place.bucket and not keeper.record.is_done:
+        # A process before has swapped it, and ended before it noted that.
+        await keeper.note(status="swapped")
+        if swap_in and not drop_old:
+            return _swapped_before(keeper.record)
+    if keeper.record.status == "swapped" and drop_old:
+        return await _drop_replaced(js, spec, place, keeper)
+    return None
 
 
 async def _record_of(

@@ -157,16 +157,7 @@ async def verify(
             check_version(spec, place._replace(version=position.version))
         _check_is_complete(position, spec.name, app.stream, place.bucket)
     history = await History.open(js, app, spec, place.bucket)
-    last = await history.last_event()
-    boundary = last if to_seq is None else min(to_seq, last)
-    reached = await await_position(js, place.bucket, boundary, wait_s)
-    if reached is not None and reached < boundary:
-        if to_seq is not None:
-            raise UsageError(
-                f"to_seq={to_seq}: bucket {place.bucket} has got to sequence {reached} only: does a worker run it? "
-                f"Expected {reached} at most, or none"
-            )
-        boundary = reached
+    boundary = await _boundary(js, history, place.bucket, to_seq, wait_s)
     return await verify_bucket(
         js,
         history,
@@ -189,6 +180,25 @@ def _check_is_complete(position: FoldPosition, projection: str, stream: str, buc
             f"{first} and {last}: its state is incomplete, and cannot be made complete unless the stream is restored"
         )
         raise DataLoss(stream, first, last + 1, missed)
+
+
+async def _boundary(js: JetStream, history: History, bucket: str, to_seq: int | None, wait_s: float) -> int:
+    """Up to where a bucket can be compared.
+
+    Raises:
+        UsageError: It has not got to ``to_seq``.
+    """
+    last = await history.last_event()
+    boundary = last if to_seq is None else min(to_seq, last)
+    reached = await await_position(js, bucket, boundary, wait_s)
+    if reached is None or reached >= boundary:
+        return boundary
+    if to_seq is not None:
+        raise UsageError(
+            f"to_seq={to_seq}: bucket {bucket} has got to sequence {reached} only: does a worker run it? "
+            f"Expected {reached} at most, or none"
+        )
+    return reached
 
 
 async def verify_bucket(
