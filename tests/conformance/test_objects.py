@@ -259,6 +259,46 @@ async def test_metadata_is_kept_and_can_be_changed_without_the_content(driver: D
 
 
 @on_both_drivers
+@pytest.mark.parametrize("meanwhile", ["put", "delete", "rename"])
+async def test_a_rename_of_what_somebody_else_changes_leaves_no_damaged_object(
+    driver: Driver, url: str, meanwhile: str
+) -> None:
+    async with driver.connect(url) as nc, driver.connect(url) as other:
+        js = nc.jetstream()
+        store, theirs = await js.create_object_store("files"), await other.jetstream().object_store("files")
+        for number in range(12):
+            await store.put("old", _content(3 * CHUNK), chunk_bytes=CHUNK)
+            change = {
+                "put": lambda: theirs.put("old", _content(3 * CHUNK), chunk_bytes=CHUNK),
+                "delete": lambda: theirs.delete("old"),
+                "rename": lambda: theirs.update_meta("old", ObjectMeta(name="theirs")),
+            }[meanwhile]
+            renaming = store.update_meta("old", ObjectMeta(name=f"new {number}"))
+            ended = await asyncio.gather(renaming, change(), return_exceptions=True)
+            errors = [error for error in ended if isinstance(error, BaseException)]
+            assert all(isinstance(each, jetspark.Conflict | jetspark.ObjectNotFound) for each in errors), errors
+            infos = await _collect(store.list())
+            assert [await store.get_bytes(each.name) for each in infos] == len(infos) * [_content(3 * CHUNK)]
+            assert len({each.nuid for each in infos}) == len(infos) == len(await _chunk_subjects(js, "files"))
+            for each in infos:
+                await store.delete(each.name)
+
+
+async def test_a_cancelled_rename_leaves_the_object_under_one_name(url: str) -> None:
+    async with jetspark.connect(url) as nc:
+        store = await nc.jetstream().create_object_store("files")
+        for turns in range(16):
+            await store.put("old", b"content")
+            renaming = asyncio.create_task(store.update_meta("old", ObjectMeta(name="new")))
+            for _ in range(turns):
+                await asyncio.sleep(0.0001)
+            renaming.cancel()
+            await asyncio.wait({renaming})
+            [info] = await _collect(store.list())
+            await store.delete(info.name)
+
+
+@on_both_drivers
 async def test_a_replaced_or_deleted_object_leaves_no_chunks(driver: Driver, url: str) -> None:
     async with driver.connect(url) as nc:
         js = nc.jetstream()

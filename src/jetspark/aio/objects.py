@@ -139,9 +139,11 @@ class ObjectStore:
         Raises:
             ObjectNotFound: There is no such object.
             KeyExists: There is one of the new name.
-            Conflict: It was replaced at the same time; nothing was changed.
+            Conflict: It was replaced, renamed or deleted at the same time; nothing was changed.
+            RequestTimeout: No answer in time. If it was to be renamed, both names may have it: do not delete one, call
+                this again.
         """
-        return await self._context.run(self._objects.update_meta(name, meta))
+        return await see_through(partial(self._update_meta, name, meta))
 
     async def delete(self, name: str) -> None:
         """Delete an object; a mark stays, so that watchers see it.
@@ -372,6 +374,15 @@ class ObjectStore:
             if is_interrupt(error):  # its chunks may be nobody's by now
                 with suppress(JetSparkError):
                     await self._purge(await self._context.run(self._objects.finish_delete(name)))
+            raise
+
+    async def _update_meta(self, name: str, meta: ObjectMeta) -> ObjectInfo:
+        try:
+            return await self._context.run(self._objects.update_meta(name, meta))
+        except BaseException as error:
+            if is_interrupt(error) and meta.name != name:  # both names may have its chunks
+                with suppress(JetSparkError):
+                    await self._context.run(self._objects.finish_rename(name, meta.name))
             raise
 
     async def _purge(self, nuid: str, timeout: float | None = None) -> None:

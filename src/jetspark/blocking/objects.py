@@ -140,9 +140,11 @@ class ObjectStore:
         Raises:
             ObjectNotFound: There is no such object.
             KeyExists: There is one of the new name.
-            Conflict: It was replaced at the same time; nothing was changed.
+            Conflict: It was replaced, renamed or deleted at the same time; nothing was changed.
+            RequestTimeout: No answer in time. If it was to be renamed, both names may have it: do not delete one, call
+                this again.
         """
-        return self._context.run(self._objects.update_meta(name, meta))
+        return see_through(partial(self._update_meta, name, meta))
 
     def delete(self, name: str) -> None:
         """Delete an object; a mark stays, so that watchers see it.
@@ -370,6 +372,15 @@ class ObjectStore:
             if is_interrupt(error):  # its chunks may be nobody's by now
                 with suppress(JetSparkError):
                     self._purge(self._context.run(self._objects.finish_delete(name)))
+            raise
+
+    def _update_meta(self, name: str, meta: ObjectMeta) -> ObjectInfo:
+        try:
+            return self._context.run(self._objects.update_meta(name, meta))
+        except BaseException as error:
+            if is_interrupt(error) and meta.name != name:  # both names may have its chunks
+                with suppress(JetSparkError):
+                    self._context.run(self._objects.finish_rename(name, meta.name))
             raise
 
     def _purge(self, nuid: str, timeout: float | None = None) -> None:
