@@ -43,6 +43,7 @@ from jetspark.jetstream.objects import (
     fast_options,
     info_of_delivery,
     link_to,
+    meta_subject,
     resolve,
     watch_options,
 )
@@ -112,6 +113,7 @@ class ObjectStore:
         meta = ObjectMeta(name=name, description=description, headers=headers, metadata=metadata)
         upload = Upload(uuid.uuid4().hex, chunk_bytes, READ_BYTES)
         upload.info(self.bucket, meta, _now())  # headers that cannot be written are better refused now
+        self._context.connection.address(meta_subject(self.bucket, name))  # and so is a name that is too long
         progress = Progress(self.bucket, name, timeout_of(timeout, self._context.timeout_s))
         sending = self._sending(upload, progress)
         began, is_sent = clock.now(), False
