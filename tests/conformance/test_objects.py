@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import io
 import math
+import os
 import random
 import sys
 import threading
@@ -256,6 +257,26 @@ async def test_metadata_is_kept_and_can_be_changed_without_the_content(driver: D
         with pytest.raises(jetspark.ConfigError, match="name=''"):
             await store.put("", b"")
         assert len(await _chunk_subjects(js, "files")) == 1
+
+
+@on_both_drivers
+async def test_a_name_that_has_no_form_in_utf_8_is_refused(driver: Driver, url: str) -> None:
+    """Such as that of a file whose name is in another encoding."""
+    name = os.fsdecode(b"caf\xe9")
+    async with driver.connect(url) as nc:
+        store = await nc.jetstream().create_object_store("files")
+        info = await store.put("a", b"content")
+        calls: list[Callable[[], Any]] = [
+            lambda: store.put(name, b""),
+            lambda: store.info(name),
+            lambda: store.get_bytes(name),
+            lambda: store.delete(name),
+            lambda: store.add_link(name, info),
+            lambda: store.update_meta(name, info.meta),
+        ]
+        for call in calls:
+            with pytest.raises(jetspark.ConfigError, match=r"name='caf\\udce9': expected .* UTF-8"):
+                await call()
 
 
 @on_both_drivers

@@ -145,6 +145,8 @@ def test_chunks_go_the_plain_way_where_fast_ingest_or_an_id_is_impossible() -> N
 def test_a_name_is_base64_with_padding_in_the_subject() -> None:
     assert meta_subject("files", "a") == "$O.files.M.YQ=="
     assert meta_subject("files", "ÿ?>/x y") == "$O.files.M." + base64.urlsafe_b64encode("ÿ?>/x y".encode()).decode()
+    with pytest.raises(ConfigError, match=r"name='a\\ud800': expected text .* has no '\\ud800'; decode"):
+        ObjectMeta(name="a\ud800")
     with pytest.raises(ConfigError, match="name=''"):
         meta_subject("files", "")
     with pytest.raises(ConfigError, match="name=''"):

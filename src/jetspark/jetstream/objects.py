@@ -364,9 +364,16 @@ def stream_of(bucket: str) -> str:
 
 
 def check_object_name(name: str) -> None:
-    """Any text will do, of which there is some."""
+    """Any text will do, of which there is some, and which has a form in UTF-8."""
     if not text("name", name, "the name of an object"):
         raise ConfigError("name='': expected the name of an object")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:  # of a file whose name is in another encoding, for instance
+        raise ConfigError(
+            f"name={name!r}: expected text that can be written in UTF-8, which has no {name[error.start]!r}; "
+            "decode its bytes by their own encoding"
+        ) from None
 
 
 def chunk_subject(bucket: str, nuid: str) -> str:
