@@ -289,13 +289,13 @@ async def test_a_rename_of_what_somebody_else_changes_leaves_no_damaged_object(
         store, theirs = await js.create_object_store("files"), await other.jetstream().object_store("files")
         for number in range(12):
             await store.put("old", _content(3 * CHUNK), chunk_bytes=CHUNK)
-            change = {
+            changes: dict[str, Callable[[], Any]] = {
                 "put": lambda: theirs.put("old", _content(3 * CHUNK), chunk_bytes=CHUNK),
                 "delete": lambda: theirs.delete("old"),
                 "rename": lambda: theirs.update_meta("old", ObjectMeta(name="theirs")),
-            }[meanwhile]
+            }
             renaming = store.update_meta("old", ObjectMeta(name=f"new {number}"))
-            ended = await asyncio.gather(renaming, change(), return_exceptions=True)
+            ended = await asyncio.gather(renaming, changes[meanwhile](), return_exceptions=True)
             errors = [error for error in ended if isinstance(error, BaseException)]
             assert all(isinstance(each, jetspark.Conflict | jetspark.ObjectNotFound) for each in errors), errors
             infos = await _collect(store.list())
@@ -681,6 +681,38 @@ async def test_a_long_put_whose_chunks_were_taken_for_orphans_fails(
             await store.put("a", _interrupted(driver, 3000, purge), chunk_bytes=CHUNK)
         assert await store.get_bytes("a") == b"before"
         assert sum((await _subjects(js, "files")).values()) == 2  # what was there before
+
+
+@on_both_drivers
+@pytest.mark.parametrize(("way", "happens"), [("fast", "purged"), ("plain", "purged"), ("plain", "made again")])
+async def test_a_put_under_which_the_bucket_loses_chunks_fails_however_short_it_is(
+    driver: Driver, url: str, way: str, happens: str
+) -> None:
+    """It would be visible, and damaged."""
+    async with driver.connect(url) as nc, driver.connect(url) as other:
+        js, theirs = nc.jetstream(), other.jetstream()
+        store = await _store(js, way)
+        loop = asyncio.get_running_loop()
+
+        async def lose() -> None:
+            stream = await theirs.stream("OBJ_files")
+            async with asyncio.timeout(PATIENCE_S):
+                while not (await stream.info()).state.messages:  # noqa: ASYNC110 - until some have arrived
+                    await asyncio.sleep(0.01)
+            if happens == "purged":
+                await stream.purge()
+            else:
+                await stream.delete()
+                await theirs.create_stream(ObjectStoreConfig(bucket="files").to_stream())
+
+        def wait() -> None:
+            asyncio.run_coroutine_threadsafe(lose(), loop).result(PATIENCE_S)
+
+        with pytest.raises(jetspark.ConnectionLost, match=r"3000 chunks became \d+ .* put it again"):
+            await store.put("a", _interrupted(driver, 3000, wait), chunk_bytes=CHUNK)
+        with pytest.raises(jetspark.ObjectNotFound):
+            await store.get_bytes("a")
+        assert await _subjects(js, "files") == {}
 
 
 @on_both_drivers

@@ -486,7 +486,8 @@ def test_renaming_takes_a_free_name_and_removes_the_old_one_as_far_as_it_was_see
 
 @pytest.mark.parametrize("meanwhile", ["replaced", "deleted", "described", "renamed"])
 def test_renaming_what_somebody_else_changes_is_undone(objects: Objects, meanwhile: str) -> None:
-    actions = {
+    server = _Server()
+    actions: dict[str, Any] = {
         "replaced": lambda: _put(server, objects, "N2"),
         "deleted": lambda: server.run(objects.delete("a")),
         "described": lambda: server.run(objects.update_meta("a", ObjectMeta(name="a", description="d"))),

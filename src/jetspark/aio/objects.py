@@ -107,7 +107,7 @@ class ObjectStore:
             ConfigError: There are no bytes to be had from ``source``.
             ServerError: The bucket is full, or sealed.
             RequestTimeout: Nothing was acknowledged for ``timeout`` seconds.
-            ConnectionLost: The connection went away, and so did chunks; put it again.
+            ConnectionLost: The connection went away, and so did chunks, or somebody purged them; put it again.
         """
         meta = ObjectMeta(name=name, description=description, headers=headers, metadata=metadata)
         upload = Upload(uuid.uuid4().hex, chunk_bytes, READ_BYTES)
@@ -121,7 +121,7 @@ class ObjectStore:
                 async for chunk in chunks:
                     await sending.send(chunk)
             await sending.complete()
-            if clock.now() >= began + LONG_PUT_S:
+            if upload.chunks > 1 or clock.now() >= began + LONG_PUT_S:
                 with progress.awaited():
                     await self._context.run(self._objects.check_chunks(upload), progress.timeout_s)
             is_sent = True

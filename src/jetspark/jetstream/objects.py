@@ -100,8 +100,8 @@ FAST_INGEST_API_LEVEL = 4
 # Longest time without an answer before a fast batch is given up for the next.
 BATCH_TIMEOUT_S = 15.0
 
-# The chunks of a put that took this long are counted before it becomes visible: somebody may have taken them for those
-# of a put that died.
+# The chunk of a put that took this long is counted before it becomes visible: somebody may have taken it for that of a
+# put that died. Several are counted always: what purges the bucket, or makes it again, may come between them.
 LONG_PUT_S = 60.0
 
 # A server that acknowledged nothing for a put's whole time-out will hardly do so now. What it receives when it is back
