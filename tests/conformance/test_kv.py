@@ -705,3 +705,26 @@ async def test_a_ttl_shorter_than_the_marker_is_refused_because_the_server_would
         await single.create("lock", b"me", ttl=1)
         stored = await (await js.stream("KV_single")).get_message(last_for="$KV.single.lock")
         assert stored.headers["Nats-TTL"] == "1s", "a bucket with one revision keeps a shorter TTL"
+
+
+@on_both_drivers
+async def test_filters_may_cover_each_other(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        kv = await nc.jetstream().create_kv("covered")
+        for key in ("a.1", "a.2", "b"):
+            await kv.put(key, b"")
+        for filters, keys in (
+            (("b", "b"), ["b"]),
+            (("a.1", "a.*"), ["a.1", "a.2"]),
+            (("a.>", "b", "a.*", "a.2", "b"), ["a.1", "a.2", "b"]),
+            (("b", ">", "*"), ["a.1", "a.2", "b"]),
+        ):
+            assert [key async for key in kv.keys(*filters)] == keys
+            seen = []
+            async for entry in kv.watch(*filters, initial_marker=True):
+                if entry is None:
+                    break
+                seen.append(entry.key)
+            assert seen == keys
+        with pytest.raises(jetspark.ConfigError, match=r"filters 'a\.\*' and '\*\.1': some keys match both"):
+            [key async for key in kv.keys("b", "a.*", "*.1")]

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import io
 import math
+import os
 import random
 import sys
 import threading
@@ -256,6 +257,66 @@ async def test_metadata_is_kept_and_can_be_changed_without_the_content(driver: D
         with pytest.raises(jetspark.ConfigError, match="name=''"):
             await store.put("", b"")
         assert len(await _chunk_subjects(js, "files")) == 1
+
+
+@on_both_drivers
+async def test_a_name_that_has_no_form_in_utf_8_is_refused(driver: Driver, url: str) -> None:
+    """Such as that of a file whose name is in another encoding."""
+    name = os.fsdecode(b"caf\xe9")
+    async with driver.connect(url) as nc:
+        store = await nc.jetstream().create_object_store("files")
+        info = await store.put("a", b"content")
+        calls: list[Callable[[], Any]] = [
+            lambda: store.put(name, b""),
+            lambda: store.info(name),
+            lambda: store.get_bytes(name),
+            lambda: store.delete(name),
+            lambda: store.add_link(name, info),
+            lambda: store.update_meta(name, info.meta),
+        ]
+        for call in calls:
+            with pytest.raises(jetspark.ConfigError, match=r"name='caf\\udce9': expected .* UTF-8"):
+                await call()
+
+
+@on_both_drivers
+@pytest.mark.parametrize("meanwhile", ["put", "delete", "rename"])
+async def test_a_rename_of_what_somebody_else_changes_leaves_no_damaged_object(
+    driver: Driver, url: str, meanwhile: str
+) -> None:
+    async with driver.connect(url) as nc, driver.connect(url) as other:
+        js = nc.jetstream()
+        store, theirs = await js.create_object_store("files"), await other.jetstream().object_store("files")
+        for number in range(12):
+            await store.put("old", _content(3 * CHUNK), chunk_bytes=CHUNK)
+            changes: dict[str, Callable[[], Any]] = {
+                "put": lambda: theirs.put("old", _content(3 * CHUNK), chunk_bytes=CHUNK),
+                "delete": lambda: theirs.delete("old"),
+                "rename": lambda: theirs.update_meta("old", ObjectMeta(name="theirs")),
+            }
+            renaming = store.update_meta("old", ObjectMeta(name=f"new {number}"))
+            ended = await asyncio.gather(renaming, changes[meanwhile](), return_exceptions=True)
+            errors = [error for error in ended if isinstance(error, BaseException)]
+            assert all(isinstance(each, jetspark.Conflict | jetspark.ObjectNotFound) for each in errors), errors
+            infos = await _collect(store.list())
+            assert [await store.get_bytes(each.name) for each in infos] == len(infos) * [_content(3 * CHUNK)]
+            assert len({each.nuid for each in infos}) == len(infos) == len(await _chunk_subjects(js, "files"))
+            for each in infos:
+                await store.delete(each.name)
+
+
+async def test_a_cancelled_rename_leaves_the_object_under_one_name(url: str) -> None:
+    async with jetspark.connect(url) as nc:
+        store = await nc.jetstream().create_object_store("files")
+        for turns in range(16):
+            await store.put("old", b"content")
+            renaming = asyncio.create_task(store.update_meta("old", ObjectMeta(name="new")))
+            for _ in range(turns):
+                await asyncio.sleep(0.0001)
+            renaming.cancel()
+            await asyncio.wait({renaming})
+            [info] = await _collect(store.list())
+            await store.delete(info.name)
 
 
 @on_both_drivers
@@ -620,6 +681,38 @@ async def test_a_long_put_whose_chunks_were_taken_for_orphans_fails(
             await store.put("a", _interrupted(driver, 3000, purge), chunk_bytes=CHUNK)
         assert await store.get_bytes("a") == b"before"
         assert sum((await _subjects(js, "files")).values()) == 2  # what was there before
+
+
+@on_both_drivers
+@pytest.mark.parametrize(("way", "happens"), [("fast", "purged"), ("plain", "purged"), ("plain", "made again")])
+async def test_a_put_under_which_the_bucket_loses_chunks_fails_however_short_it_is(
+    driver: Driver, url: str, way: str, happens: str
+) -> None:
+    """It would be visible, and damaged."""
+    async with driver.connect(url) as nc, driver.connect(url) as other:
+        js, theirs = nc.jetstream(), other.jetstream()
+        store = await _store(js, way)
+        loop = asyncio.get_running_loop()
+
+        async def lose() -> None:
+            stream = await theirs.stream("OBJ_files")
+            async with asyncio.timeout(PATIENCE_S):
+                while not (await stream.info()).state.messages:  # noqa: ASYNC110 - until some have arrived
+                    await asyncio.sleep(0.01)
+            if happens == "purged":
+                await stream.purge()
+            else:
+                await stream.delete()
+                await theirs.create_stream(ObjectStoreConfig(bucket="files").to_stream())
+
+        def wait() -> None:
+            asyncio.run_coroutine_threadsafe(lose(), loop).result(PATIENCE_S)
+
+        with pytest.raises(jetspark.ConnectionLost, match=r"3000 chunks became \d+ .* put it again"):
+            await store.put("a", _interrupted(driver, 3000, wait), chunk_bytes=CHUNK)
+        with pytest.raises(jetspark.ObjectNotFound):
+            await store.get_bytes("a")
+        assert await _subjects(js, "files") == {}
 
 
 @on_both_drivers

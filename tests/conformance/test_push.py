@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Awaitable
+from contextlib import suppress
 
 import pytest
+from support.cluster import create_on_new_cluster
 from support.drivers import Driver, Recorder, on_both_drivers
 from support.patience import PATIENCE_S
 
 import jetspark
 from jetspark import ConsumerConfig, StreamConfig
-from jetspark.server import NatsServer
+from jetspark.server import NatsCluster, NatsServer
 
 
 async def _stream(nc: jetspark.Client, count: int) -> jetspark.Stream:
@@ -31,6 +33,14 @@ async def _take(messages: AsyncIterable[jetspark.JetStreamMessage], count: int) 
             if len(numbers) == count:
                 break
     return numbers
+
+
+async def _error_of(call: Awaitable[object]) -> Exception | None:
+    try:
+        await call
+    except jetspark.JetSparkError as error:
+        return error
+    return None
 
 
 @on_both_drivers
@@ -131,6 +141,72 @@ async def test_a_push_consumer_lives_through_a_restart(driver: Driver, own: Nats
         assert received == set(range(100))
         await nc.close()
         await reading
+
+
+@on_both_drivers
+async def test_messages_do_not_wait_for_the_answer_to_whether_the_consumer_is_there(
+    driver: Driver, own: NatsServer
+) -> None:
+    """The question is lost with the server that was asked."""
+    async with driver.connect(own.url) as nc:
+        stream = await _stream(nc, 0)
+        js = nc.jetstream(timeout=4 * PATIENCE_S)
+        config = ConsumerConfig(durable_name="c", deliver_subject="to.us", idle_heartbeat_s=0.2)
+        await stream.create_consumer(config)
+        consumer = await (await js.stream("P")).consumer("c")
+        reading = asyncio.ensure_future(_take(consumer.pushed_messages(), 1))
+        await asyncio.sleep(0.3)
+        own.pause()
+        await asyncio.sleep(1)
+        await asyncio.to_thread(own.kill)
+        await asyncio.to_thread(own.start)
+        await js.publish("p.n", b"7")
+        async with asyncio.timeout(PATIENCE_S):
+            assert await reading == [7]
+
+
+@on_both_drivers
+async def test_closing_ends_the_iteration_while_the_server_is_silent(driver: Driver, own: NatsServer) -> None:
+    async with driver.connect(own.url, drain_timeout_s=0.2) as nc:
+        stream = await _stream(nc, 0)
+        consumer = await stream.create_consumer(
+            ConsumerConfig(durable_name="c", deliver_subject="to.us", idle_heartbeat_s=0.2)
+        )
+        reading = asyncio.ensure_future(_take(consumer.pushed_messages(), 1))
+        await asyncio.sleep(0.3)
+        own.pause()
+        await asyncio.sleep(1)
+        assert isinstance(await _error_of(nc.close()), jetspark.ConnectionLost)
+        assert await reading == []
+
+
+@pytest.mark.slow
+async def test_a_push_consumer_lives_through_a_cluster_without_a_majority(cluster: NatsCluster) -> None:
+    name = "majority"
+    stays, *others = cluster.nodes
+    async with jetspark.connect(stays.url) as nc:
+        js = nc.jetstream(timeout=5)
+        stream = await create_on_new_cluster(js, StreamConfig(name=name, subjects=[f"{name}.>"], replicas=3))
+        consumer = await stream.create_consumer(
+            ConsumerConfig(durable_name="c", deliver_subject=f"to.{name}", idle_heartbeat_s=0.5)
+        )
+        reading = asyncio.ensure_future(_take(consumer.pushed_messages(), 1))
+        for node in others:
+            await asyncio.to_thread(node.kill)
+        async with asyncio.timeout(PATIENCE_S):
+            while not isinstance(await _error_of(consumer.info()), jetspark.ServerError):
+                pass
+        await asyncio.sleep(2)
+        assert not reading.done()
+        for node in others:
+            await asyncio.to_thread(node.start)
+        await asyncio.to_thread(cluster.wait_until_ready)
+        async with asyncio.timeout(PATIENCE_S):
+            while not reading.done():
+                with suppress(jetspark.RequestTimeout, jetspark.JetStreamUnavailable, jetspark.ServerError):
+                    await js.publish(f"{name}.n", b"7", msg_id="7")
+                await asyncio.sleep(0.2)
+        assert await reading == [7]
 
 
 @on_both_drivers

@@ -5,6 +5,7 @@ import datetime
 import hashlib
 import io
 import json
+import math
 from array import array
 from typing import Any
 
@@ -144,6 +145,8 @@ def test_chunks_go_the_plain_way_where_fast_ingest_or_an_id_is_impossible() -> N
 def test_a_name_is_base64_with_padding_in_the_subject() -> None:
     assert meta_subject("files", "a") == "$O.files.M.YQ=="
     assert meta_subject("files", "ÿ?>/x y") == "$O.files.M." + base64.urlsafe_b64encode("ÿ?>/x y".encode()).decode()
+    with pytest.raises(ConfigError, match=r"name='a\\ud800': expected text .* has no '\\ud800'; decode"):
+        ObjectMeta(name="a\ud800")
     with pytest.raises(ConfigError, match="name=''"):
         meta_subject("files", "")
     with pytest.raises(ConfigError, match="name=''"):
@@ -380,13 +383,16 @@ class _Server:
         self.sequence = 0
         self.purged: list[Any] = []
 
-    def run(self, operation: Operation[Any], *, before_write: Any = None) -> Any:
+    def run(self, operation: Operation[Any], *, before_write: Any = None, before_purge: Any = None) -> Any:
         try:
             request = next(operation)
             while True:
                 assert isinstance(request, Request)
                 if request.subject.startswith("$O.") and before_write:
                     before_write, action = None, before_write
+                    action()
+                if ".PURGE." in request.subject and before_purge:
+                    before_purge, action = None, before_purge
                     action()
                 request = operation.send(self._answer(request))
         except StopIteration as finished:
@@ -410,7 +416,10 @@ class _Server:
         body = json.loads(request.data)
         if ".PURGE." in request.subject:
             self.purged.append(body)
-            return {"purged": 1}
+            is_there = self.last.get(body["filter"], (math.inf,))[0] < body["seq"]
+            if is_there:
+                del self.last[body["filter"]]
+            return {"purged": int(is_there)}
         found = self.last.get(body["last_by_subj"])
         if found is None:
             return {"error": {"code": 404, "err_code": 10037, "description": "no message found"}}
@@ -473,6 +482,56 @@ def test_renaming_takes_a_free_name_and_removes_the_old_one_as_far_as_it_was_see
     renamed = server.run(objects.update_meta("a", ObjectMeta(name="c", description="d")))
     assert (renamed.name, renamed.nuid, renamed.description) == ("c", "N1", "d")
     assert server.purged == [{"filter": meta_subject("files", "a"), "seq": 2}]
+
+
+@pytest.mark.parametrize("meanwhile", ["replaced", "deleted", "described", "renamed"])
+def test_renaming_what_somebody_else_changes_is_undone(objects: Objects, meanwhile: str) -> None:
+    server = _Server()
+    actions: dict[str, Any] = {
+        "replaced": lambda: _put(server, objects, "N2"),
+        "deleted": lambda: server.run(objects.delete("a")),
+        "described": lambda: server.run(objects.update_meta("a", ObjectMeta(name="a", description="d"))),
+        "renamed": lambda: server.run(objects.update_meta("a", ObjectMeta(name="c"))),
+    }
+    for moment in ("before_write", "before_purge"):
+        server = _Server()
+        _put(server, objects, "N1")
+        with pytest.raises(Conflict, match="'a'"):
+            server.run(objects.update_meta("a", ObjectMeta(name="b")), **{moment: actions[meanwhile]})
+        assert server.last.keys() == {meta_subject("files", "c" if meanwhile == "renamed" else "a")}
+
+
+def test_a_rename_that_was_interrupted_is_done_when_it_is_repeated(objects: Objects) -> None:
+    def half_done() -> _Server:
+        server = _Server()
+        _put(server, objects, "N1")
+        _put(server, objects, "N1", "b")
+        return server
+
+    def again() -> Operation[ObjectInfo]:
+        return objects.update_meta("a", ObjectMeta(name="b", description="d"))
+
+    server = half_done()
+    assert (server.run(again()).nuid, server.run(objects.info("b")).description) == ("N1", "d")
+    assert server.last.keys() == {meta_subject("files", "b")}
+    server = half_done()  # two at once
+    assert server.run(again(), before_purge=lambda: server.run(again())).nuid == "N1"
+    assert server.last.keys() == {meta_subject("files", "b")}
+    server = half_done()
+    server.run(objects.finish_rename("a", "b"))
+    assert server.last.keys() == {meta_subject("files", "b")}
+
+
+def test_an_interrupted_rename_that_did_nothing_or_all_is_left_as_it_is(objects: Objects) -> None:
+    server = _Server()
+    _put(server, objects, "N1")
+    server.run(objects.finish_rename("a", "b"))
+    server.run(objects.finish_rename("b", "a"))
+    _put(server, objects, "N2", "b")
+    server.run(objects.finish_rename("a", "b"))
+    server.run(objects.delete("b"))
+    server.run(objects.finish_rename("a", "b"))
+    assert not server.purged
 
 
 class _Scripted:

@@ -9,6 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetspark.core.subjects import (
+    MAX_LINE_BYTES,
+    MAX_SUBJECT_BYTES,
+    check_line,
     common_filter,
     is_subset,
     matches,
@@ -251,3 +254,15 @@ def test_filters_with_wildcards_are_none_where_everything_may_be_read() -> None:
     assert reading_filters(["orders.*.paid"], may_read_all=True) == []
     assert reading_filters(["orders.paid.>", "orders.placed.>"], may_read_all=True) == []
     assert reading_filters(["orders.paid", "orders.placed"], may_read_all=True) == ["orders.paid", "orders.placed"]
+
+
+def test_a_line_that_is_too_long_for_the_protocol_is_refused() -> None:
+    for character in ("a", "ü", "😀"):
+        size = len(character.encode())
+        longest = character * (MAX_SUBJECT_BYTES // size)
+        check_line(longest, MAX_SUBJECT_BYTES)
+        with pytest.raises(InvalidSubject, match=f"it has [0-9]+ bytes, and {MAX_SUBJECT_BYTES} are the most"):
+            check_line(longest + character, MAX_SUBJECT_BYTES)
+    check_line("a" * MAX_LINE_BYTES)
+    with pytest.raises(InvalidSubject, match=f"it has {MAX_LINE_BYTES + 1} bytes, and {MAX_LINE_BYTES} are the most"):
+        check_line("a" * (MAX_LINE_BYTES + 1))

@@ -43,6 +43,7 @@ from jetspark.jetstream.objects import (
     fast_options,
     info_of_delivery,
     link_to,
+    meta_subject,
     resolve,
     watch_options,
 )
@@ -107,11 +108,12 @@ class ObjectStore:
             ConfigError: There are no bytes to be had from ``source``.
             ServerError: The bucket is full, or sealed.
             RequestTimeout: Nothing was acknowledged for ``timeout`` seconds.
-            ConnectionLost: The connection went away, and so did chunks; put it again.
+            ConnectionLost: The connection went away, and so did chunks, or somebody purged them; put it again.
         """
         meta = ObjectMeta(name=name, description=description, headers=headers, metadata=metadata)
         upload = Upload(uuid.uuid4().hex, chunk_bytes, READ_BYTES)
         upload.info(self.bucket, meta, _now())  # headers that cannot be written are better refused now
+        self._context.connection.address(meta_subject(self.bucket, name))  # and so is a name that is too long
         progress = Progress(self.bucket, name, timeout_of(timeout, self._context.timeout_s))
         sending = self._sending(upload, progress)
         began, is_sent = clock.now(), False
@@ -120,7 +122,7 @@ class ObjectStore:
                 for chunk in chunks:
                     sending.send(chunk)
             sending.complete()
-            if clock.now() >= began + LONG_PUT_S:
+            if upload.chunks > 1 or clock.now() >= began + LONG_PUT_S:
                 with progress.awaited():
                     self._context.run(self._objects.check_chunks(upload), progress.timeout_s)
             is_sent = True
@@ -140,9 +142,11 @@ class ObjectStore:
         Raises:
             ObjectNotFound: There is no such object.
             KeyExists: There is one of the new name.
-            Conflict: It was replaced at the same time; nothing was changed.
+            Conflict: It was replaced, renamed or deleted at the same time; nothing was changed.
+            RequestTimeout: No answer in time. If it was to be renamed, both names may have it: do not delete one, call
+                this again.
         """
-        return self._context.run(self._objects.update_meta(name, meta))
+        return see_through(partial(self._update_meta, name, meta))
 
     def delete(self, name: str) -> None:
         """Delete an object; a mark stays, so that watchers see it.
@@ -370,6 +374,15 @@ class ObjectStore:
             if is_interrupt(error):  # its chunks may be nobody's by now
                 with suppress(JetSparkError):
                     self._purge(self._context.run(self._objects.finish_delete(name)))
+            raise
+
+    def _update_meta(self, name: str, meta: ObjectMeta) -> ObjectInfo:
+        try:
+            return self._context.run(self._objects.update_meta(name, meta))
+        except BaseException as error:
+            if is_interrupt(error) and meta.name != name:  # both names may have its chunks
+                with suppress(JetSparkError):
+                    self._context.run(self._objects.finish_rename(name, meta.name))
             raise
 
     def _purge(self, nuid: str, timeout: float | None = None) -> None:

@@ -11,7 +11,7 @@ from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.blocking.subscription import Subscription
 from jetspark.errors import ConnectionClosed, JetSparkError, RequestTimeout
 from jetspark.jetstream.info import ConsumerInfo
-from jetspark.jetstream.push import answer_to, check_status, silence_s
+from jetspark.jetstream.push import MIN_CHECK_S, answer_to, check_status, silence_s
 
 __all__ = ["PushMessages"]
 
@@ -70,7 +70,8 @@ class PushMessages:
                 try:
                     message = cast(JetStreamMessage, subscription.next(silence))
                 except RequestTimeout:
-                    self._check_alive()
+                    assert silence is not None
+                    self._check_alive(silence)
                     continue
                 except ConnectionClosed:
                     return
@@ -84,9 +85,16 @@ class PushMessages:
         finally:
             self.close()
 
-    def _check_alive(self) -> None:
-        """No heartbeat: raise if the consumer is gone; else it will come back."""
+    def _check_alive(self, silence: float) -> None:
+        """No heartbeat: raise if the consumer is gone; else it will come back.
+
+        What it sends meanwhile waits for the answer, so that is not waited for longer than for the next heartbeat.
+        """
+        operation = self._context.api.consumer_info(self._info.stream_name, self._info.name)
         try:
-            self._context.run(self._context.api.consumer_info(self._info.stream_name, self._info.name))
-        except RequestTimeout:
-            pass
+            self._context.run(operation, min(self._context.timeout_s, max(silence, MIN_CHECK_S)))
+        except ConnectionClosed:
+            pass  # by its owner: the subscription is over, too
+        except JetSparkError as error:
+            if not error.may_pass:
+                raise

@@ -61,7 +61,7 @@ from jetspark.core.parser import Control, Info, Ping, Pong
 from jetspark.core.pings import Pings, SentPing
 from jetspark.core.reconnect import Server, ServerPool
 from jetspark.core.requests import Requests
-from jetspark.core.subjects import validate_filter, validate_queue
+from jetspark.core.subjects import check_line, validate_filter, validate_queue
 from jetspark.core.subscription import SubscriptionState, pending_bounds
 from jetspark.core.subscriptions import Subscriptions
 from jetspark.core.tls import describe_error
@@ -379,11 +379,13 @@ class Connection(Outbox):
             ends_with_session: The subscription is over when the next session begins.
 
         Raises:
+            InvalidSubject: It cannot be subscribed to.
             BufferFull: The network takes nothing, and as many subscriptions as allowed wait for it.
         """
         validate_filter(subject)
         if queue:
             validate_queue(queue)
+        check_line(f"{subject} {queue}" if queue else subject)
         bounds = pending_bounds(self.options, max_pending_messages, max_pending_bytes, is_unbounded=is_unbounded)
         self._check_open()
         self._check_control_room()

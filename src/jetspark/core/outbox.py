@@ -22,7 +22,7 @@ from jetspark.core import frames
 from jetspark.core.arguments import octets, unfit
 from jetspark.core.frames import LINE_ENDS
 from jetspark.core.headers import HeadersLike, encode
-from jetspark.core.subjects import ApiSubject, validate_filter, validate_subject
+from jetspark.core.subjects import MAX_SUBJECT_BYTES, ApiSubject, check_line, validate_filter, validate_subject
 from jetspark.errors import BufferFull, ConnectionClosed, PayloadTooLarge
 
 __all__ = ["Outbox"]
@@ -121,7 +121,9 @@ class Outbox:
             except (AttributeError, TypeError):  # bytes have such a method, too
                 raise unfit("reply", reply, "a subject") from None
             # A reply subject of our own making needs no second look.
-            address = b"%b %b" % (address, (reply if is_ours else validate_subject(reply)).encode())
+            if not is_ours:
+                check_line(f"{subject} {validate_subject(reply)}")
+            address = b"%b %b" % (address, reply.encode())
         if headers:
             block = encode(headers)
             data = self.payload(data, len(block))
@@ -323,4 +325,5 @@ class Outbox:
 
 def _head(subject: str) -> bytes:
     checked = validate_filter(subject) if isinstance(subject, ApiSubject) else validate_subject(subject)
+    check_line(checked, MAX_SUBJECT_BYTES)
     return b"PUB %b " % checked.encode()

@@ -5,8 +5,9 @@ exactly one token, and ``>``, only as the last token, for one or more. Inside a 
 characters, so ``a.b*c`` is a subject one can publish to; the server reads it the same way.
 
 The server checks next to nothing when it receives a publish: a space in the subject shifts every later field
-of the frame, and a message with an empty token vanishes without a word. Hence the checks here, before
-anything is sent. What passes costs one regular expression; finding words for what does not may take its time.
+of the frame, and a message with an empty token vanishes without a word. For a line that is too long it ends the
+connection, and all that was sent with it is in doubt. Hence the checks here, before anything is sent. What passes
+costs one regular expression and a look at its length; finding words for what does not may take its time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from typing import NoReturn
 from jetspark.errors import InvalidSubject
 
 __all__ = [
+    "MAX_LINE_BYTES",
+    "MAX_SUBJECT_BYTES",
     "ApiSubject",
+    "check_line",
     "common_filter",
     "is_subset",
     "matches",
@@ -29,6 +33,11 @@ __all__ = [
     "validate_queue",
     "validate_subject",
 ]
+
+# The server's default `max_control_line`, less the sizes in the line of a message. It does not say which one it has.
+MAX_LINE_BYTES = 4096 - 24
+# Leaves room for a reply subject of ours.
+MAX_SUBJECT_BYTES = MAX_LINE_BYTES - 128
 
 # The server's own list of blanks (a form feed is one), NUL, and lone surrogates, which have no UTF-8 form.
 # Other control characters are unwise but legal, and a stream may hold them already: they stay addressable.
@@ -100,6 +109,18 @@ def validate_queue(name: str) -> str:
         return name
     _refuse_characters(name, "a queue group name")
     raise InvalidSubject(name, "a queue group name may not be empty; leave it out to subscribe alone")
+
+
+def check_line(line: str, max_bytes: int = MAX_LINE_BYTES) -> None:
+    """Look at what stands in the line of a frame: a subject, or one with a reply subject or a queue group behind it.
+
+    :func:`validate_subject` does not: a subject can be longer that is not sent in such a line.
+
+    Raises:
+        InvalidSubject: The server would end the connection.
+    """
+    if len(line) * 4 > max_bytes and (size := len(line.encode())) > max_bytes:
+        raise InvalidSubject(line, f"it has {size} bytes, and {max_bytes} are the most; shorten it")
 
 
 def matches(filter: str, subject: str) -> bool:

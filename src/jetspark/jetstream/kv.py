@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias, TypedDict
 from jetspark.core.arguments import flag, octets, texts, unfit
 from jetspark.core.headers import Headers, HeadersLike
 from jetspark.core.numbers import UINT64, seconds, whole
-from jetspark.core.subjects import matches
+from jetspark.core.subjects import is_subset, matches, overlaps
 from jetspark.errors import (
     ConfigError,
     Conflict,
@@ -349,7 +349,7 @@ def watch_options(
         raise ConfigError(f"{' with '.join(chosen)}: expected one of them")
     if from_revision is not None:
         from_revision = whole("from_revision", from_revision, high=UINT64)
-    subjects = tuple(subject_of(bucket, check_filter(each)) for each in filters) or (subject_of(bucket, ">"),)
+    subjects = tuple(subject_of(bucket, each) for each in _distinct(filters)) or (subject_of(bucket, ">"),)
     policy: DeliverPolicy | None = "last_per_subject"
     if include_history:
         policy = "all"
@@ -360,6 +360,25 @@ def watch_options(
     return OrderedOptions(
         filter_subjects=subjects, deliver_policy=policy, start_sequence=from_revision, headers_only=meta_only
     )
+
+
+def _distinct(filters: Sequence[str]) -> list[str]:
+    """The same keys by filters that do not overlap: the server takes no others.
+
+    Raises:
+        ConfigError: Two have some keys in common, and none of them has all.
+    """
+    unique = list(dict.fromkeys(check_filter(each) for each in filters))
+    patterns = [each for each in unique if "*" in each or ">" in each]
+    widest = [each for each in unique if not any(each != other and is_subset(each, other) for other in patterns)]
+    for pattern in filter(set(patterns).__contains__, widest):
+        other = next((each for each in widest if each != pattern and overlaps(pattern, each)), None)
+        if other is not None:
+            raise ConfigError(
+                f"filters {pattern!r} and {other!r}: some keys match both, and the server takes only filters that do "
+                "not overlap; give a wider one, or use two watches"
+            )
+    return widest
 
 
 # ---- operations ------------------------------------------------------------------------------------------------------

@@ -100,8 +100,8 @@ FAST_INGEST_API_LEVEL = 4
 # Longest time without an answer before a fast batch is given up for the next.
 BATCH_TIMEOUT_S = 15.0
 
-# The chunks of a put that took this long are counted before it becomes visible: somebody may have taken them for those
-# of a put that died.
+# The chunk of a put that took this long is counted before it becomes visible: somebody may have taken it for that of a
+# put that died. Several are counted always: what purges the bucket, or makes it again, may come between them.
 LONG_PUT_S = 60.0
 
 # A server that acknowledged nothing for a put's whole time-out will hardly do so now. What it receives when it is back
@@ -364,9 +364,16 @@ def stream_of(bucket: str) -> str:
 
 
 def check_object_name(name: str) -> None:
-    """Any text will do, of which there is some."""
+    """Any text will do, of which there is some, and which has a form in UTF-8."""
     if not text("name", name, "the name of an object"):
         raise ConfigError("name='': expected the name of an object")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:  # of a file whose name is in another encoding, for instance
+        raise ConfigError(
+            f"name={name!r}: expected text that can be written in UTF-8, which has no {name[error.start]!r}; "
+            "decode its bytes by their own encoding"
+        ) from None
 
 
 def chunk_subject(bucket: str, nuid: str) -> str:
@@ -680,15 +687,43 @@ class Objects:
                 return (yield from self._write(changed, info.sequence))
             except WrongLastSequence:
                 raise Conflict(self.name, (name,)) from None
-        renamed = yield from self._create(changed)
+        return (yield from self._rename(info, changed))
+
+    def _rename(self, info: ObjectInfo, changed: ObjectInfo) -> Operation[ObjectInfo]:
+        """Both names have the same chunks in between, which go with the old one if that is replaced or deleted."""
+        there, sequence = yield from self._last(changed.name)
+        is_resumed = False
+        if there is not None and not there.is_deleted:
+            # It may be of an earlier attempt that did not come to its end.
+            is_resumed = bool(info.nuid) and (there.nuid, there.link) == (info.nuid, info.link)
+            if not is_resumed:
+                raise KeyExists(self.name, (changed.name,))
+        renamed = yield from self._create(changed, sequence)
         # Up to what was seen and no further: there may be a new object under the old name by now.
-        subject = meta_subject(self.name, name)
-        yield from self._api.purge_stream(self._stream, subject, info.sequence)
+        if not (yield from self._remove(info)):
+            present, _ = yield from self._last(info.name)
+            if present is not None or not is_resumed:  # else another attempt has come to the end
+                yield from self._remove(renamed)
+                raise Conflict(self.name, (info.name,))
         return renamed
+
+    def finish_rename(self, name: str, new_name: str) -> Operation[None]:
+        """After an attempt that was interrupted: if both names have the object, the old one goes."""
+        old, _ = yield from self._last(name)
+        new, _ = yield from self._last(new_name)
+        if old is not None and new is not None and old.nuid == new.nuid and not (old.is_deleted or new.is_deleted):
+            yield from self._remove(old)
+
+    def _remove(self, info: ObjectInfo) -> Operation[int]:
+        """Metadata as it was seen; returns 0 if there is none, or other metadata by now."""
+        return (yield from self._api.purge_stream(self._stream, meta_subject(self.name, info.name), info.sequence))
 
     def add_link(self, name: str, nuid: str, link: ObjectLink, now: datetime.datetime) -> Operation[ObjectInfo]:
         info = ObjectInfo(bucket=self.name, name=name, nuid=nuid, link=link, mtime=now)
-        return (yield from self._create(info, over_links=True))
+        present, sequence = yield from self._last(name)
+        if present is not None and not present.is_deleted and present.link is None:
+            raise KeyExists(self.name, (name,))
+        return (yield from self._create(info, sequence))
 
     def purge_chunks(self, nuid: str) -> Operation[int]:
         return (yield from self._api.purge_stream(self._stream, chunk_subject(self.name, nuid)))
@@ -697,13 +732,10 @@ class Objects:
         info = yield from self._api.stream_info(self._stream)
         return ObjectStoreStatus(bucket=self.name, stream=info)
 
-    def _create(self, info: ObjectInfo, *, over_links: bool = False) -> Operation[ObjectInfo]:
-        """Write metadata where there is no object."""
-        present, sequence = yield from self._last(info.name)
-        if present is not None and not present.is_deleted and not (over_links and present.link is not None):
-            raise KeyExists(self.name, (info.name,))
+    def _create(self, info: ObjectInfo, last_sequence: int) -> Operation[ObjectInfo]:
+        """Write metadata where no object was seen."""
         try:
-            return (yield from self._write(info, sequence))
+            return (yield from self._write(info, last_sequence))
         except WrongLastSequence:
             raise KeyExists(self.name, (info.name,)) from None
 

@@ -7,7 +7,10 @@ from jetspark.core.message import CoreMessage
 from jetspark.errors import ConsumerNotFound, ServerError
 from jetspark.jetstream.info import ConsumerInfo
 
-__all__ = ["answer_to", "check_status", "silence_s"]
+__all__ = ["MIN_CHECK_S", "answer_to", "check_status", "silence_s"]
+
+# A busy server may take this long to say whether a consumer is there, however short its heartbeat is.
+MIN_CHECK_S = 1.0
 
 
 def answer_to(message: CoreMessage) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from jetspark.core import frames
 from jetspark.core.connection import Connection
-from jetspark.core.subjects import validate_subject
+from jetspark.core.subjects import MAX_SUBJECT_BYTES, check_line, validate_subject
 from jetspark.errors import ProtocolError
 from jetspark.jetstream.publishing import header_block
 from jetspark.publish.outgoing import Item, unsendable
@@ -107,6 +107,8 @@ class FastFrames:
                     size = len(block) + len(data)
                     if size <= max_payload:
                         place = validate_subject(subject).encode()
+                        if len(place) > MAX_SUBJECT_BYTES:
+                            check_line(subject, MAX_SUBJECT_BYTES)
                         frame = b"HPUB %b %b%d.1.$FI %d %d\r\n%b%b\r\n" % (
                             place,
                             reply,
