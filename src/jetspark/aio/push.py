@@ -10,7 +10,7 @@ from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.aio.subscription import Subscription
 from jetspark.errors import ConnectionClosed, JetSparkError, RequestTimeout
 from jetspark.jetstream.info import ConsumerInfo
-from jetspark.jetstream.push import MIN_CHECK_S, answer_to, check_status, silence_s
+from jetspark.jetstream.push import answer_to, check_alive, check_s, check_status, silence_s
 
 __all__ = ["PushMessages"]
 
@@ -69,8 +69,8 @@ class PushMessages:
                 try:
                     message = cast(JetStreamMessage, await subscription.next(silence))
                 except RequestTimeout:
-                    assert silence is not None
-                    await self._check_alive(silence)
+                    context = self._context
+                    await context.run(check_alive(context.api, self._info), check_s(silence, context.timeout_s))
                     continue
                 except ConnectionClosed:
                     return
@@ -83,17 +83,3 @@ class PushMessages:
                     await self._context.client.publish(subject)
         finally:
             await self.close()
-
-    async def _check_alive(self, silence: float) -> None:
-        """No heartbeat: raise if the consumer is gone; else it will come back.
-
-        What it sends meanwhile waits for the answer, so that is not waited for longer than for the next heartbeat.
-        """
-        operation = self._context.api.consumer_info(self._info.stream_name, self._info.name)
-        try:
-            await self._context.run(operation, min(self._context.timeout_s, max(silence, MIN_CHECK_S)))
-        except ConnectionClosed:
-            pass  # by its owner: the subscription is over, too
-        except JetSparkError as error:
-            if not error.may_pass:
-                raise

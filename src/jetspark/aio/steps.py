@@ -150,13 +150,8 @@ class ProcedureRunner:
         return Source(self._connected, step.info)
 
     async def _pull(self, step: Pull) -> list[Any]:
-        source, buffer = step.source, step.source.puller.buffer
-        assert isinstance(source, Source)
-        count = await source.perform(step.reader)
-        if not isinstance(count, int):
-            count = len(buffer)  # what came while it waited
-        take = buffer.popleft
-        return [take() for _ in range(count)]
+        assert isinstance(step.source, Source)
+        return step.source.puller.take_out(await step.source.perform(step.reader))
 
     async def _close_pull(self, step: ClosePull) -> None:
         source, info, context = step.source, step.info, self._connected

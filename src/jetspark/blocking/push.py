@@ -11,7 +11,7 @@ from jetspark.blocking.stream_message import JetStreamMessage
 from jetspark.blocking.subscription import Subscription
 from jetspark.errors import ConnectionClosed, JetSparkError, RequestTimeout
 from jetspark.jetstream.info import ConsumerInfo
-from jetspark.jetstream.push import MIN_CHECK_S, answer_to, check_status, silence_s
+from jetspark.jetstream.push import answer_to, check_alive, check_s, check_status, silence_s
 
 __all__ = ["PushMessages"]
 
@@ -70,8 +70,8 @@ class PushMessages:
                 try:
                     message = cast(JetStreamMessage, subscription.next(silence))
                 except RequestTimeout:
-                    assert silence is not None
-                    self._check_alive(silence)
+                    context = self._context
+                    context.run(check_alive(context.api, self._info), check_s(silence, context.timeout_s))
                     continue
                 except ConnectionClosed:
                     return
@@ -84,17 +84,3 @@ class PushMessages:
                     self._context.client.publish(subject)
         finally:
             self.close()
-
-    def _check_alive(self, silence: float) -> None:
-        """No heartbeat: raise if the consumer is gone; else it will come back.
-
-        What it sends meanwhile waits for the answer, so that is not waited for longer than for the next heartbeat.
-        """
-        operation = self._context.api.consumer_info(self._info.stream_name, self._info.name)
-        try:
-            self._context.run(operation, min(self._context.timeout_s, max(silence, MIN_CHECK_S)))
-        except ConnectionClosed:
-            pass  # by its owner: the subscription is over, too
-        except JetSparkError as error:
-            if not error.may_pass:
-                raise

@@ -293,6 +293,11 @@ class Puller(Generic[M]):
         news, self.has_news = self.has_news, False
         return news or len(self.buffer) >= self.wake_at
 
+    def take_out(self, count: object) -> list[M]:
+        """As many buffered messages; all of them if ``count`` is no number: then a reader waited, and these came."""
+        take = self.buffer.popleft
+        return [take() for _ in range(count if isinstance(count, int) else len(self.buffer))]
+
     # ---- asking ------------------------------------------------------------------------------------------------
 
     def ask(

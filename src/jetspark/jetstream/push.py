@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from jetspark.codes import Code
 from jetspark.core.message import CoreMessage
-from jetspark.errors import ConsumerNotFound, ServerError
+from jetspark.errors import ConnectionClosed, ConsumerNotFound, JetSparkError, ServerError
 from jetspark.jetstream.info import ConsumerInfo
+from jetspark.jetstream.operations import Api, Operation
 
-__all__ = ["MIN_CHECK_S", "answer_to", "check_status", "silence_s"]
+__all__ = ["answer_to", "check_alive", "check_s", "check_status", "silence_s"]
 
 # A busy server may take this long to say whether a consumer is there, however short its heartbeat is.
 MIN_CHECK_S = 1.0
@@ -34,6 +35,25 @@ def check_status(info: ConsumerInfo, code: int, description: str) -> None:
         raise ConsumerNotFound(404, Code.CONSUMER_NOT_FOUND.value, "it was deleted", info.stream_name, info.name)
     if code != 409:  # 409 otherwise: its leader changed, and the new one goes on
         raise ServerError(code, 0, description, info.stream_name, info.name)
+
+
+def check_alive(api: Api, info: ConsumerInfo) -> Operation[None]:
+    """No heartbeat: whether the consumer is there. If nobody can tell, or the connection was closed, which ends its
+    subscription too, it counts as there.
+
+    Raises:
+        ConsumerNotFound, StreamNotFound: It is gone.
+    """
+    try:
+        yield from api.consumer_info(info.stream_name, info.name)
+    except JetSparkError as error:
+        if not (error.may_pass or isinstance(error, ConnectionClosed)):
+            raise
+
+
+def check_s(silence: float | None, timeout_s: float) -> float:
+    """How long that may take: what the consumer sends meanwhile waits, so not longer than for the next heartbeat."""
+    return min(timeout_s, max(silence or 0.0, MIN_CHECK_S))
 
 
 def silence_s(info: ConsumerInfo) -> float | None:
