@@ -38,7 +38,7 @@ from pyspark.sql.types import (
 )
 
 from jetspark.core.headers import encode
-from jetspark.core.subjects import validate_subject
+from jetspark.core.subjects import MAX_SUBJECT_BYTES, validate_subject
 from jetspark.errors import ConfigError, InvalidHeader, InvalidSubject
 from jetspark.publish.outgoing import Item
 
@@ -54,9 +54,6 @@ MAX_KNOWN_SUBJECTS = 100_000
 # What the server takes: headers by their size in 16 bits, a TTL in nanoseconds by its 63.
 MAX_HEADER_BYTES = 65_535
 MAX_TTL_S = 9_223_372_036
-# The subject, the reply's subject and two numbers are a line, of which the server takes 4096 bytes. At a longer one it
-# ends the connection, again each time that the row is sent.
-MAX_SUBJECT_BYTES = 3900
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _NUMBERS = (*_INTEGERS, FloatType, DoubleType, DecimalType)
