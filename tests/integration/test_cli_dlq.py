@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -137,6 +138,25 @@ def test_letters_are_listed_redriven_and_discarded(shell: Shell) -> None:
         worker.wait()
     assert [each for each in shell.done() if each[0] == "a"] == ["a0", "a1", "a2"]
     assert [each for each in shell.done() if each[0] == "b"] == ["b0", "b2"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["dlq", "ls", "shop:app"],
+        ["dlq", "show", "shop:app", "1"],
+        ["dlq", "export", "shop:app"],
+        ["dlq", "redrive", "shop:app", "--dry-run"],
+        ["dlq", "discard", "shop:app", "--where", "key=a"],
+        ["dlq", "discard", "shop:app", "--where", "key=a", "--yes"],
+        ["replay", "shop:app", "billing"],
+    ],
+)
+def test_a_command_before_the_application_is_applied_names_the_remedy(shell: Shell, command: list[str]) -> None:
+    told = shell.run(*command, code=1)
+    assert "app 'shop'" in told
+    assert "`jetspark apply`" in told
+    assert re.search(r"there is no (stream|bucket) '\w+'", told)
 
 
 def test_letters_are_shown_whatever_is_in_them(shell: Shell) -> None:
