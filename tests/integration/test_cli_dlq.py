@@ -80,6 +80,23 @@ class Shell:
         found: list[dict[str, Any]] = json.loads(self.run("dlq", "ls", "shop:app", "--json", *arguments))
         return found
 
+    def letter(self, handler: str, sequence: int) -> None:
+        """Write one as a worker does that has ended since."""
+        each = DeadEvent(
+            handler=handler,
+            key="a",
+            origin=Origin("SHOP", sequence, 1),
+            subject="orders.a.paid",
+            data=b"{}",
+            headers=Headers(),
+            attempts=1,
+            status="open",
+            cause=FailureCause.of(ValueError("no"), is_transient=False),
+        )
+        with jetspark.blocking.connect(self.environment["JETSPARK_SERVERS"]) as client:
+            subject = letter_subject("shop", handler, each.key, each.origin)
+            client.jetstream().publish(subject, each.data, headers=each.to_headers())
+
     def wait_for(self, condition: Any) -> None:
         give_up_at = time.monotonic() + 120
         while not condition():
@@ -157,6 +174,22 @@ def test_a_command_before_the_application_is_applied_names_the_remedy(shell: She
     assert "app 'shop'" in told
     assert "`jetspark apply`" in told
     assert re.search(r"there is no (stream|bucket) '\w+'", told)
+
+
+def test_a_handler_that_is_none_is_refused_unless_there_are_letters_of_it(shell: Shell) -> None:
+    shell.run("apply", "shop:app")
+    shell.letter("former", 1)
+    ways = (["ls"], ["ls", "--json"], ["ls", "--by", "key"], ["export"], ["discard"], ["discard", "--yes"])
+    for name in ("biling", "a.b", "*", ">", "a b", "totals"):
+        for way, *more in ways:
+            told = shell.run("dlq", way, "shop:app", *more, "--handler", name, code=1)
+            assert told.startswith(f"handler {name!r}: app 'shop' has no such handler"), told
+            assert told.endswith("it has billing, and projections for letters of projections"), told
+    for name, count in (("billing", 0), ("projections", 0), ("former", 1)):
+        assert len(shell.letters("--handler", name)) == count
+        assert f"{count} letters; --yes" in shell.run("dlq", "discard", "shop:app", "--handler", name)
+        discarded = shell.run("dlq", "discard", "shop:app", "--handler", name, "--yes")
+        assert discarded == f"{count} letters discarded\n"
 
 
 def test_letters_are_shown_whatever_is_in_them(shell: Shell) -> None:

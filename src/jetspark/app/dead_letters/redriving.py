@@ -23,12 +23,14 @@ from jetspark.app.dead_letters.letters import DeadEvent, letter_filter
 from jetspark.app.dead_letters.store import HandlerStore, StoredLetter
 from jetspark.app.dead_letters.stranded import StrandedKeys
 from jetspark.app.handlers.settling import ReadParked, restore
+from jetspark.app.projections.unreadable import HANDLER as PROJECTIONS
 from jetspark.app.topology.names import dead_letter_stream, handler_bucket
 from jetspark.core import numbers
 from jetspark.errors import (
     ConfigError,
     Conflict,
     ConsumerNotFound,
+    InvalidSubject,
     KeyExists,
     KeyNotFound,
     MessageNotFound,
@@ -48,6 +50,7 @@ __all__ = [
     "LetterOutcomes",
     "RedriveProgress",
     "RedriveResults",
+    "check_handler",
     "discard_letters",
     "each_letter",
     "read_letter",
@@ -232,6 +235,24 @@ async def each_letter(js: JetStream, app: Declarations, chosen: LetterFilter) ->
 async def read_letters(js: JetStream, app: Declarations, chosen: LetterFilter) -> list[StoredLetter]:
     """The letters that are not closed, oldest first, all at once; see :func:`each_letter`."""
     return [stored async for stored in each_letter(js, app, chosen)]
+
+
+async def check_handler(js: JetStream, app: Declarations, name: str | None) -> None:
+    """That letters may be of a handler: of one that the application has, or had, or of its projections.
+
+    Raises:
+        ConfigError: It has none of this name, and there are no letters of one.
+    """
+    if name is None or name in (*app.handlers, PROJECTIONS) or not (app.handlers or app.projections):
+        return
+    with suppress(InvalidSubject):  # no handler can have such a name
+        async for _ in each_letter(js, app, LetterFilter(handler=name)):
+            return
+    known = ", ".join(sorted(app.handlers)) or "none"
+    raise ConfigError(
+        f"handler {name!r}: app {app.name!r} has no such handler, and there are no letters of one; it has {known}, "
+        f"and {PROJECTIONS} for letters of projections"
+    )
 
 
 async def read_letter(js: JetStream, app: Declarations, number: int) -> StoredLetter:
@@ -477,7 +498,11 @@ async def discard_letters(js: JetStream, app: Declarations, chosen: LetterFilter
     """Give up letters for good, and let their keys go on; returns how many.
 
     Those that wait behind another are not chosen: they follow it by themselves once it is gone.
+
+    Raises:
+        ConfigError: There is no such handler.
     """
+    await check_handler(js, app, chosen.handler)
     stream, records = await js.stream(dead_letter_stream(app.name)), await js.kv(handler_bucket(app.name))
     count = 0
     async for stored in each_letter(js, app, chosen):
