@@ -80,11 +80,11 @@ class Shell:
         found: list[dict[str, Any]] = json.loads(self.run("dlq", "ls", "shop:app", "--json", *arguments))
         return found
 
-    def letter(self, handler: str, sequence: int) -> None:
+    def letter(self, handler: str, sequence: int, key: str | None = "a") -> None:
         """Write one as a worker does that has ended since."""
         each = DeadEvent(
             handler=handler,
-            key="a",
+            key=key,
             origin=Origin("SHOP", sequence, 1),
             subject="orders.a.paid",
             data=b"{}",
@@ -190,6 +190,41 @@ def test_a_handler_that_is_none_is_refused_unless_there_are_letters_of_it(shell:
         assert f"{count} letters; --yes" in shell.run("dlq", "discard", "shop:app", "--handler", name)
         discarded = shell.run("dlq", "discard", "shop:app", "--handler", name, "--yes")
         assert discarded == f"{count} letters discarded\n"
+
+
+PROJECTING = """
+from jetspark.app import App
+from shop import Paid
+
+app = App("shop", stream="SHOP", subjects=["orders.>"])
+
+@app.projection("totals", events=[Paid], bucket="totals")
+class Totals:
+    def key(self, event: Paid) -> str:
+        return event.order_id
+
+    def apply(self, state: int | None, event: Paid) -> int:
+        return (state or 0) + event.number
+"""
+
+
+def test_letters_of_an_application_without_handlers_are_discarded(shell: Shell) -> None:
+    (shell.folder / "projecting.py").write_text(PROJECTING)
+    shell.run("apply", "projecting:app")
+    for number in (1, 2):
+        shell.letter("projections", number, key=None)
+    for more in ([], ["--handler", "projections"], ["--dry-run"]):
+        told = shell.run("dlq", "redrive", "projecting:app", *more, code=1)
+        assert told == (
+            "redrive: app 'shop' has no handlers, so nobody would handle its letters; `jetspark dlq discard` gives "
+            "them up"
+        )
+    assert "2 letters\n" in shell.run("dlq", "ls", "projecting:app")
+    discard = ["dlq", "discard", "projecting:app", "--handler", "projections"]
+    assert "2 letters; --yes" in shell.run(*discard)
+    assert shell.run(*discard, "--yes") == "2 letters discarded\n"
+    assert shell.run("dlq", "ls", "projecting:app") == "0 letters\n"
+    sys.modules.pop("projecting", None)
 
 
 def test_letters_are_shown_whatever_is_in_them(shell: Shell) -> None:
