@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -79,6 +80,23 @@ class Shell:
         found: list[dict[str, Any]] = json.loads(self.run("dlq", "ls", "shop:app", "--json", *arguments))
         return found
 
+    def letter(self, handler: str, sequence: int, key: str | None = "a") -> None:
+        """Write one as a worker does that has ended since."""
+        each = DeadEvent(
+            handler=handler,
+            key=key,
+            origin=Origin("SHOP", sequence, 1),
+            subject="orders.a.paid",
+            data=b"{}",
+            headers=Headers(),
+            attempts=1,
+            status="open",
+            cause=FailureCause.of(ValueError("no"), is_transient=False),
+        )
+        with jetspark.blocking.connect(self.environment["JETSPARK_SERVERS"]) as client:
+            subject = letter_subject("shop", handler, each.key, each.origin)
+            client.jetstream().publish(subject, each.data, headers=each.to_headers())
+
     def wait_for(self, condition: Any) -> None:
         give_up_at = time.monotonic() + 120
         while not condition():
@@ -137,6 +155,76 @@ def test_letters_are_listed_redriven_and_discarded(shell: Shell) -> None:
         worker.wait()
     assert [each for each in shell.done() if each[0] == "a"] == ["a0", "a1", "a2"]
     assert [each for each in shell.done() if each[0] == "b"] == ["b0", "b2"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["dlq", "ls", "shop:app"],
+        ["dlq", "show", "shop:app", "1"],
+        ["dlq", "export", "shop:app"],
+        ["dlq", "redrive", "shop:app", "--dry-run"],
+        ["dlq", "discard", "shop:app", "--where", "key=a"],
+        ["dlq", "discard", "shop:app", "--where", "key=a", "--yes"],
+        ["replay", "shop:app", "billing"],
+    ],
+)
+def test_a_command_before_the_application_is_applied_names_the_remedy(shell: Shell, command: list[str]) -> None:
+    told = shell.run(*command, code=1)
+    assert "app 'shop'" in told
+    assert "`jetspark apply`" in told
+    assert re.search(r"there is no (stream|bucket) '\w+'", told)
+
+
+def test_a_handler_that_is_none_is_refused_unless_there_are_letters_of_it(shell: Shell) -> None:
+    shell.run("apply", "shop:app")
+    shell.letter("former", 1)
+    ways = (["ls"], ["ls", "--json"], ["ls", "--by", "key"], ["export"], ["discard"], ["discard", "--yes"])
+    for name in ("biling", "a.b", "*", ">", "a b", "totals"):
+        for way, *more in ways:
+            told = shell.run("dlq", way, "shop:app", *more, "--handler", name, code=1)
+            assert told.startswith(f"handler {name!r}: app 'shop' has no such handler"), told
+            assert told.endswith("it has billing, and projections for letters of projections"), told
+    for name, count in (("billing", 0), ("projections", 0), ("former", 1)):
+        assert len(shell.letters("--handler", name)) == count
+        assert f"{count} letters; --yes" in shell.run("dlq", "discard", "shop:app", "--handler", name)
+        discarded = shell.run("dlq", "discard", "shop:app", "--handler", name, "--yes")
+        assert discarded == f"{count} letters discarded\n"
+
+
+PROJECTING = """
+from jetspark.app import App
+from shop import Paid
+
+app = App("shop", stream="SHOP", subjects=["orders.>"])
+
+@app.projection("totals", events=[Paid], bucket="totals")
+class Totals:
+    def key(self, event: Paid) -> str:
+        return event.order_id
+
+    def apply(self, state: int | None, event: Paid) -> int:
+        return (state or 0) + event.number
+"""
+
+
+def test_letters_of_an_application_without_handlers_are_discarded(shell: Shell) -> None:
+    (shell.folder / "projecting.py").write_text(PROJECTING)
+    shell.run("apply", "projecting:app")
+    for number in (1, 2):
+        shell.letter("projections", number, key=None)
+    for more in ([], ["--handler", "projections"], ["--dry-run"]):
+        told = shell.run("dlq", "redrive", "projecting:app", *more, code=1)
+        assert told == (
+            "redrive: app 'shop' has no handlers, so nobody would handle its letters; `jetspark dlq discard` gives "
+            "them up"
+        )
+    assert "2 letters\n" in shell.run("dlq", "ls", "projecting:app")
+    discard = ["dlq", "discard", "projecting:app", "--handler", "projections"]
+    assert "2 letters; --yes" in shell.run(*discard)
+    assert shell.run(*discard, "--yes") == "2 letters discarded\n"
+    assert shell.run("dlq", "ls", "projecting:app") == "0 letters\n"
+    sys.modules.pop("projecting", None)
 
 
 def test_letters_are_shown_whatever_is_in_them(shell: Shell) -> None:

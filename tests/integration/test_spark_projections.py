@@ -181,6 +181,24 @@ def test_what_is_no_list_of_projections_and_what_is_no_application_is_named(
         backfill(None, spark, server.url)  # type: ignore[arg-type]
 
 
+def test_arguments_that_would_be_ignored_are_named(spark: SparkSession, server: NatsServer, bank: JetStream) -> None:
+    bank.create_kv(KVConfig(bucket="elsewhere"))
+    publish(bank, projected.messages(10))
+    for wrong in (None, "", [], [""], [None], 7):
+        for call in (run, backfill, fold_states):
+            with pytest.raises(ConfigError, match=rf"^servers={re.escape(repr(wrong))}: expected a URL, or a list"):
+                call(app, spark, wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^checkpoint='': expected a folder, or None"):
+        run(app, spark, server.url, checkpoint="")
+    for interval_s in (0, 5):
+        with pytest.raises(ConfigError, match=rf"^interval_s={interval_s}: expected None with until_now=True"):
+            run(app, spark, server.url, interval_s=interval_s, until_now=True)
+    for call in (run, backfill):
+        with pytest.raises(ConfigError, match=r"^buckets: 'elsewhere' for projection 'totals', which is not one of"):
+            call(app, spark, server.url, projections=["accounts"], buckets={"totals": "elsewhere"})
+    assert (lowest_position(bank), stored(bank, "accounts")) == (0, {})
+
+
 @pytest.mark.parametrize(
     "buckets", [{"accounts": "totals"}, {"accounts": "totals", "totals": "accounts"}, dict.fromkeys(NAMES, "shared")]
 )

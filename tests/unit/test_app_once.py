@@ -15,7 +15,7 @@ from jetspark.app.handlers import once
 from jetspark.app.handlers.once import OnceRecords
 from jetspark.app.testing import TestApp
 from jetspark.core.backoff import Backoff
-from jetspark.errors import Conflict, RequestTimeout
+from jetspark.errors import ConfigError, Conflict, RequestTimeout
 
 DAY_S = 86400.0
 
@@ -238,3 +238,58 @@ async def test_a_record_that_another_worker_wrote_is_not_taken_for_ours(
     records.revision = 5
     with pytest.raises(Conflict):
         await OnceRecords(records, "billing", lease_s=1.0, remember_s=1.0)._record("key", b"done", 1)
+
+
+@pytest.mark.parametrize("way", ["at once", "by another effect", "by another task"])
+async def test_an_effect_inside_of_itself_is_an_error_at_once(way: str) -> None:
+    app, errors, effects = new_app(), [], []
+
+    @app.handler(Paid, durable="billing", timeout=600.0, retry=Retry(attempts=1))
+    async def bill(event: Paid, ctx: Context) -> None:
+        async def charge() -> None:
+            effects.append("charge")
+            if way == "at once":
+                await ctx.once("charge", charge)
+            elif way == "by another effect":
+                await ctx.once("tell", ctx.once, "charge", charge)
+            else:
+                await asyncio.gather(ctx.once("charge", charge), ctx.once("tell", asyncio.sleep, 0))
+
+        try:
+            await ctx.once("charge", charge)
+        except ConfigError as error:
+            errors.append(str(error))
+        await ctx.once("after", asyncio.sleep, 0)
+
+    async with TestApp(app) as test:
+        began = test.now
+        await test.publish(Paid(order_id="o-1"))
+        await test.settled()
+        assert (errors, effects) == (
+            ["once('charge') inside of the effect 'charge': it would wait for itself; expected another name"],
+            ["charge"],
+        )
+        assert test.now - began < 60
+        assert test.dead_letters == []
+
+
+async def test_what_an_effect_leaves_behind_finds_its_result() -> None:
+    app, found, left = new_app(), [], []
+
+    @app.handler(Paid, durable="billing")
+    async def bill(event: Paid, ctx: Context) -> None:
+        async def charge() -> int:
+            async def look() -> None:
+                await asyncio.sleep(0.5)
+                found.append(await ctx.once("charge", charge))
+
+            left.append(asyncio.create_task(look()))
+            return 7
+
+        found.append(await ctx.once("charge", charge))
+        await asyncio.gather(*left)
+
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="o-1"))
+        await test.settled()
+        assert (found, test.dead_letters) == ([7, 7], [])

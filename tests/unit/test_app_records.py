@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from jetspark.app import Catalogue, Event, Private, Timestamp, contract_of, decode, event, unchanged, upcast
 from jetspark.app.contracts.records import Finding, Record, check_records, read_record, record_of
 from jetspark.app.contracts.samples import samples
-from jetspark.app.contracts.schemas import document
+from jetspark.app.contracts.schemas import differences, document, write
 from jetspark.errors import ConfigError
 
 # Classes that are made, not written: their metaclass, whose keywords mypy does not know.
@@ -100,6 +100,43 @@ def test_a_record_has_the_same_bytes_every_time() -> None:
     assert '"data": {\n        "town": "Zürich"\n      },' in written
     assert written.endswith('  "type": "order.shipped",\n  "version": 2\n}\n')
     assert {each["time"] for each in record.examples.values()} == {"2026-03-15T10:15:30Z"}
+
+
+class Marks(msgspec.Struct, frozen=True):
+    numbers: frozenset[int] = frozenset()
+
+
+def _with_sets(numbers: frozenset[int]) -> list[type]:
+    """Events whose defaults have a set somewhere."""
+
+    class Sets(Event, type="has.sets"):
+        plain: frozenset[int] = numbers
+        optional: frozenset[int] | None = numbers
+        nested: Marks = Marks(numbers)
+        pair: tuple[str, frozenset[int]] = ("a", numbers)
+        many: tuple[frozenset[int], ...] = (numbers,)
+
+    @event(type="has.sets")
+    class Model(BaseModel, frozen=True):
+        plain: frozenset[int] = numbers
+        optional: frozenset[int] | None = numbers
+        by_name: dict[str, frozenset[int]] = {"a": numbers}
+
+    return [Sets, Model]
+
+
+def test_a_default_that_is_a_set_is_the_same_in_every_order() -> None:
+    """As two processes have it: the order of a set of texts is another one in each."""
+    one, other = frozenset([0, 8]), frozenset([8, 0])
+    assert (one == other, list(one) == list(other)) == (True, False)
+    for kind, same in zip(_with_sets(one), _with_sets(other), strict=True):
+        documents = [document(contract_of(each)) for each in (kind, same)]
+        assert write(documents[0]) == write(documents[1])
+        as_recorded_before = json.loads(json.dumps(documents[1]).replace("[0, 8]", "[8, 0]"))
+        assert as_recorded_before != documents[0]
+        assert differences(as_recorded_before, documents[0]) == []
+    [more, _] = _with_sets(frozenset([0, 8, 9]))
+    assert len(differences(document(contract_of(more)), document(contract_of(_with_sets(one)[0])))) == 5
 
 
 def test_the_smallest_has_no_optional_field_and_the_largest_has_all() -> None:

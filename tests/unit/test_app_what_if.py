@@ -158,6 +158,12 @@ app.workflow("fulfilment", key=lambda event: "all")(Fulfilment)
         await history.do(lambda client: what_if(client.js, history.app, "other", code()))
 
 
+@pytest.mark.parametrize("ends", ["import sys\nsys.exit()", "raise SystemExit(0)", "exit(7)", "raise SystemExit('no')"])
+async def test_code_that_ends_its_process_while_it_is_loaded_is_refused(history: TestApp, ends: str) -> None:
+    with pytest.raises(ConfigError, match=r"code='new.py' raised SystemExit"):
+        await compared(history, NewCode("new.py", f"{TEXT}\n{ends}\n"))
+
+
 # ---- commands --------------------------------------------------------------------------------------------------------
 
 RESERVING = "from support.reserving import *\n" + inspect.getsource(Reserving)

@@ -24,6 +24,7 @@ from jetspark import StreamConfig
 from jetspark.app import App, AppClient, Catalogue, Decision, Event, Retry, upcast
 from jetspark.app.testing import TestApp
 from jetspark.app.workflows.declaring import (
+    LATE,
     NOTED,
     REMEMBERED,
     RunRecord,
@@ -89,6 +90,14 @@ def test_what_is_too_old_to_be_known_is_refused() -> None:
     assert step is not None
     assert len(step.record.events) == REMEMBERED
     assert step.record.events[-1] == 900
+
+
+def test_a_timer_that_did_not_fit_into_the_batch_that_ended_it_is_never_forgotten() -> None:
+    before = RunRecord(1, timers={"old": "", "left": "t1"})
+    record = RunRecord(1, timers={"old": "", "left": ""}, events=tuple(range(5000, 5000 + REMEMBERED)))
+    for revision in (10, 20, 30):
+        record, before = record.without_old_timers(before, revision, ["left"] if revision == 10 else []), record
+        assert record.timers == {"left": ""}
 
 
 def test_an_older_state_is_brought_up_to_date() -> None:
@@ -322,6 +331,36 @@ async def test_a_payment_in_time_ends_the_run_and_its_timer() -> None:
         run = await test.do(lambda shop: shop.workflow("fulfilment").get("o"))
         assert run is not None
         assert (run.status, run.state, run.timers) == ("done", Flow("shipped"), ())
+
+
+class Polling:
+    """Sets a timer of a new name in each step, and cancels the last one if that has not fired."""
+
+    def react(self, state: int | None, event: Placed | PaymentOverdue) -> Decision | None:
+        count = (state or 0) + 1
+        cancels = [f"t{count - 1}"] if isinstance(event, Placed) and count > 1 else []
+        return Decision(state=count, timers={f"t{count}": (PaymentOverdue(order_id="o"), 60.0)}, cancels=cancels)
+
+
+@pytest.mark.parametrize("ends_by", ["cancelling", "firing"])
+async def test_a_run_forgets_the_names_of_timers_that_ended_long_ago(ends_by: str) -> None:
+    app = App("shop", stream="KV_shop", subjects=["orders.>"], timers=True)
+    app.workflow("polling", key="order_id")(Polling)
+    steps = 2 * REMEMBERED + 20
+    async with TestApp(app) as test:
+        for number in range(steps):
+            if number == 0 or ends_by == "cancelling":
+                await test.publish(Placed(order_id="o"))
+            else:
+                test.advance(61.0)
+            await test.settled()
+        record = await test.do(lambda shop: shop.workflow("polling")._entities.get("o"))
+        count = int(bytes(record.state))
+        assert (count >= steps, test.dead_letters) == (True, [])
+        assert [name for name, id in record.timers.items() if id] == [f"t{count}"]
+        assert f"t{count - REMEMBERED}" in record.timers
+        assert len(record.timers) <= REMEMBERED + LATE // 2  # a step stores two messages, or more
+        assert len(record.ended) <= len(record.timers)
 
 
 async def test_what_is_not_paid_is_reminded_once_and_undone() -> None:

@@ -41,7 +41,8 @@ def test_the_range_of_a_whole_number_is_told() -> None:
     assert (whole("n", 0, low=0), whole("n", 9, high=9)) == (0, 9)
     for value, limits, said in (
         (0, {}, "n=0: expected 1 or more"),
-        (2**63, {}, f"n={2**63}: expected 1 or more"),
+        (2**63, {}, f"n={2**63}: expected 1 or more, and at most {INT64}"),
+        (2**64, {"high": UINT64}, f"n={2**64}: expected 1 or more, and at most {UINT64}"),
         (-1, {"low": 0}, "n=-1: expected 0 or more"),
         (10, {"low": 0, "high": 9}, "n=10: expected 0 to 9"),
         (numpy.int64(0), {}, f"n={numpy.int64(0)!r}: expected 1 or more"),

@@ -15,7 +15,7 @@ import typer
 
 import jetspark
 from jetspark.cli.contexts import context_options
-from jetspark.errors import ConfigError
+from jetspark.errors import ConfigError, StreamNotFound, TopologyDrift
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
@@ -90,16 +90,31 @@ def _failed_import(name: str, error: BaseException) -> str:
 
 
 def with_server(app: str, servers: str | None, work: Callable[[JetStream, App], Coroutine[Any, Any, T]]) -> T:
-    """Do something with an application and a connection."""
+    """Do something with an application and a connection.
+
+    Raises:
+        TopologyDrift: A stream or bucket that the application declares is not there.
+    """
     from jetspark import connect
 
     declared = load_app(app)
 
     async def run() -> T:
         async with connect(**connection_options(servers)) as client:
-            return await work(client.jetstream(), declared)
+            try:
+                return await work(client.jetstream(), declared)
+            except StreamNotFound as error:
+                if error.stream in _declared_streams(declared):
+                    raise TopologyDrift(declared.name, (str(error),)) from error
+                raise
 
     return asyncio.run(run())
+
+
+def _declared_streams(app: App) -> set[str]:
+    """The names of what `jetspark apply` makes; a bucket is the stream that it is."""
+    topology = app.topology()
+    return {each.name for each in topology.streams} | {f"KV_{each.bucket}" for each in topology.buckets}
 
 
 def connection_options(servers: str | None) -> dict[str, Any]:

@@ -94,9 +94,10 @@ def _for_each(
     with_events: bool = False,
 ) -> int:
     """Do something with each letter as it is read, from number 0 on; returns how many there were."""
-    from jetspark.app.dead_letters.redriving import each_letter, with_event
+    from jetspark.app.dead_letters.redriving import check_handler, each_letter, with_event
 
     async def run(js: JetStream, declared: App) -> int:
+        await check_handler(js, declared, chosen.handler)
         count = 0
         async for stored in each_letter(js, declared, chosen):
             whole = stored.letter.is_body_omitted and with_events

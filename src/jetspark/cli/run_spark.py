@@ -48,7 +48,7 @@ def run_on_spark(
     given = spark_options(options)
     end_signal = EndSignal()  # before anything is started that has to be ended
     with tempfile.TemporaryDirectory(prefix="jetspark-") as folder, ThreadPoolExecutor(1) as beside:
-        given["checkpoint"] = checkpoint or folder
+        given["checkpoint"] = folder if checkpoint is None else checkpoint
         # In a thread, since Spark takes Ctrl-C for itself in the main thread, and raises it amid calls to Java.
         beside.submit(_fold, name, app, place, only, given, end_signal).result()
 

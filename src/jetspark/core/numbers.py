@@ -43,7 +43,8 @@ def whole(what: str, value: Any, *, low: int = 1, high: int = INT64, instead: st
         raise _unfit(what, value, f"a whole number, {limits}", instead)
     number = operator.index(value)
     if not low <= number <= high:
-        raise _unfit(what, value, limits, instead)
+        is_above_all = number > high >= INT64
+        raise _unfit(what, value, f"{limits}, and at most {high}" if is_above_all else limits, instead)
     return number
 
 

@@ -7,6 +7,7 @@ a message may or must hold can change unnoticed.
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,6 +24,8 @@ ANNOTATIONS = frozenset(
     {"$comment", "$defs", "$id", "$schema", "deprecated", "description", "discriminator", "examples"}
 )
 """Keywords that say nothing about which values are allowed; ``title`` and ``x-...`` besides."""
+
+_BRANCHES = ("anyOf", "oneOf", "allOf")
 
 
 class SchemaChange(NamedTuple):
@@ -46,6 +49,7 @@ def document(contract: Contract) -> Schema:
     made = contract.kind.model_json_schema() if contract.is_pydantic else msgspec.json.schema(contract.kind)
     # As it is read back from a record: msgspec leaves a default that is a tuple one, which is no list to a comparison.
     found: Schema = json.loads(json.dumps(made))
+    found = _with_sets_in_order(found, found)
     schema = dict(resolve(found, found))
     definitions = found.get("$defs", {})
     own = found.get("$ref", "").rpartition("/")[2]
@@ -102,7 +106,7 @@ def _plain(schema: Any, root: Schema, above: tuple[str, ...]) -> Any:
             continue
         if word == "properties":
             result[word] = {name: _plain(each, root, above) for name, each in value.items()}
-        elif word in ("anyOf", "oneOf", "allOf"):
+        elif word in _BRANCHES:
             result[word] = sorted((_plain(each, root, above) for each in value), key=_sort_key)
         elif word == "prefixItems":
             result[word] = [_plain(each, root, above) for each in value]
@@ -110,6 +114,8 @@ def _plain(schema: Any, root: Schema, above: tuple[str, ...]) -> Any:
             result[word] = _plain(value, root, above)
         elif word in ("required", "enum") or (word == "type" and isinstance(value, list)):
             result[word] = sorted(value, key=_sort_key)
+        elif word == "default":
+            result[word] = _in_order(value, schema, root)
         else:
             result[word] = value
     if result.get("required") == []:
@@ -117,6 +123,39 @@ def _plain(schema: Any, root: Schema, above: tuple[str, ...]) -> Any:
     if "const" in result:
         result["enum"] = [result.pop("const")]
     return result
+
+
+def _with_sets_in_order(schema: Any, root: Schema) -> Any:
+    """A schema whose defaults are the same in every process, and so are the files that have it."""
+    if isinstance(schema, list):
+        return [_with_sets_in_order(each, root) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = dict(schema)
+    for word, value in schema.items():
+        if word == "default":
+            result[word] = _in_order(value, schema, root)
+        elif word in ("$defs", "properties"):
+            result[word] = {name: _with_sets_in_order(each, root) for name, each in value.items()}
+        elif word in (*_BRANCHES, "additionalProperties", "items", "prefixItems"):
+            result[word] = _with_sets_in_order(value, root)
+    return result
+
+
+def _in_order(value: Any, schema: Any, root: Schema) -> Any:
+    """A default with the items of its sets sorted: Python has those of texts in another order in each process."""
+    schema = resolve(schema, root)
+    if not isinstance(value, dict | list) or not isinstance(schema, dict):
+        return value
+    for branch in (each for word in _BRANCHES for each in schema.get(word, ())):
+        value = _in_order(value, branch, root)
+    if isinstance(value, dict):
+        known, others = schema.get("properties", {}), schema.get("additionalProperties")
+        return {name: _in_order(each, known.get(name, others), root) for name, each in value.items()}
+    first, rest = schema.get("prefixItems", []), schema.get("items")
+    kinds = itertools.chain(first, itertools.repeat(rest))
+    items = [_in_order(each, kind, root) for each, kind in zip(value, kinds, strict=False)]
+    return sorted(items, key=_sort_key) if schema.get("uniqueItems") else items
 
 
 def _changes(path: str, old: Any, new: Any) -> Any:

@@ -23,12 +23,14 @@ from jetspark.app.dead_letters.letters import DeadEvent, letter_filter
 from jetspark.app.dead_letters.store import HandlerStore, StoredLetter
 from jetspark.app.dead_letters.stranded import StrandedKeys
 from jetspark.app.handlers.settling import ReadParked, restore
-from jetspark.app.topology.names import dead_letter_stream, handler_bucket
+from jetspark.app.projections.unreadable import HANDLER as PROJECTIONS
+from jetspark.app.topology.names import dead_letter_stream, handler_bucket, projection_bucket
 from jetspark.core import numbers
 from jetspark.errors import (
     ConfigError,
     Conflict,
     ConsumerNotFound,
+    InvalidSubject,
     KeyExists,
     KeyNotFound,
     MessageNotFound,
@@ -48,6 +50,7 @@ __all__ = [
     "LetterOutcomes",
     "RedriveProgress",
     "RedriveResults",
+    "check_handler",
     "discard_letters",
     "each_letter",
     "read_letter",
@@ -234,6 +237,24 @@ async def read_letters(js: JetStream, app: Declarations, chosen: LetterFilter) -
     return [stored async for stored in each_letter(js, app, chosen)]
 
 
+async def check_handler(js: JetStream, app: Declarations, name: str | None) -> None:
+    """That letters may be of a handler: of one that the application has, or had, or of its projections.
+
+    Raises:
+        ConfigError: It has none of this name, and there are no letters of one.
+    """
+    if name is None or name in (*app.handlers, PROJECTIONS) or not (app.handlers or app.projections):
+        return
+    with suppress(InvalidSubject):  # no handler can have such a name
+        async for _ in each_letter(js, app, LetterFilter(handler=name)):
+            return
+    known = ", ".join(sorted(app.handlers)) or "none"
+    raise ConfigError(
+        f"handler {name!r}: app {app.name!r} has no such handler, and there are no letters of one; it has {known}, "
+        f"and {PROJECTIONS} for letters of projections"
+    )
+
+
 async def read_letter(js: JetStream, app: Declarations, number: int) -> StoredLetter:
     """One letter, by its number.
 
@@ -249,9 +270,23 @@ async def read_letter(js: JetStream, app: Declarations, number: int) -> StoredLe
 
 async def with_event(js: JetStream, app: Declarations, stored: StoredLetter) -> StoredLetter:
     """A letter with the headers and the body of its event, also if they are kept apart from it."""
-    stream, records = await js.stream(dead_letter_stream(app.name)), await js.kv(handler_bucket(app.name))
+    stream, records = await js.stream(dead_letter_stream(app.name)), await _records(js, app)
     store = HandlerStore(js, app.name, stored.letter.handler, stream, stream, records)
     return StoredLetter(await store.whole(stored.letter), stored.subject, stored.revision)
+
+
+async def _records(js: JetStream, app: Declarations) -> KeyValue:
+    """The bucket with what handlers remember of keys that wait.
+
+    An application that has never had a handler has none. Letters of projections hold up no key, so nothing is looked
+    for in the one that stands in for it.
+    """
+    try:
+        return await js.kv(handler_bucket(app.name))
+    except StreamNotFound:
+        if app.handlers or not app.projections:
+            raise
+        return await js.kv(projection_bucket(app.name))
 
 
 async def run_redrive(
@@ -322,6 +357,11 @@ def _check(app: Declarations, chosen: LetterFilter, rate: float | None, wait_s: 
     if rate is not None:
         numbers.rate("rate", rate, instead="or None for no limit")
     numbers.seconds("wait_s", wait_s)
+    if app.projections and not app.handlers:
+        raise ConfigError(
+            f"redrive: app {app.name!r} has no handlers, so nobody would handle its letters; `jetspark dlq discard` "
+            "gives them up"
+        )
     if chosen.handler is not None and not _is_handler(app, chosen.handler):
         known = ", ".join(sorted(app.handlers))
         raise ConfigError(f"handler {chosen.handler!r}: app {app.name!r} has no such handler; it has {known}")
@@ -477,8 +517,12 @@ async def discard_letters(js: JetStream, app: Declarations, chosen: LetterFilter
     """Give up letters for good, and let their keys go on; returns how many.
 
     Those that wait behind another are not chosen: they follow it by themselves once it is gone.
+
+    Raises:
+        ConfigError: There is no such handler.
     """
-    stream, records = await js.stream(dead_letter_stream(app.name)), await js.kv(handler_bucket(app.name))
+    await check_handler(js, app, chosen.handler)
+    stream, records = await js.stream(dead_letter_stream(app.name)), await _records(js, app)
     count = 0
     async for stored in each_letter(js, app, chosen):
         if stored.letter.status == "open":

@@ -285,7 +285,7 @@ class Context:
 
         Raises:
             RetryIn: Another worker has claimed the effect just now.
-            ConfigError: The effect is done, and its result cannot be recorded.
+            ConfigError: The effect is done, and its result cannot be recorded; or it is called inside of itself.
         """
         if self._once is None:
             raise ConfigError("ctx.once: this context has no records")

@@ -22,6 +22,7 @@ import socket
 import typing
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -46,6 +47,9 @@ T = TypeVar("T")
 
 # A record that is not answered is written again after these waits, until the handler's time is over.
 RECORD_PAUSE = Backoff(first_s=0.1, max_s=2.0)
+
+_under_way: ContextVar[frozenset[str]] = ContextVar("_under_way", default=frozenset())
+"""Records of the effects that have led to this call. Tasks that an effect has left behind have them, too."""
 
 
 def once_key(handler: str, event_id: str, name: str) -> str:
@@ -77,8 +81,16 @@ class OnceRecords:
         # One after the other: a claim of this process keeps away neither a second call of the same attempt nor one that
         # an earlier attempt has left behind. The second finds the result of the first.
         lock = self._locks.setdefault(key, asyncio.Lock())
+        if lock.locked() and key in _under_way.get():
+            raise ConfigError(
+                f"once({name!r}) inside of the effect {name!r}: it would wait for itself; expected another name"
+            )
         async with lock:
-            return await self._run(key, context, name, function, arguments, named)
+            outer = _under_way.set(_under_way.get() | {key})
+            try:
+                return await self._run(key, context, name, function, arguments, named)
+            finally:
+                _under_way.reset(outer)
 
     async def _run(
         self,

@@ -54,7 +54,7 @@ class NewCode(NamedTuple):
         """The module, under a name of its own: the application's stays as it is. A process loads it once.
 
         Raises:
-            ConfigError: It raised.
+            ConfigError: It raised, or wanted to end the process.
         """
         digest = hashlib.sha256(repr(self).encode()).hexdigest()[:16]
         name = f"{self.package}._what_if_{digest}" if self.package else f"_what_if_{digest}"
@@ -66,7 +66,8 @@ class NewCode(NamedTuple):
         sys.modules[name] = module
         try:
             exec(compile(self.text, self.file, "exec"), vars(module))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            # With a code of 0, as of a program that is done, the process would end as if both versions were equal.
             del sys.modules[name]
             raise ConfigError(f"code={self.file!r} raised {type(error).__name__}: {error}") from error
         return module

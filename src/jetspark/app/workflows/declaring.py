@@ -6,9 +6,9 @@ stores the new record together with the events and timers of the decision in one
 The record remembers which events it has taken, by their sequences in the stream: an event that comes again changes
 nothing. It remembers the last ones only; one that is older than all of these can no longer be told, and is refused.
 
-It also remembers the id of the event of each timer. A timer that fired although it was cancelled or set anew meanwhile
-has another id than the one that counts, and changes nothing. So with commands: an answer counts while the run waits for
-the command of this id.
+It also remembers the id of the event of each timer, until that is older than all of these. A timer that fired although
+it was cancelled or set anew meanwhile has another id than the one that counts, and changes nothing. So with commands:
+an answer counts while the run waits for the command of this id.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from jetspark.app.contracts.faults import error_text
 from jetspark.app.contracts.tokens import escape, text_of
 from jetspark.app.topology.names import check_app_name
 from jetspark.app.workflows.commands import CommandAnswered, CommandKinds, CommandSent
+from jetspark.core.numbers import INT64
 from jetspark.errors import ConfigError
 
 __all__ = [
@@ -47,6 +48,8 @@ REMEMBERED = 256
 """Events that a record remembers."""
 NOTED = 64
 """Steps that a record has a note of."""
+LATE = 256
+"""Messages behind which a server has stored the event of a timer that ended while it fired."""
 
 
 class StoredCompensation(msgspec.Struct, frozen=True, array_like=True):
@@ -101,7 +104,9 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     events: tuple[int, ...] = ()
     """Sequences of the events that it has taken, the last ones."""
     timers: dict[str, str] = {}
-    """Name of each timer it has ever set -> id of the event that counts; empty: none is set."""
+    """Name of each timer it has set -> id of the event that counts; empty: none is set, and it is not forgotten yet."""
+    ended: dict[str, int] = {}
+    """Name of a timer that is not set any more -> a sequence below which its last event is, if there is one."""
     commands: dict[str, str] = {}
     """Name of each command whose answer it waits for -> id of the command."""
     compensations: tuple[StoredCompensation, ...] = ()
@@ -119,6 +124,30 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         if before:
             before = (*before[:-1], msgspec.structs.replace(before[-1], revision=revision))
         return msgspec.structs.replace(self, steps=(*before, note)[-NOTED:])
+
+    def without_old_timers(self, before: RunRecord | None, revision: int, still_there: Iterable[str] = ()) -> RunRecord:
+        """The record without the names of timers whose events would be refused anyway: they are too old to be known.
+
+        A timer's last event is stored before the record with which it ended, or a moment later if the server was just
+        storing it. The sequence of that record is known by the step that follows: ``revision``, of ``before``.
+
+        Args:
+            still_there: Timers that end with this record, and which the server keeps: they may fire at any time.
+        """
+        had = {} if before is None else before.timers
+        ended = {
+            name: self.ended.get(name, revision + LATE)
+            for name, id in self.timers.items()
+            if not id and had.get(name) == ""
+        }
+        ended |= dict.fromkeys(still_there, INT64)
+        oldest = min(self.events) if len(self.events) >= REMEMBERED else 0
+        old = {name for name, sequence in ended.items() if sequence < oldest}
+        return msgspec.structs.replace(
+            self,
+            timers={name: id for name, id in self.timers.items() if name not in old},
+            ended={name: sequence for name, sequence in ended.items() if name not in old},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,10 +106,12 @@ def carry_out(
         status=step.record.status,
         reason=step.record.reason,
     )
-    record = msgspec.structs.replace(step.record, timers=timers, commands=commands)
-    change.set(record.with_note(noted, change.revision))
     # More do not fit into a batch. Those that are left fire, and change nothing in the run: their ids no longer count.
-    for name in step.cancels[: MAX_MESSAGES - len(step.timers)]:
+    room = MAX_MESSAGES - len(step.timers)
+    record = msgspec.structs.replace(step.record, timers=timers, commands=commands)
+    record = record.without_old_timers(change.state, change.revision, step.cancels[room:])
+    change.set(record.with_note(noted, change.revision))
+    for name in step.cancels[:room]:
         change.cancel_timer(timer_name(spec.name, key, name))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -11,7 +11,15 @@ from jetspark.spark.options import boolean, count, describe, milliseconds, names
 from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state.apply import PATIENCE_S
 
-__all__ = ["FORMAT", "ProjectionKeywords", "ProjectionOptions", "ReadingKeywords", "keyword_options", "option_text"]
+__all__ = [
+    "FORMAT",
+    "ProjectionKeywords",
+    "ProjectionOptions",
+    "ReadingKeywords",
+    "keyword_options",
+    "option_text",
+    "servers_text",
+]
 
 FORMAT = "jetstream_projection"
 
@@ -135,6 +143,18 @@ def keyword_options(kind: type[ReadingKeywords], given: Mapping[str, Any]) -> di
                 f"arguments of the call; options are {', '.join(sorted(allowed.values()))}"
             )
     return {allowed.get(name.lower(), name): option_text(value) for name, value in given.items()}
+
+
+def servers_text(servers: Any) -> str:
+    """Servers as an option.
+
+    Raises:
+        ConfigError: There are none, which would be a server of that name, or the one of this machine.
+    """
+    given = list(servers) if isinstance(servers, Iterable) and not isinstance(servers, str | bytes) else [servers]
+    if not given or not all(isinstance(each, str) and each.strip() for each in given):
+        raise ConfigError(f"servers={servers!r}: expected a URL, or a list of them, such as 'nats://127.0.0.1:4222'")
+    return option_text(given)
 
 
 def option_text(value: Any) -> str:

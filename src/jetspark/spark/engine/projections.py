@@ -33,6 +33,7 @@ from jetspark.spark.engine.projection_options import (
     ProjectionOptions,
     keyword_options,
     option_text,
+    servers_text,
 )
 from jetspark.spark.engine.reaching import look_at_front, read_positions
 from jetspark.spark.engine.shipping import load_app, outline_of, place_app
@@ -117,6 +118,7 @@ def run(
             the lowest latency.
         until_now: End when everything is folded that is there now.
         interval_s: Seconds from the start of one micro-batch to the next; by default as soon as there is something.
+            Not together with ``until_now``.
         options: Those of the format ``jetstream``, such as ``credentialsFile`` and ``maxOffsetsPerTrigger``.
 
     Raises:
@@ -124,6 +126,12 @@ def run(
         UsageError: What is in a bucket was made by another version of its projection.
     """
     interval_ms = 0 if interval_s is None else int(seconds("interval_s", interval_s) * 1000)
+    if until_now and interval_s is not None:
+        raise ConfigError(
+            f"interval_s={interval_s!r}: expected None with until_now=True, which takes all there is at once"
+        )
+    if checkpoint == "":
+        raise ConfigError("checkpoint='': expected a folder, or None for one that goes when the process ends")
     plan = ProjectionPlan.of(
         app, spark, servers, projections, buckets, {"maxOffsetsPerTrigger": MAX_OFFSETS, **options}
     )
@@ -275,7 +283,7 @@ class ProjectionPlan:
         declared = load_app(place.name, place.folder) if isinstance(app, str) else app
         names = _names(declared, projections, buckets or {})
         options = keyword_options(ProjectionKeywords, more) | {
-            "servers": option_text(servers),
+            "servers": servers_text(servers),
             "app": place.name,
             "outline": outline_of(declared, names),
             "stream": declared.stream,
@@ -305,6 +313,7 @@ class ProjectionPlan:
             options["placed"] = option_text(list(found))
         found |= patiently(connecting, lambda js: _places(js, declared, others), is_first_contact=True)
         _check_apart(declared, found)
+        _check_chosen(names, buckets or {})
         options["buckets"] = option_text([found[name] for name in names])
         plan = cls(declared, found, options, read_options(ProjectionOptions, FORMAT, options), filters)
         plan.positions()  # here, where an error is not one of Spark's
@@ -379,6 +388,19 @@ def _check_apart(app: App, buckets: Mapping[str, str]) -> None:
         if (other := owners.setdefault(bucket, name)) != name:
             raise ConfigError(
                 f"buckets: {bucket!r} for projection {name!r} is the one of {other!r}: expected a bucket for each"
+            )
+
+
+def _check_chosen(names: Sequence[str], buckets: Mapping[str, str]) -> None:
+    """
+    Raises:
+        ConfigError: A bucket is given for a projection that would not be folded.
+    """
+    for name, bucket in buckets.items():
+        if name not in names:
+            raise ConfigError(
+                f"buckets: {bucket!r} for projection {name!r}, which is not one of projections={list(names)}: expected "
+                "it there, too"
             )
 
 

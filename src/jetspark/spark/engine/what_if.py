@@ -37,7 +37,7 @@ from jetspark.blocking.context import context_of
 from jetspark.core.numbers import whole
 from jetspark.core.subjects import on_one_of, reading_filters
 from jetspark.errors import MessageNotFound
-from jetspark.spark.engine.projection_options import ReadingKeywords, keyword_options, option_text
+from jetspark.spark.engine.projection_options import ReadingKeywords, keyword_options, option_text, servers_text
 from jetspark.spark.engine.projections import check_pandas
 from jetspark.spark.engine.shipping import AppPlace, load_app, place_app
 from jetspark.spark.failures import plain_failures
@@ -205,7 +205,7 @@ def _ask(
     new = code if isinstance(code, NewCode) else NewCode.read(code, module.rpartition(".")[0])
     filters = comparison_of(declared, workflow, new).filters
     given = keyword_options(ReadingKeywords, options) | {
-        "servers": option_text(servers),
+        "servers": servers_text(servers),
         "stream": declared.stream,
         "subjects": option_text(reading_filters(filters)),
         "includeHeaders": "true",
