@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import typer
 
-from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, AsJson, Servers, load_app
+from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, AsJson, Servers, load_app, with_server
 from jetspark.cli.bars import sequence_bar
-from jetspark.cli.replay_handler import with_server
 from jetspark.cli.spark_place import Master, PyFiles, SparkPlace
 from jetspark.errors import ConfigError
 

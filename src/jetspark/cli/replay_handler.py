@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from jetspark.cli import apps
-from jetspark.errors import StreamNotFound, UsageError
+from jetspark.cli.apps import with_server
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
@@ -16,21 +15,7 @@ if TYPE_CHECKING:
     from jetspark.app.replay import HandlerReplayPlan, HandlerReplayRecord, ReplayRecord, ReplayRequest
     from jetspark.errors import ProtocolError
 
-__all__ = ["read_all_records", "replay_to_handler", "with_server"]
-
-T = TypeVar("T")
-
-
-def with_server(app: str, servers: str | None, work: Callable[[JetStream, App], Coroutine[Any, Any, T]]) -> T:
-    """Do something with an application that was applied, and a connection.
-
-    Raises:
-        UsageError: It was not.
-    """
-    try:
-        return apps.with_server(app, servers, work)
-    except StreamNotFound as error:
-        raise UsageError(f"{error}: `jetspark apply {app}` makes what the application needs") from error
+__all__ = ["read_all_records", "replay_to_handler"]
 
 
 def replay_to_handler(

@@ -447,7 +447,7 @@ async def test_who_watches_follows_a_swap_in_whose_midst_the_server_does_not_ans
     async with NatsServer() as server, jetspark.connect(server.url) as own, jetspark.connect(server.url) as other:
         await set_up(other.jetstream(), app)
         await other.jetstream().create_kv(KVConfig(bucket="rebuilt"))
-        js = own.jetstream(timeout=0.5)
+        js = own.jetstream(timeout=1.5)
         find = js.stream
 
         async def find_while_nobody_answers(name: str) -> jetspark.Stream:
