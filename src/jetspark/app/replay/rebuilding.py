@@ -472,7 +472,7 @@ class _Rebuilding:
         """
         unlimited = ReadingRate(None)
         await self.fold_to(await self._history.last(), unlimited)  # so that little is left
-        # Before the swap: whoever resumes this has to know what was replaced, also if this ends right behind it.
+        # Before the swap: a process that resumes this has to know what was replaced, also if this ends right behind it.
         await self._keeper.note(replaced=alias.place.bucket)
         began = clock.now()
         async with standstill(records, self._spec.name, f"{self._keeper.record.id}-{secrets.token_hex(4)}"):
