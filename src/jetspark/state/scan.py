@@ -20,6 +20,7 @@ the rest.
 
 from __future__ import annotations
 
+import datetime
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,16 +44,20 @@ from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 from jetspark.jetstream.direct_get import BATCH_MESSAGES, BatchGet
 from jetspark.jetstream.features import BATCH_GET
 from jetspark.jetstream.info import ConsumerInfo, StoredMessage, StreamInfo
-from jetspark.jetstream.operations import Api, Pause, Request, message_query
+from jetspark.jetstream.operations import Api, Operation, Pause, Request, message_query
 from jetspark.jetstream.pull import Ask, Flow, Puller, PullLimits, Wait
 from jetspark.jetstream.wire import time_text
 from jetspark.publish.steps import AskMany, ClosePull, Connect, OpenPull, Procedure, Pull, PullSource, ReadClock
 from jetspark.state.deliveries import MessagePlace, count_up_to, delivery
 
-__all__ = ["Head", "Interrupted", "Pulling", "Range", "RangeScan", "Sweep", "head_of"]
+__all__ = ["Head", "Interrupted", "Pulling", "Range", "RangeScan", "Sweep", "head_of", "sequence_at"]
 
 _logger = logging.getLogger("jetspark.state")
 
+# No message is stored before the one or after the other. The server counts nanoseconds since 1970 in 64 bits, which
+# wrap: a time after April 2262, or before 1678, is another one to it.
+FIRST_TIME = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+LAST_TIME = datetime.datetime(2262, 1, 1, tzinfo=datetime.UTC)
 # A piece. From 500 to 50,000 rows Spark takes them equally fast; of large messages it has fewer, for memory.
 PIECE_MESSAGES = 10_000
 PIECE_BYTES = 8 << 20
@@ -121,6 +126,20 @@ def head_of(info: StreamInfo) -> Head:
         end,
         state.bytes / sequences,
     )
+
+
+def sequence_at(api: Api, head: Head, moment: datetime.datetime) -> Operation[int]:
+    """The sequence of the first message stored at or after ``moment``; the stream's end when there is none.
+
+    The stream's leader is asked: direct get knows times too, but not every stream allows it, and a replica may be
+    behind; a consumer would do, but a work queue allows none.
+    """
+    query = {"start_time": time_text(min(max(moment, FIRST_TIME), LAST_TIME)), "next_by_subj": ">"}
+    try:
+        found = yield from api.get_message(head.stream, query, direct=False)
+    except MessageNotFound:
+        return head.next
+    return min(head.next, found.sequence)
 
 
 # ---- one consumer ----------------------------------------------------------------------------------------------------

@@ -23,11 +23,10 @@ from jetspark.core import numbers
 from jetspark.core.subjects import matches, on_one_of, reading_filters
 from jetspark.errors import ConfigError, MessageNotFound
 from jetspark.jetstream.info import StoredMessage, StreamInfo
-from jetspark.jetstream.wire import time_text
 from jetspark.state.changes import NOTHING, Current
 from jetspark.state.deliveries import delivery, sequences_of
 from jetspark.state.losses import first_ever, front_of
-from jetspark.state.scan import Head, Range, RangeScan
+from jetspark.state.scan import Head, Range, RangeScan, sequence_at
 
 if TYPE_CHECKING:
     from jetspark.app.application import App
@@ -46,10 +45,6 @@ __all__ = [
 
 # How long reading goes on while nothing comes: it covers a restart and the election of a leader.
 PATIENCE_S = 60.0
-# No message is stored before the one, or after the other. The server counts nanoseconds since 1970 in 64 bits: a time
-# after April 2262 is one long ago to it.
-EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-NO_TIME = datetime.datetime(2262, 1, 1, tzinfo=datetime.UTC)
 
 
 class Events(NamedTuple):
@@ -230,15 +225,8 @@ class StreamHistory:
 
     async def _sequence_at(self, head: Head, moment: datetime.datetime) -> int:
         """Of the first message stored at or after a moment; the next sequence where there is none."""
-        if moment >= NO_TIME:
-            return head.next
         context = context_of(self._js)
-        query = {"start_time": time_text(max(moment, EPOCH)), "next_by_subj": ">"}
-        try:
-            found = await context.run(context.api.get_message(self._stream, query, direct=False))
-        except MessageNotFound:
-            return head.next
-        return min(head.next, found.sequence)
+        return await context.run(sequence_at(context.api, head, moment))
 
 
 class History(StreamHistory):

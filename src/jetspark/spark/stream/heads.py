@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
-from jetspark.errors import MessageNotFound, StreamNotFound
-from jetspark.jetstream.wire import time_text
+from jetspark.errors import StreamNotFound
 from jetspark.spark.offsets import Offset, Where, position_of
 from jetspark.spark.stream.source_options import SourceOptions
+from jetspark.state import scan
 from jetspark.state.scan import Head, head_of
 
 __all__ = ["ends_of", "heads_of", "matching", "starts_of"]
@@ -60,23 +60,7 @@ def ends_of(js: JetStream, options: SourceOptions, heads: Iterable[Head]) -> lis
     return ends
 
 
-# The server's clock counts nanoseconds in 64 bits and wraps: to it, a time after April 2262 or before 1678 is another.
-# No message is stored before the one or after the other.
-_FIRST_TIME = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_LAST_TIME = datetime.datetime(2262, 1, 1, tzinfo=datetime.UTC)
-
-
 def sequence_at(js: JetStream, head: Head, moment: datetime.datetime) -> int:
-    """The sequence of the first message stored at or after ``moment``; the stream's end when there is none.
-
-    The stream's leader is asked: direct get knows times too, but not every stream allows it, and a replica may be
-    behind; a consumer would do, but a work queue allows none.
-    """
+    """The sequence of the first message stored at or after ``moment``; the stream's end when there is none."""
     context = context_of(js)
-    moment = min(max(moment, _FIRST_TIME), _LAST_TIME)
-    query = {"start_time": time_text(moment), "next_by_subj": ">"}
-    try:
-        found = context.run(context.api.get_message(head.stream, query, direct=False))
-    except MessageNotFound:
-        return head.next
-    return min(head.next, found.sequence)
+    return context.run(scan.sequence_at(context.api, head, moment))
