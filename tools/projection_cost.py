@@ -2,9 +2,10 @@
 
 A server of its own with streams on disk. For each size the events are folded three times, into an empty bucket each
 time: live, by a worker in a process of its own; by a backfill and by a stream on Spark, which share one session on
-``local[2]``. It prints processor time for each event (of the worker, or of Java and all Python workers together), the
-rate, and the most memory that a Python process has had. Processor time hardly depends on what else the machine does;
-rates do. The first line of Spark is cold, and not to be compared.
+``local[2]``. What the worker has stored is verified by another process, as ``jetspark verify`` does it. It prints
+processor time for each event (of the worker, or of Java and all Python workers together), the rate, and the most memory
+that a Python process has had. Processor time hardly depends on what else the machine does; rates do. The first line
+of Spark is cold, and not to be compared.
 
     python tools/projection_cost.py 100000x10000 1000000x10000 5000000x10000 1000000x1000 1000000x1000000
 
@@ -46,7 +47,7 @@ SIZES = (
     *("1000000x200000", "5000000x1000000"),
     *("200000x1000x100", "200000x10000x100", "200000x100000x100", "200000x1000000x100"),
 )
-ENGINES = ("live", "backfill", "stream")
+ENGINES = ("live", "verify", "backfill", "stream")
 
 
 class Cost(NamedTuple):
@@ -83,9 +84,23 @@ async def fold_live(url: str, events: int, batch: int | None = None) -> Cost:
     return Cost(elapsed, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
+async def verify_live(url: str) -> Cost:
+    """Compare what a worker has stored with a fresh fold, in this process."""
+    from jetspark.aio import connect
+    from jetspark.app.replay import verify
+
+    async with connect(url) as client:
+        cpu, began = time.process_time(), time.perf_counter()
+        found = await verify(client.jetstream(), app, "totals")
+        elapsed, cpu = time.perf_counter() - began, time.process_time() - cpu
+    assert found.is_equal, found
+    return Cost(elapsed, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
 def fold(spark: SparkSession, url: str, engine: str, events: int, batch: Sequence[int]) -> Cost:
-    if engine == "live":
-        command = [sys.executable, __file__, "--live", url, str(events), *map(str, batch)]
+    if engine in ("live", "verify"):
+        numbers = [str(events), *map(str, batch)] if engine == "live" else []
+        command = [sys.executable, __file__, f"--{engine}", url, *numbers]
         return Cost(*json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
     cpu, began = cpu_s(server=False), time.perf_counter()
     if engine == "backfill":
@@ -102,7 +117,8 @@ def measure(spark: SparkSession, js: JetStream, url: str, size: str) -> None:
     with js.fast_batch() as fast:
         fast.add_many(messages(events, keys))
     for engine in ENGINES[:1] if batch else ENGINES:
-        empty(js, url, "KV_bench_totals")
+        if engine != "verify":
+            empty(js, url, "KV_bench_totals")
         elapsed, cpu, memory = fold(spark, url, engine, events, batch)
         state = js.stream("KV_bench_totals").info().state
         assert state.messages - 1 == min(keys, events), state
@@ -130,5 +146,8 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--live"]:
         with seldom_collecting():  # as in `jetspark run`
             print(json.dumps(asyncio.run(fold_live(sys.argv[2], *map(int, sys.argv[3:])))))
+    elif sys.argv[1:2] == ["--verify"]:
+        with seldom_collecting():
+            print(json.dumps(asyncio.run(verify_live(sys.argv[2]))))
     else:
         main()

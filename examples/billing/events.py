@@ -9,7 +9,7 @@ from jetspark.app import Event, Private, upcast
 Cents = Annotated[int, Meta(ge=1)]
 
 
-class InvoiceDue(Event, type="invoice.due", version=2, key="customer", subject="billing.{customer}.invoice.due"):
+class InvoiceDue(Event, type="invoice.due", version=2, key="customer", subject="billing.invoice.due.{customer}"):
     """A customer owes us something. The first version had no currency: everything was in euros."""
 
     customer: str
@@ -27,7 +27,7 @@ def in_euros(old: dict[str, Any]) -> dict[str, Any]:
     return old | {"currency": "EUR"}
 
 
-class InvoicePaid(Event, type="invoice.paid", key="customer", subject="billing.{customer}.invoice.paid"):
+class InvoicePaid(Event, type="invoice.paid", key="customer", subject="billing.invoice.paid.{customer}"):
     customer: str
     invoice: str
     amount_cents: Cents
@@ -35,7 +35,7 @@ class InvoicePaid(Event, type="invoice.paid", key="customer", subject="billing.{
     email: Private[str]
 
 
-class PaymentDeclined(Event, type="payment.declined", key="customer", subject="billing.{customer}.payment.declined"):
+class PaymentDeclined(Event, type="payment.declined", key="customer", subject="billing.payment.declined.{customer}"):
     customer: str
     invoice: str
     reason: str

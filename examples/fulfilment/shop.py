@@ -24,7 +24,7 @@ from jetspark.app import App, Command, CommandAnswered, Context, Decision, Entit
 
 PAYMENT_S = 30 * 60
 # As subjects of events have their values, escaped: an article may be called anything.
-PLACED, STOCK = Template("orders.{order_id}.placed"), Template("stock.{article}")
+PLACED, ARTICLE = Template("orders.placed.{order_id}"), Template("{article}")
 
 app = App(
     "shop",
@@ -89,7 +89,7 @@ class StockCommand(Command):
     article: str
 
     def reads(self) -> list[str]:
-        return [f"{STOCK.fill(article=self.article)}.>"]
+        return [f"stock.*.{ARTICLE.fill(article=self.article)}"]
 
     def snapshot_key(self) -> str:
         return self.article

@@ -79,7 +79,7 @@ def old_payments(count: int, tally: Tally) -> Iterator[tuple[str, bytes]]:
         }
         tally.paid += 1
         tally.paid_cents += cents
-        yield f"demo.orders.old-{number}.paid", msgspec.json.encode(envelope)
+        yield f"demo.orders.paid.old-{number}", msgspec.json.encode(envelope)
 
 
 def _order(rng: random.Random, order_id: str, at: datetime.datetime, is_cancelled: bool) -> list[Event]:

@@ -20,7 +20,8 @@
     │   ├── ConnectionLost (ConnectionError)    the connection went away
     │   │   └── NoServersAvailable              ... and none of the servers could be reached
     │   ├── RequestTimeout (TimeoutError)       no answer in time
-    │   │   └── CommandInDoubt                  ... to a command, which may have been decided: ask again with its id
+    │   │   ├── CommandInDoubt                  ... to a command, which may have been decided: ask again with its id
+    │   │   └── WorkflowNotOver                 ... a run of a workflow did not end within the caller's time
     │   ├── BufferFull                          the network takes nothing, and the send buffer is full
     │   ├── WindowFull                          as many messages as allowed wait for their acknowledgement
     │   ├── NoResponders                        nobody listens on the subject
@@ -175,6 +176,7 @@ __all__ = [
     "UsageError",
     "WindowFull",
     "WorkersBusy",
+    "WorkflowNotOver",
     "WrongFieldType",
     "WrongLastSequence",
     "WrongVersion",
@@ -398,6 +400,19 @@ class CommandInDoubt(RequestTimeout):
             f"command {self.command!r}: no answer within {self.timeout_s:g} s, so it may or may not be decided. "
             f"Call again with command_id={self.command_id!r}: what was decided is answered again, not decided twice"
         )
+
+
+class WorkflowNotOver(RequestTimeout):
+    """A run of a workflow did not end within the time that the caller gave it. ``status`` is None for no run so far."""
+
+    def __init__(self, workflow: str, key: str, timeout_s: float, status: str | None) -> None:
+        super().__init__(f"run {key!r} of workflow {workflow!r}", timeout_s)
+        self.args = (workflow, key, timeout_s, status)
+        self.workflow, self.key, self.status = workflow, key, status
+
+    def __str__(self) -> str:
+        status = "it has not begun" if self.status is None else f"it is {self.status}"
+        return f"run {self.key!r} of workflow {self.workflow!r} is not over after {self.timeout_s:g} s: {status}"
 
 
 class BufferFull(NetworkError):

@@ -377,7 +377,7 @@ async def test_I1_nobody_touches_the_buffer_but_its_owner(rig: Rig, monkeypatch:
 
         def call(self: Any, *args: Any, _name: str = name, _method: Any = method, **kwargs: Any) -> Any:
             is_owner = made._lock._is_owned() if rig.is_threaded else threading.get_ident() == loop_thread
-            if not is_owner:
+            if self is made._machine and not is_owner:  # a batcher of another test may still be ending
                 strangers.append(_name)
             return _method(self, *args, **kwargs)
 

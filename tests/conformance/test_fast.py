@@ -33,22 +33,20 @@ from jetspark import (
     WrongLastSequence,
 )
 from jetspark.publish.fast_options import GapMode
-from jetspark.server import NatsServer, Permissions, User
+from jetspark.server import NatsServer
 
 _names = iter(f"FAST{number}" for number in range(1_000_000))
 
 
 @pytest.fixture(scope="module")
 def js_server() -> Iterator[NatsServer]:
-    denied = Permissions(publish_deny=["*.denied"])
-    users = [User(user="free", password="p"), User(user="bound", password="p", permissions=denied)]
-    with NatsServer(users=users) as server:
+    with NatsServer() as server:
         yield server
 
 
 @pytest.fixture
 def url(js_server: NatsServer) -> str:
-    return js_server.url.replace("//", "//free:p@")
+    return js_server.url
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +64,12 @@ async def new_stream(js: jetspark.JetStream, **config: Any) -> jetspark.Stream:
 
 
 @contextlib.asynccontextmanager
-async def bound_user(driver: Driver, url: str) -> AsyncIterator[Any]:
-    """Who may not publish to ``*.denied``: the server drops that, which to a batch is a message lost on the way."""
-    async with driver.connect(url.replace("free", "bound")) as nc:
-        yield nc
-        with contextlib.suppress(jetspark.PermissionDenied):
-            await nc.flush()
+async def losing(driver: Driver, server: NatsServer) -> AsyncIterator[Any]:
+    """A client whose messages to ``*.lost`` do not reach the server."""
+    async with LossyProxy(server.port) as proxy:
+        proxy.lose_each(b".lost ")
+        async with driver.connect(proxy.url) as nc:
+            yield nc
 
 
 async def now(value: Any) -> Any:
@@ -443,8 +441,8 @@ async def test_unknown_options_are_refused_with_the_known_ones(driver: Driver, u
 
 @pytest.mark.parametrize("gap", ["ok", "fail"])
 @on_both_drivers
-async def test_a_lost_message_is_a_gap(driver: Driver, url: str, gap: GapMode) -> None:
-    async with bound_user(driver, url) as nc:
+async def test_a_lost_message_is_a_gap(driver: Driver, js_server: NatsServer, gap: GapMode) -> None:
+    async with losing(driver, js_server) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
         told: list[range] = []
@@ -452,7 +450,7 @@ async def test_a_lost_message_is_a_gap(driver: Driver, url: str, gap: GapMode) -
 
         async def publish() -> Any:
             for number in range(1, 11):
-                await fast.add(f"{stream.name}.{'denied' if number in (4, 5, 8) else 'a'}", b"%d" % number)
+                await fast.add(f"{stream.name}.{'lost' if number in (4, 5, 8) else 'a'}", b"%d" % number)
             return await fast.commit()
 
         if gap == "ok":
@@ -471,15 +469,15 @@ async def test_a_lost_message_is_a_gap(driver: Driver, url: str, gap: GapMode) -
 
 @pytest.mark.parametrize("gap", ["ok", "fail"])
 @on_both_drivers
-async def test_a_lost_tail_is_found_by_asking(driver: Driver, url: str, gap: GapMode) -> None:
-    async with bound_user(driver, url) as nc:
+async def test_a_lost_tail_is_found_by_asking(driver: Driver, js_server: NatsServer, gap: GapMode) -> None:
+    async with losing(driver, js_server) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
         fast = await entered(js.fast_batch(gap, flow=5, max_outstanding_acks=1, ping_after_s=0.1))
         await fast.add(f"{stream.name}.a", b"1")
         # Five are wanted and five may come early: the last has to wait for an answer.
         others = [(f"{stream.name}.a", b"%d" % number) for number in range(6, 12)]
-        adding = fast.add_many([(f"{stream.name}.denied", b"lost")] * 4 + others)
+        adding = fast.add_many([(f"{stream.name}.lost", b"lost")] * 4 + others)
         if gap == "ok":
             await adding
             await fast.commit()
@@ -493,20 +491,20 @@ async def test_a_lost_tail_is_found_by_asking(driver: Driver, url: str, gap: Gap
 
 
 @on_both_drivers
-async def test_a_lost_final_message_does_not_pass_for_stored(driver: Driver, url: str) -> None:
-    async with bound_user(driver, url) as nc:
+async def test_a_lost_final_message_does_not_pass_for_stored(driver: Driver, js_server: NatsServer) -> None:
+    async with losing(driver, js_server) as nc:
         js = nc.jetstream()
         stream = await new_stream(js)
         for gap in ("ok", "fail"):
             fast = await entered(js.fast_batch(gap, ping_after_s=0.1))
             await fast.add(f"{stream.name}.a", b"1")
             if gap == "ok":
-                await fast.commit(f"{stream.name}.denied", b"lost")
+                await fast.commit(f"{stream.name}.lost", b"lost")
                 assert fast.gaps == [range(2, 3)]
                 assert fast.stored == 1
             else:
                 with pytest.raises(BatchCutShort) as caught:
-                    await fast.commit(f"{stream.name}.denied", b"lost")
+                    await fast.commit(f"{stream.name}.lost", b"lost")
                 assert caught.value.stored == 1
         assert await stored(stream) == [b"1", b"1"]
 
@@ -823,7 +821,7 @@ async def test_a_connection_cut_in_the_middle_of_a_frame(
     async with (
         _CutToServer(js_server.port) as proxy,
         driver.connect(
-            proxy.url.replace("//", "//free:p@"),
+            proxy.url,
             reconnect_wait_s=0.01,
             ignore_discovered_servers=True,
             on_event=(events := Recorder()),
@@ -864,7 +862,7 @@ async def test_a_refusal_that_was_lost_with_the_connection_is_in_doubt_and_publi
         LossyProxy(js_server.port) as proxy,
         driver.connect(url) as witness,
         driver.connect(
-            proxy.url.replace("//", "//free:p@"),
+            proxy.url,
             reconnect_wait_s=0.01,
             ignore_discovered_servers=True,
             on_event=(events := Recorder()),

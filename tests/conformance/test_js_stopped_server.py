@@ -144,6 +144,7 @@ ROWS: dict[str, Row | list[Row]] = {
     "js.create_stream": Row(lambda t: t.js.create_stream(STREAM)),
     "js.update_stream": Row(lambda t: t.js.update_stream(STREAM)),
     "js.create_or_update_stream": Row(lambda t: t.js.create_or_update_stream(STREAM)),
+    "js.get_or_create_stream": Row(lambda t: t.js.get_or_create_stream(STREAM)),
     "js.stream": Row(lambda t: t.js.stream("S")),
     "js.delete_stream": Row(lambda t: t.js.delete_stream("other")),
     "js.streams": Row(lambda t: _first(t.js.streams())),
@@ -183,6 +184,7 @@ ROWS: dict[str, Row | list[Row]] = {
     "stream.create_consumer": Row(lambda t: t.stream.create_consumer(CONSUMER)),
     "stream.update_consumer": Row(lambda t: t.stream.update_consumer(CONSUMER)),
     "stream.create_or_update_consumer": Row(lambda t: t.stream.create_or_update_consumer(CONSUMER)),
+    "stream.get_or_create_consumer": Row(lambda t: t.stream.get_or_create_consumer(CONSUMER)),
     "stream.consumer": Row(lambda t: t.stream.consumer("c")),
     "stream.delete_consumer": Row(lambda t: t.stream.delete_consumer("c")),
     "stream.ordered_consumer": Row(lambda t: _now(t.stream.ordered_consumer()), None),
@@ -202,6 +204,7 @@ ROWS: dict[str, Row | list[Row]] = {
     "consumer.fetch": Row(lambda t: t.consumer.fetch(1, timeout=TIMEOUT_S), None),
     "consumer.next": Row(lambda t: t.consumer.next(timeout=TIMEOUT_S), None),
     "consumer.close": Row(lambda t: t.other_consumer.close(), None),
+    "consumer.batches": Row(lambda t: _now(t.consumer.batches()), None),
     # Without end by design: it waits for a server that is away, and its heartbeat shows one that does not answer.
     "consumer.messages": Row(lambda t: _now(t.consumer.messages()), None),
     "consumer.pushed_messages": Row(lambda t: _now(t.push.pushed_messages()), None),

@@ -425,9 +425,25 @@ async def test_buckets_are_listed_described_changed_and_deleted(driver: Driver, 
             await kv.put("k", bytes(200))
         changed = await js.create_or_update_kv(KVConfig(bucket="one", history=7))
         assert (await changed.status()).history == 7
+        for number in range(3):
+            await changed.put("kept", b"%d" % number)
+        same = await js.create_or_update_kv(KVConfig(bucket="one", description="second"))
+        assert (await same.status()).history == 7, "what the configuration does not mention stays"
+        assert len(await same.history("kept")) == 3
         await js.delete_kv("two")
         with pytest.raises(jetspark.StreamNotFound):
             await js.kv("two")
+
+
+@on_both_drivers
+@pytest.mark.parametrize("way", ["create_kv", "create_or_update_kv"])
+async def test_a_new_bucket_allows_transactions_however_it_was_created(driver: Driver, url: str, way: str) -> None:
+    async with driver.connect(url) as nc:
+        kv = await getattr(nc.jetstream(), way)(KVConfig(bucket="new"))
+        async with kv.transaction() as tx:
+            await tx.put("a", b"1")
+            await tx.put("b", b"2")
+        assert sorted([key async for key in kv.keys()]) == ["a", "b"]  # noqa: SIM118
 
 
 @on_both_drivers

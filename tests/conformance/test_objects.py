@@ -696,9 +696,12 @@ async def test_a_put_under_which_the_bucket_loses_chunks_fails_however_short_it_
 
         async def lose() -> None:
             stream = await theirs.stream("OBJ_files")
+            before, arrived = 0, 0
             async with asyncio.timeout(PATIENCE_S):
-                while not (await stream.info()).state.messages:  # noqa: ASYNC110 - until some have arrived
-                    await asyncio.sleep(0.01)
+                # Until all that is on its way has arrived: a stream that is deleted answers none of what it was sent.
+                while not arrived or arrived != before:
+                    await asyncio.sleep(0.05)
+                    before, arrived = arrived, (await stream.info()).state.messages
             if happens == "purged":
                 await stream.purge()
             else:

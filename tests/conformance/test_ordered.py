@@ -46,6 +46,28 @@ async def test_everything_comes_in_order_and_then_what_is_new(driver: Driver, ur
 
 
 @on_both_drivers
+async def test_what_is_stored_is_read_and_no_more(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        js = nc.jetstream()
+        stream = await js.create_stream(StreamConfig(name="O", subjects=["ordered.>"]))
+
+        async def numbers(*subjects: str, **options: Any) -> list[tuple[int, bytes]]:
+            messages = stream.ordered_consumer(*subjects, **options).messages(stored_only=True)
+            async with asyncio.timeout(PATIENCE_S):
+                return [(each.metadata.stream_sequence, each.data) async for each in messages]
+
+        assert await numbers() == []
+        await _fill(js, 0, 600, "ordered.a")
+        await _fill(js, 600, 2, "ordered.b")
+        assert await numbers() == [(number + 1, b"%d" % number) for number in range(602)]
+        assert await numbers("ordered.a", start_sequence=599) == [(599, b"598"), (600, b"599")]
+        assert await numbers("ordered.b", headers_only=True) == [(601, b""), (602, b"")]
+        assert await numbers("ordered.c") == []
+        assert await numbers(deliver_policy="last_per_subject") == [(600, b"599"), (602, b"601")]
+        assert not [name async for name in stream.consumer_names()]
+
+
+@on_both_drivers
 async def test_it_begins_where_it_is_told_to(driver: Driver, url: str) -> None:
     async with driver.connect(url) as nc:
         js = nc.jetstream()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
 import random
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from support.distance import at_a_distance
 from support.drivers import Driver, Recorder, on_both_drivers, until
 from support.patience import PATIENCE_S
 
@@ -76,12 +75,51 @@ async def test_fetch_returns_as_soon_as_it_has_enough(driver: Driver, server: Na
 
 
 @on_both_drivers
-async def test_fetch_returns_what_there_is_when_its_time_is_over(driver: Driver, server: NatsServer) -> None:
+async def test_fetch_returns_what_there_is_at_once(driver: Driver, server: NatsServer) -> None:
     async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 3))
         started = time.monotonic()
-        assert numbers(await consumer.fetch(10, timeout=1)) == [0, 1, 2]
+        assert numbers(await consumer.fetch(10, timeout=PATIENCE_S)) == [0, 1, 2]
+        assert time.monotonic() - started < PATIENCE_S / 2
+        assert await consumer.fetch(10, timeout=0.1) == []
+        assert await consumer.next(timeout=0.1) is None
+        assert (await consumer.info()).waiting_pulls == 0  # nothing was left at the server
+
+
+@on_both_drivers
+async def test_fetch_with_nothing_there_returns_with_the_first_that_comes(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
+        stream = await stream_of(nc)
+        consumer = await consumer_of(stream)
+        started = time.monotonic()
+        fetching = asyncio.ensure_future(consumer.fetch(10, timeout=PATIENCE_S))
+        while not (await consumer.info()).waiting_pulls:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await nc.jetstream().publish(stream.cached_info.config.subjects[0].replace(">", "x"), b"7")
+        assert numbers(await fetching) == [7]
+        assert time.monotonic() - started < PATIENCE_S / 2
+        assert (await consumer.info()).waiting_pulls == 0
+
+
+@on_both_drivers
+async def test_fetch_returns_when_the_server_may_send_no_more_without_an_ack(
+    driver: Driver, server: NatsServer
+) -> None:
+    async with driver.connect(server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 5), max_ack_pending=2)
+        started = time.monotonic()
+        assert numbers(await consumer.fetch(10, timeout=PATIENCE_S)) == [0, 1]
+        assert time.monotonic() - started < PATIENCE_S / 2
+
+
+@on_both_drivers
+async def test_a_filling_fetch_returns_what_there_is_when_its_time_is_over(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 3))
+        started = time.monotonic()
+        assert numbers(await consumer.fetch(10, timeout=1, fill=True)) == [0, 1, 2]
         assert time.monotonic() - started > 0.9
+        assert (await consumer.info()).waiting_pulls == 0  # nothing was left at the server
         assert await consumer.fetch(10, timeout=0.1) == []
         assert await consumer.next(timeout=0.1) is None
         assert (await consumer.info()).waiting_pulls == 0  # nothing was left at the server
@@ -105,7 +143,8 @@ async def test_no_wait_ends_though_the_server_says_nothing(driver: Driver, serve
         assert await consumer.fetch(1, timeout=0.3, no_wait=True) == []
         await first.ack()
         await second.ack()
-        assert numbers(await consumer.fetch(2, timeout=30)) == [2, 3]
+        # The server may handle a pull between the two acknowledgements.
+        assert numbers(await consumer.fetch(2, timeout=30, fill=True)) == [2, 3]
 
 
 @on_both_drivers
@@ -160,46 +199,8 @@ FAR_S = 0.005
 MAX_TRIPS = 40
 
 
-@contextlib.asynccontextmanager
-async def at_a_distance(server: NatsServer, seconds: float) -> AsyncIterator[str]:
-    """The address of a server from and to which every word takes so long."""
-    if not seconds:
-        yield server.url
-        return
-    loop = asyncio.get_running_loop()
-    forwarding: set[asyncio.Task[None]] = set()
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        underway: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-
-        async def deliver() -> None:
-            while True:
-                arrives_at, data = await underway.get()
-                await asyncio.sleep(arrives_at - loop.time())
-                writer.write(data)
-
-        delivering = asyncio.ensure_future(deliver())
-        try:
-            while data := await reader.read(65536):
-                underway.put_nowait((loop.time() + seconds, data))
-        finally:
-            delivering.cancel()
-            writer.close()
-
-    async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", server.port)
-        forwarding.update((asyncio.ensure_future(forward(reader, back)), asyncio.ensure_future(forward(there, writer))))
-
-    listener = await asyncio.start_server(meet, "127.0.0.1", 0)
-    try:
-        yield f"nats://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    finally:
-        listener.close()
-        await asyncio.gather(*forwarding, return_exceptions=True)
-
-
 async def poll_with_short_timeouts(
-    driver: Driver, server: NatsServer, rounds: int, distance_s: float, seed: int = 2
+    driver: Driver, server: NatsServer, rounds: int, distance_s: float, at_a_time: int, seed: int = 2
 ) -> None:
     """Messages at random moments, fetched in a loop whose timeouts are of the same order.
 
@@ -239,7 +240,7 @@ async def poll_with_short_timeouts(
         try:
             while len(received) < rounds and not publishing.done():
                 is_there = stored > len(received)
-                found = await consumer.fetch(1, timeout=20 if is_there else chance.uniform(0.01, 0.04))
+                found = await consumer.fetch(at_a_time, timeout=20 if is_there else chance.uniform(0.01, 0.04))
                 assert found or not is_there, f"a fetch missed message {len(received)}"
                 for message in found:
                     assert message.metadata.delivered == 1
@@ -253,12 +254,13 @@ async def poll_with_short_timeouts(
         assert received == list(range(rounds))
 
 
+@pytest.mark.parametrize("at_a_time", [1, 5])
 @pytest.mark.parametrize("distance_s", [0, FAR_S])
 @on_both_drivers
 async def test_a_message_is_never_kept_waiting_by_an_earlier_fetch(
-    driver: Driver, server: NatsServer, distance_s: float
+    driver: Driver, server: NatsServer, distance_s: float, at_a_time: int
 ) -> None:
-    await poll_with_short_timeouts(driver, server, 100, distance_s)
+    await poll_with_short_timeouts(driver, server, 100, distance_s, at_a_time)
 
 
 @pytest.mark.slow
@@ -270,7 +272,7 @@ async def test_not_one_of_hundreds_of_messages_is_kept_waiting_by_an_earlier_fet
     driver: Driver, server: NatsServer, distance_s: float
 ) -> None:
     # Eight at once, each with a connection and a stream of its own: almost all of the time is spent waiting.
-    polls = (poll_with_short_timeouts(driver, server, 50, distance_s, seed) for seed in range(8))
+    polls = (poll_with_short_timeouts(driver, server, 50, distance_s, (1, 5)[seed % 2], seed) for seed in range(8))
     await asyncio.gather(*polls)
 
 
@@ -413,6 +415,66 @@ async def test_a_nak_delivers_again_now_or_later(driver: Driver, server: NatsSer
         [later] = await consumer.fetch(1, timeout=30)
         assert (later.data, later.metadata.delivered) == (b"1", 2)
         assert time.monotonic() - before >= 0.45
+
+
+@on_both_drivers
+async def test_next_acknowledges_one_message_and_requests_another_at_once(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
+        stream = await stream_of(nc, 4)
+        consumer = await consumer_of(stream)
+        message = await consumer.next()
+        found = [int(message.data)]
+        for _ in range(3):
+            following = await consumer.next(timeout=PATIENCE_S, ack=message)
+            assert message.is_answered
+            with pytest.raises(jetspark.UsageError, match="already answered"):
+                await consumer.next(ack=message)
+            message = following
+            found.append(int(message.data))
+        assert found == [0, 1, 2, 3]
+        assert await consumer.next(timeout=0.2, ack=message) is None
+        await all_acked(consumer)
+        assert (await consumer.info()).ack_floor.stream_sequence == 4
+
+
+@on_both_drivers
+async def test_next_acknowledges_even_if_the_next_message_is_here_already(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 3))
+        first = await consumer.next()
+        cancelled = asyncio.ensure_future(consumer.fetch(2, timeout=PATIENCE_S, fill=True))
+        async with asyncio.timeout(PATIENCE_S):
+            while (await consumer.info()).ack_pending < 3 and not cancelled.done():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        for each in await cancelled:
+            await each.nak()
+        second = await consumer.next(ack=first)
+        await second.ack()
+        other = await consumer_of(await stream_of(nc, 1))
+        with pytest.raises(jetspark.UsageError, match="a message of consumer 'c' of stream"):
+            await consumer.next(ack=await other.next())
+
+
+@on_both_drivers
+async def test_batches_are_what_there_is_without_end(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
+        stream = await stream_of(nc, 25)
+        consumer = await consumer_of(stream)
+        found: list[list[int]] = []
+        async for messages in consumer.batches(10, expires=0.2):
+            assert messages
+            found.append(numbers(messages))
+            for message in messages:
+                await message.ack()
+            if sum(map(len, found)) == 25:
+                await nc.jetstream().publish(f"{stream.name}.x", b"25")
+            if sum(map(len, found)) == 26:
+                break
+        assert found == [list(range(10)), list(range(10, 20)), list(range(20, 25)), [25]]
+        await all_acked(consumer)
+        await stream.delete_consumer("c")
+        with pytest.raises(jetspark.JetStreamUnavailable):
+            await read(consumer.batches(10, expires=0.2))
 
 
 @on_both_drivers

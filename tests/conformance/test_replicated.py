@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.cluster import bring_back, kill_leader, leader, leading_node
+from support.cluster import bring_back, create_on_new_cluster, kill_leader, leader, leading_node
 from support.drivers import Driver, on_both_drivers
 
 import jetspark
@@ -180,4 +180,59 @@ async def test_messages_hands_out_everything_when_the_leader_is_killed(
         assert all(times == sorted(set(times)) for times in seen.values()), "what comes again says so itself"
         assert sum(map(len, seen.values())) <= info.delivered.consumer_sequence <= count + unacknowledged
         assert info.redelivered == 0  # none is waiting to come again
+        await stream.delete()
+
+
+@pytest.mark.parametrize("driver", ["asyncio", "blocking"], indirect=True)
+@on_both_drivers
+async def test_a_publish_waits_for_the_election_of_its_streams_leader(driver: Driver, cluster: NatsCluster) -> None:
+    name = f"ELECTING_{driver.name}"
+    async with driver.connect(cluster.urls) as nc:
+        js = nc.jetstream(timeout=60)
+        stream = await create_on_new_cluster(js, StreamConfig(name=name, subjects=(f"{name}.>",), replicas=3))
+        await js.create_or_update_kv(jetspark.KVConfig(bucket=name, replicas=3))
+        for number in range(3):
+            node = await leading_node(cluster, stream)
+            await leader(await js.stream(f"KV_{name}"))
+            # A publish on its way through the server that dies would be in doubt.
+            others = [each.url for each in cluster.nodes if each is not node]
+            async with driver.connect(others, ignore_discovered_servers=True) as other:
+                publisher = other.jetstream(timeout=60)
+                kv = await publisher.kv(name)
+                await asyncio.to_thread(node.kill)
+                try:
+                    assert (await publisher.publish(f"{name}.n", b"", msg_id=f"{number}")).stream == name
+                    await kv.put("key", b"%d" % number)
+                finally:
+                    await bring_back(cluster, node)
+        await stream.delete()
+
+
+@pytest.mark.parametrize("driver", ["asyncio", "blocking"], indirect=True)
+@on_both_drivers
+async def test_a_subject_that_no_stream_stores_is_told_soon_and_a_lost_leader_by_its_name(
+    driver: Driver, cluster: NatsCluster
+) -> None:
+    name = f"LEADERLESS_{driver.name}"
+    async with driver.connect(cluster.urls) as nc:
+        js = nc.jetstream()
+        async with asyncio.timeout(60):
+            with pytest.raises(jetspark.JetStreamUnavailable, match=r"make one with js\.create_stream"):
+                await js.publish(f"nobody.{name}", b"", timeout=600)
+        stream = await create_on_new_cluster(js, StreamConfig(name=name, subjects=(f"{name}.>",), replicas=1))
+        node = await leading_node(cluster, stream)
+        others = [each.url for each in cluster.nodes if each is not node]
+        async with driver.connect(others, ignore_discovered_servers=True) as other:
+            publisher = other.jetstream()
+            await asyncio.to_thread(node.kill)
+            try:
+                async with asyncio.timeout(90):
+                    while True:  # until the cluster has elected who leads it
+                        with pytest.raises(jetspark.JetStreamUnavailable, match="elected") as raised:
+                            await publisher.publish(f"{name}.n", b"", timeout=3)
+                        if f"stream '{name}'" in str(raised.value):
+                            break
+            finally:
+                await bring_back(cluster, node)
+        await leader(stream)
         await stream.delete()

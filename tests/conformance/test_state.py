@@ -8,10 +8,10 @@ import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
-from zlib import crc32
 
 import pytest
 from support.drivers import Awaited, Driver, on_both_drivers
+from support.folds import Rows, chain, chained, fold_into
 from support.patience import PATIENCE_S
 from support.peers import Proxy
 from support.servers import domain_config
@@ -32,24 +32,14 @@ from jetspark.errors import (
 )
 from jetspark.publish.steps import AskMany, Pieces, Procedure
 from jetspark.server import NatsServer
-from jetspark.state.apply import Folding, fold_into, store_values
-from jetspark.state.changes import Change, Current, Outcome
+from jetspark.state.changes import DELETE, Change, Current, Outcome
 from jetspark.state.deliveries import delivery
-from jetspark.state.fold import DELETE, Applied, Piece
 from jetspark.state.scan import Range, RangeScan, head_of
 from jetspark.state.store import load, store, store_newest
 from jetspark.state.store import open_bucket as state_bucket
 from jetspark.state.tables import open_bucket, plan, snapshot
 
 _numbers = itertools.count(1)
-
-
-class Chain:
-    """How many events there were, and a checksum of all of them: one too many, too few, or out of order shows."""
-
-    def apply(self, state: Any, event: Any, sequence: int) -> Any:
-        count, link = state or (0, 0)
-        return [count + 1, crc32(b"%d" % event, link)]
 
 
 class Steps:
@@ -201,7 +191,7 @@ async def test_workers_that_fold_the_same_events_at_once_apply_each_of_them_once
 ) -> None:
     """Three workers fold overlapping shares of the events into the same keys, each share in several writes."""
     keys, count = 20, 1200
-    events = [(f"k.{number % keys}", number + 1, number) for number in range(count)]
+    events = [(f"k.{number % keys}", number + 1) for number in range(count)]
     async with driver.connect(server.url) as nc:
         js = nc.jetstream()
         kv = await new_bucket(js, batched=batched, history=64)
@@ -212,16 +202,14 @@ async def test_workers_that_fold_the_same_events_at_once_apply_each_of_them_once
             async with driver.connect(server.url) as own:
                 steps = Steps(own.jetstream())
                 for start in range(0, count, size):
-                    given: dict[str, list[Applied]] = {}
-                    for key, sequence, number in events[start : start + size]:
-                        given.setdefault(key, []).append(Applied(sequence, number))
-                    total = Outcome.of_all([total, await steps.run(fold_into(kv.bucket, Chain(), given))])
+                    given = [events[start : start + size]]
+                    total = Outcome.of_all([total, await steps.run(fold_into(kv.bucket, lambda given=given: given))])  # type: ignore[misc]
             return total
 
         outcomes = await asyncio.gather(*map(work, (100, 300, 400)))
         expected: dict[str, Any] = {}
-        for key, sequence, number in events:
-            expected[key] = Chain().apply(expected.get(key), number, sequence)
+        for key, sequence in events:
+            expected[key] = chain(expected.get(key), sequence)
         assert await values_of(kv, Steps(js)) == expected
         # Every revision of a key is further than the one before: no event was applied twice, no value stored twice.
         revisions: dict[str, list[int]] = {}
@@ -233,7 +221,7 @@ async def test_workers_that_fold_the_same_events_at_once_apply_each_of_them_once
         # One that comes to the very value that another has just stored counts as its writer, too.
         assert sum(each.written for each in outcomes) >= last - 1
         assert all(each.conflicts == () for each in outcomes)
-        again = await Steps(js).run(fold_into(kv.bucket, Chain(), {"k.1": [Applied(2, 1)]}))
+        again = await Steps(js).run(fold_into(kv.bucket, lambda: [[("k.1", 2)]]))
         assert again == Outcome(dropped=1)
 
 
@@ -241,39 +229,31 @@ async def test_workers_that_fold_the_same_events_at_once_apply_each_of_them_once
 async def test_a_key_that_others_write_between_load_and_store_is_folded_again(
     driver: Driver, server: NatsServer
 ) -> None:
-    async with driver.connect(server.url) as nc:
+    async with driver.connect(server.url) as nc, driver.connect(server.url) as other:
         js = nc.jetstream()
         kv, steps = await new_bucket(js), Steps(js)
-        rows = Piece(["a", "b", "a", "c"], [3, 4, 5, 6], [3, 4, 5, 6])
+        theirs = jetspark.blocking.connect(server.url)
         rounds = 0
 
-        def pieces() -> list[Piece]:
+        def pieces() -> list[Rows]:
             nonlocal rounds
             rounds += 1
-            return [rows]
+            return [[("a", 3), ("b", 4), ("a", 5), ("c", 6)]]
 
-        class Ending(Chain):
-            """The last event of all ends its key."""
+        def ending(state: Any, event: int) -> Any:
+            """The first event of ``a`` is folded while others write the key; the last event of all ends its own."""
+            if event == 3 and rounds == 1:
+                with theirs:
+                    jetspark.blocking.steps.ProcedureRunner(theirs.jetstream()).run(
+                        fold_into(kv.bucket, lambda: [[("a", 1), ("a", 2)]])
+                    )
+            return DELETE if event == 6 else chain(state, event)
 
-            def apply(self, state: Any, event: Any, sequence: int) -> Any:
-                return DELETE if event == 6 else super().apply(state, event, sequence)
-
-        folding = Folding(kv.bucket, Ending(), parse=lambda event: event)
-        states = await steps.run(folding.fold(pieces()))
-        assert await steps.run(fold_into(kv.bucket, Chain(), {"a": [Applied(1, 1), Applied(2, 2)]})) == Outcome(1)
-        # Who has the values only cannot fold them again: the one that others have written is a conflict.
-        with pytest.raises(Conflict, match="'a'"):
-            await steps.run(store_values(kv.bucket, states.changes()))
-        assert await steps.run(folding.fold_and_store(pieces)) == Outcome(written=1, dropped=2)
-        chain = [0, 0]
-        for number in (1, 2, 3, 5):
-            chain = Chain().apply(chain, number, number)
-        found = await steps.run(load(kv.bucket, ["a", "b", "c"]))
-        assert (json.loads(found["a"].value), found["a"].sequence) == (chain, 5)
+        assert await steps.run(fold_into(kv.bucket, pieces, ending)) == Outcome(written=3)
+        found = await Steps(other.jetstream()).run(load(kv.bucket, ["a", "b", "c"]))
+        assert (json.loads(found["a"].value), found["a"].sequence) == (chained([1, 2, 3, 5]), 5)
         assert (found["c"].value, found["c"].sequence) == (None, 6)
         assert rounds == 2
-        # A fold that comes to the same values is not in conflict with the one that stored them.
-        assert await steps.run(store_values(kv.bucket, states.changes()[1:])) == Outcome(written=2)
 
 
 @on_both_drivers
@@ -283,16 +263,15 @@ async def test_others_who_win_every_race_end_in_a_conflict(driver: Driver, serve
         js, theirs = nc.jetstream(), await new_bucket(other.jetstream())
         rounds = 0
 
-        class Slow(Chain):
-            def apply(self, state: Any, event: Any, sequence: int) -> Any:
-                nonlocal rounds
-                rounds += 1
-                with jetspark.blocking.connect(server.url) as third:
-                    third.jetstream().kv(theirs.bucket).put("a", b"[0,0]")
-                return super().apply(state, event, sequence)
+        def slow(state: Any, event: int) -> Any:
+            nonlocal rounds
+            rounds += 1
+            with jetspark.blocking.connect(server.url) as third:
+                third.jetstream().kv(theirs.bucket).put("a", b"[0,0]")
+            return chain(state, event)
 
         with pytest.raises(Conflict, match="'a'"):
-            await Steps(js).run(fold_into(theirs.bucket, Slow(), {"a": [Applied(1, 1)]}))
+            await Steps(js).run(fold_into(theirs.bucket, lambda: [[("a", 1)]], slow))
         assert rounds == 20
 
 
@@ -511,8 +490,6 @@ async def test_a_bucket_of_another_domain_is_written_and_read(driver: Driver, ed
         changes = [Change(f"k.{number}", b"[1,1]", sequence=3, revision=0) for number in range(50)]
         assert await steps.run(store(kv.bucket, changes, patience_s=5)) == Outcome(written=50)
         assert len(await steps.run(load(kv.bucket, [change.key for change in changes]))) == 50
-        assert await steps.run(fold_into(kv.bucket, Chain(), {"k.7": [Applied(3, 1), Applied(4, 1)]})) == Outcome(
-            1, (), 1
-        )
+        assert await steps.run(fold_into(kv.bucket, lambda: [[("k.7", 3), ("k.7", 4)]])) == Outcome(1, (), 1)
         assert len(await values_of(kv, steps)) == 50
         assert (await kv.stream_info()).state.last_sequence == 51

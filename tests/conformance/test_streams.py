@@ -64,6 +64,55 @@ async def test_creating_twice_is_fine_with_the_same_configuration_only(driver: D
 
 
 @on_both_drivers
+async def test_get_or_create_returns_what_exists_as_it_is(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        js = nc.jetstream()
+        created = await js.get_or_create_stream(StreamConfig(name="KEPT", subjects=["kept.>"], max_messages=5))
+        assert created.cached_info.config.max_messages == 5
+        found = await js.get_or_create_stream(StreamConfig(name="KEPT", subjects=["other.>"], max_messages=7))
+        assert found.cached_info.config.max_messages == 5
+        assert (await js.get_or_create_stream("KEPT")).cached_info.config.subjects == ["kept.>"]
+
+        consumer = await found.get_or_create_consumer(ConsumerConfig(durable_name="c", ack_wait_s=5))
+        assert consumer.cached_info.config.ack_wait_s == 5
+        consumer = await found.get_or_create_consumer(ConsumerConfig(durable_name="c", ack_wait_s=9))
+        assert consumer.cached_info.config.ack_wait_s == 5
+        with pytest.raises(jetspark.ConfigError, match="name or durable_name"):
+            await found.get_or_create_consumer(ConsumerConfig())
+
+
+@on_both_drivers
+async def test_clients_that_get_or_create_the_same_at_a_time_all_get_it(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc, driver.connect(url) as other:
+        for round in range(10):
+            configs = (StreamConfig(name=f"RACE{round}", max_messages=each) for each in (5, 7))
+            both = zip((nc, other), configs, strict=True)
+            found = await asyncio.gather(*(each.jetstream().get_or_create_stream(config) for each, config in both))
+            assert len({each.cached_info.config.max_messages for each in found}) == 1
+            makers = ((5, found[0]), (7, found[1]))
+            consumers = await asyncio.gather(
+                *(
+                    stream.get_or_create_consumer(ConsumerConfig(durable_name="c", max_deliver=most))
+                    for most, stream in makers
+                )
+            )
+            assert len({each.cached_info.config.max_deliver for each in consumers}) == 1
+
+
+@on_both_drivers
+async def test_infos_tell_the_time_of_the_server(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        stream = await nc.jetstream().create_stream(StreamConfig(name="CLOCK", subjects=["clock"]))
+        ack = await nc.jetstream().publish("clock")
+        stored = await stream.get_message(ack.sequence)
+        consumer = await stream.create_consumer(ConsumerConfig(durable_name="c"))
+        for info in (await stream.info(), await consumer.info()):
+            assert info.timestamp is not None
+            assert info.timestamp >= stored.timestamp
+            assert abs((info.timestamp - stored.timestamp).total_seconds()) < 600
+
+
+@on_both_drivers
 async def test_an_update_changes_only_what_it_mentions(driver: Driver, url: str) -> None:
     async with driver.connect(url) as nc:
         js = nc.jetstream()

@@ -57,7 +57,7 @@ ARGUMENTS: dict[str, dict[str, tuple[Any, ...]]] = {
         "delete_message": (),
         "ordered_consumer": (),
     },
-    "Consumer": {"fetch": (), "next": (), "messages": (), "reset": ()},
+    "Consumer": {"fetch": (), "next": (), "messages": (), "batches": (), "reset": ()},
     "JetStreamMessage": {"ack_sync": (), "nak": ()},
     "KeyValue": {
         "get": ("k",),

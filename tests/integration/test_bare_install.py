@@ -33,7 +33,7 @@ def test_import_needs_nothing_but_the_standard_library(wheel: Path) -> None:
     result = run_bare(
         wheel,
         "import sys, jetspark, jetspark.blocking, jetspark.server\n"
-        "import jetspark.aio.steps, jetspark.blocking.steps, jetspark.state.apply, jetspark.state.tables\n"
+        "import jetspark.aio.steps, jetspark.blocking.steps, jetspark.state.store, jetspark.state.tables\n"
         "assert 'site-packages' not in ' '.join(m.__file__ or '' for m in list(sys.modules.values())"
         " if getattr(m, '__file__', None))\n"
         "print(jetspark.__version__)",

@@ -132,9 +132,9 @@ def test_letters_are_listed_redriven_and_discarded(shell: Shell) -> None:
         assert "2  jetspark.app.handlers.retry.Reject" in shell.run("dlq", "ls", "shop:app", "--by", "error")
         assert json.loads(shell.run("dlq", "ls", "shop:app", "--by", "key", "--json")) == {"a": 2, "b": 2}
         [head] = shell.letters("--where", "key=a", "--where", "status=open")
-        shown = json.loads(shell.run("dlq", "show", "shop:app", str(head["letter"]), "--json"))
+        shown = json.loads(shell.run("dlq", "show", "shop:app", str(head["number"]), "--json"))
         assert (shown["reason"], json.loads(shown["data"])["data"]["number"]) == ("no such card", 1)
-        assert "there is none" in shell.run("dlq", "show", "shop:app", "999", code=1)
+        assert "has no dead letter 999" in shell.run("dlq", "show", "shop:app", "999", code=1)
         assert len(shell.run("dlq", "export", "shop:app").splitlines()) == 4
 
         (shell.folder / "mended").touch()
@@ -144,7 +144,8 @@ def test_letters_are_listed_redriven_and_discarded(shell: Shell) -> None:
         assert "2 handled, 0 failed again, 0 waiting" in shell.run("dlq", "redrive", "shop:app", "--where", "key=a")
         assert len(shell.letters()) == 2
         assert "expected --handler or --where" in shell.run("dlq", "discard", "shop:app", "--yes", code=1)
-        assert "1 letters; --yes" in shell.run("dlq", "discard", "shop:app", "--where", "key=b")
+        told = shell.run("dlq", "discard", "shop:app", "--where", "key=b")
+        assert told == "1 dead letter would be discarded; kept, because they are behind another: 1; --yes discards\n"
         shell.run("dlq", "discard", "shop:app", "--where", "key=b", "--yes")
         shell.wait_for(lambda: shell.letters() == [])
         shell.wait_for(lambda: len(shell.done()) == 5)
@@ -184,12 +185,14 @@ def test_a_handler_that_is_none_is_refused_unless_there_are_letters_of_it(shell:
         for way, *more in ways:
             told = shell.run("dlq", way, "shop:app", *more, "--handler", name, code=1)
             assert told.startswith(f"handler {name!r}: app 'shop' has no such handler"), told
-            assert told.endswith("it has billing, and projections for letters of projections"), told
+            assert told.endswith("it has billing, and projections for dead letters of projections"), told
     for name, count in (("billing", 0), ("projections", 0), ("former", 1)):
         assert len(shell.letters("--handler", name)) == count
-        assert f"{count} letters; --yes" in shell.run("dlq", "discard", "shop:app", "--handler", name)
-        discarded = shell.run("dlq", "discard", "shop:app", "--handler", name, "--yes")
-        assert discarded == f"{count} letters discarded\n"
+        both = [shell.run("dlq", "discard", "shop:app", "--handler", name, *yes) for yes in ([], ["--yes"])]
+        if count:
+            assert both == ["1 dead letter would be discarded; --yes discards\n", "1 dead letter discarded\n"]
+        else:
+            assert both == ["nothing to discard: no dead letter matches; `jetspark dlq ls` lists all\n"] * 2
 
 
 PROJECTING = """
@@ -216,14 +219,14 @@ def test_letters_of_an_application_without_handlers_are_discarded(shell: Shell) 
     for more in ([], ["--handler", "projections"], ["--dry-run"]):
         told = shell.run("dlq", "redrive", "projecting:app", *more, code=1)
         assert told == (
-            "redrive: app 'shop' has no handlers, so nobody would handle its letters; `jetspark dlq discard` gives "
-            "them up"
+            "redrive: app 'shop' has no handlers, so nothing would handle its dead letters; `jetspark dlq discard` "
+            "gives them up"
         )
-    assert "2 letters\n" in shell.run("dlq", "ls", "projecting:app")
+    assert "2 dead letters\n" in shell.run("dlq", "ls", "projecting:app")
     discard = ["dlq", "discard", "projecting:app", "--handler", "projections"]
-    assert "2 letters; --yes" in shell.run(*discard)
-    assert shell.run(*discard, "--yes") == "2 letters discarded\n"
-    assert shell.run("dlq", "ls", "projecting:app") == "0 letters\n"
+    assert shell.run(*discard) == "2 dead letters would be discarded; --yes discards\n"
+    assert shell.run(*discard, "--yes") == "2 dead letters discarded\n"
+    assert shell.run("dlq", "ls", "projecting:app") == "there are no dead letters\n"
     sys.modules.pop("projecting", None)
 
 
@@ -247,12 +250,92 @@ def test_letters_are_shown_whatever_is_in_them(shell: Shell) -> None:
             subject = letter_subject("shop", "notes", each.key, each.origin)
             js.publish(subject, each.data, headers=each.to_headers())
     assert shell.run("dlq", "ls", "shop:app").splitlines() == [
-        r"       1  open    notes  a\nb  SHOP:1  ValueError: \ud800 \x1b[31m red",
-        r"       2  open    notes  a\nb  SHOP:2  ValueError: \ud800 \x1b[31m red",
-        "2 letters",
+        "NUMBER  STATUS  HANDLER  KEY   EVENT   REASON",
+        r"1       open    notes    a\nb  SHOP:1  ValueError: \ud800 \x1b[31m red",
+        r"2       open    notes    a\nb  SHOP:2  ValueError: \ud800 \x1b[31m red",
+        "2 dead letters",
     ]
-    assert shell.run("dlq", "ls", "shop:app", "--by", "key").split() == ["2", r"a\nb"]
+    assert shell.run("dlq", "ls", "shop:app", "--by", "key").split() == [
+        "COUNT",
+        "KEY",
+        "2",
+        r"a\nb",
+        *["2", "dead", "letters"],
+    ]
     assert r"subject: shop.\udcff" in shell.run("dlq", "show", "shop:app", "1")
     shown = json.loads(shell.run("dlq", "show", "shop:app", "1", "--json"))
     assert (shown["headers"], shown["data_base64"]) == ({"Shade": ["red", "blue"], "Half": "\udcff"}, "/w==")
     assert len(shell.run("dlq", "export", "shop:app").splitlines()) == 2
+
+
+WAITING = """
+from pathlib import Path
+from jetspark.app import App, Retry
+from shop import Paid
+
+app = App("shop", stream="SHOP", subjects=["orders.>"])
+
+@app.handler(Paid, durable="billing", retry=Retry(first_s=3600, in_lane_s=0, jitter=0))
+async def bill(event: Paid) -> None:
+    if event.number == 0 and not Path("mended").exists():
+        raise ConnectionError("the bank is away, and what it says is long: " + "x" * 300)
+    with open("done", "a") as file:
+        file.write(f"{event.order_id}{event.number} ")
+"""
+
+
+@pytest.mark.slow
+def test_retries_are_listed_tried_now_and_cancelled(shell: Shell) -> None:
+    (shell.folder / "waiting.py").write_text(WAITING)
+    app = "waiting:app"
+    assert "`jetspark apply`" in shell.run("retry", "ls", app, code=1)
+    shell.run("apply", app)
+    assert shell.run("retry", "ls", app) == "no retries are scheduled\n"
+    assert json.loads(shell.run("retry", "ls", app, "--json")) == []
+    assert shell.run("dlq", "redrive", app) == "nothing to redrive: there are no dead letters\n"
+    worker = shell.start("run", app, "--apply")
+    try:
+        url = shell.environment["JETSPARK_SERVERS"]
+        subprocess.run([sys.executable, "publish.py", url], cwd=shell.folder, env=shell.environment, check=True)
+        shell.wait_for(lambda: len(shell.letters()) == 4)  # behind the two that wait
+        rows = shell.run("retry", "ls", app).splitlines()
+        assert rows[0].split() == ["DUE", "HANDLER", "KEY", "EVENT", "ATTEMPTS", "REASON"]
+        assert [row.split()[1:5] for row in rows[1:3]] == [
+            ["billing", key, f"SHOP:{n}", "1"] for n, key in ((1, "a"), (2, "b"))
+        ]
+        assert all("ConnectionError: the bank is away" in row and row.endswith("x…") for row in rows[1:3])
+        assert rows[3:] == ["2 retries"]
+        [one] = json.loads(shell.run("retry", "ls", app, "--json", "--where", "key=a"))
+        assert (one["sequence"], one["attempts"], one["error"], one["cancelled"]) == (1, 1, "ConnectionError", False)
+        # Nothing to redrive: all that is there waits for a retry, and the commands say so.
+        told = shell.run("dlq", "redrive", app, "--where", "key=a")
+        assert re.fullmatch(
+            r"nothing to redrive: 2 dead letters wait behind an earlier event of their key and follow it; "
+            r"1 retry is scheduled, the first for \S+Z \(`jetspark retry ls`; .*\)\n",
+            told,
+        ), told
+        assert "nothing to discard: 2 dead letters wait behind" in shell.run("dlq", "discard", app, "--where", "key=a")
+        assert "with one of error, fingerprint, key, sequence, subject" in shell.run(
+            "retry", "now", app, "--where", "status=open", code=1
+        )
+        assert "key was given before" in shell.run("retry", "now", app, "--where", "key=a", "--where", "key=b", code=1)
+        assert "no scheduled retry matches; `jetspark retry ls` lists all" in shell.run(
+            "retry", "now", app, "--where", "key=c"
+        )
+        told = shell.run("retry", "cancel", app, "--where", "key=b")
+        assert told == "1 retry would be cancelled and become dead letters; --yes cancels\n"
+        assert "expected --handler or --where" in shell.run("retry", "cancel", app, "--yes", code=1)
+        told = shell.run("retry", "cancel", app, "--where", "key=b", "--yes")
+        assert told.startswith("1 retry cancelled; a worker writes the dead letters")
+        shell.wait_for(lambda: len(shell.letters("--where", "status=open")) == 1)
+        (shell.folder / "mended").touch()
+        assert shell.run("retry", "now", app) == "1 retry due now\n"
+        shell.wait_for(lambda: len(shell.done()) == 3)
+        told = shell.run("retry", "ls", app)
+        assert told == "no retries are scheduled; 3 dead letters (`jetspark dlq ls`)\n"
+        assert "3 handled, 0 failed again, 0 waiting" in shell.run("dlq", "redrive", app)
+    finally:
+        worker.kill()
+        worker.wait()
+        sys.modules.pop("waiting", None)
+    assert shell.done() == ["a0", "a1", "a2", "b0", "b1", "b2"]

@@ -304,6 +304,21 @@ async def _forget(key: str) -> None:
         await (await client.jetstream().stream("KV_totals")).purge(subject=f"$KV.totals.{key}")
 
 
+def test_a_stream_without_its_first_events_is_rebuilt_from_a_bucket(till: Any, nats_url: str) -> None:
+    async def cut() -> None:
+        async with jetspark.connect(nats_url) as client:
+            await (await client.jetstream().stream("TILL")).purge(up_to_sequence=8)
+
+    asyncio.run(cut())
+    assert "jetspark rebuild --from-bucket" in run("rebuild", "till:app", "totals", code=1)
+    built = json.loads(run("rebuild", "till:app", "totals", "--from-bucket", "totals", "--swap", "--json"))
+    # The event at which o-2 is parked is there, so it is folded once more.
+    assert (built["record"]["base"], built["record"]["first"], built["swapped"]) == ("totals", 10, True)
+    assert "with the states of totals before 10" in run("replays", "till:app")
+    for options in (["--verify"], ["--dry-run"], ["--key", "o-1"], ["--resume", "x"]):
+        assert "expected without" in run("rebuild", "till:app", "totals", "--from-bucket", "totals", *options, code=1)
+
+
 def test_what_cannot_be_meant_is_refused(till: Any) -> None:
     assert "expected a time such as" in run("replay", "till:app", "totals", "--since", "yesterday", code=1)
     assert "expected a time zone" in run("replay", "till:app", "totals", "--since", "2026-03-20T10:00:00", code=1)

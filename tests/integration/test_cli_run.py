@@ -19,7 +19,7 @@ from jetspark.cli.run_spark import spark_options
 from jetspark.cli.supervising import MAX_REFUSALS, STEADY_S, Slot, Supervisor, source_files
 from jetspark.core.backoff import Backoff
 from jetspark.errors import ConfigError
-from jetspark.server import NatsServer
+from jetspark.server import NatsServer, Permissions, User
 
 APP = """
 import os
@@ -220,3 +220,20 @@ def test_a_user_in_the_url_reaches_spark_by_the_environment(monkeypatch: pytest.
     assert os.environ["JETSPARK_SPARK_SECRET"] == "token"
     with pytest.raises(ConfigError, match="one user for all of them"):
         spark_options({"servers": ["nats://ann:1@one", "nats://two"]})
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_user_without_rights_is_told_once_what_is_denied(tmp_path: Path, command: str) -> None:
+    (tmp_path / "shop.py").write_text(APP)
+    rights = Permissions(publish_allow=["nothing"], subscribe_allow=["_INBOX.>"])
+    with NatsServer(users=[User(user="a", password="b", permissions=rights)]) as server:
+        ended = subprocess.run(
+            [sys.executable, "-m", "jetspark", command, "shop:app", "--servers", server.url.replace("://", "://a:b@")],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert ended.returncode == 1
+    assert (ended.stdout + ended.stderr).count("permission denied") == 1, ended.stdout + ended.stderr
+    assert ended.stderr.startswith("jetspark: permission denied: this user may not publish to '$JS.API.STREAM.INFO.")

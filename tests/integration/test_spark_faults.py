@@ -1,13 +1,11 @@
 """What tasks of the sinks for buckets do when others write meanwhile, a message is lost, a connection is cut, or a
-replica is behind: every row is counted for what became of it, and no event is lost.
+replica is behind: every row is counted for what became of it.
 
 No JVM: a test does a task's work in its own process, through the formats as Spark finds them.
 """
 
 from __future__ import annotations
 
-import json
-import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,20 +16,15 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
-from pyspark.sql.types import IntegerType, LongType, StringType, StructType
-from support.folds import Chain
+from pyspark.sql.types import LongType, StringType, StructType
 from support.lossy import lossy_proxy
 from support.names import new_name
 from support.replicas import stale_replica
 
 from jetspark import KVConfig
 from jetspark.blocking import JetStream, KeyValue
-from jetspark.blocking.steps import ProcedureRunner
-from jetspark.errors import Conflict
 from jetspark.server import NatsServer
 from jetspark.spark import connections
-from jetspark.state.apply import fold_into
-from pyspark_jetstream_fold import DefaultSource as FoldFormat
 from pyspark_jetstream_kv import DefaultSource as KVFormat
 
 pytest_plugins = ["support.sparks"]
@@ -43,93 +36,6 @@ TRIES = 10
 
 def new_bucket(js: JetStream, *, batched: bool = True) -> KeyValue:
     return js.create_kv(KVConfig(bucket=new_name("faulty"), history=5, allow_batched=batched))
-
-
-# ---- folding while others write --------------------------------------------------------------------------------------
-
-
-class Meddled(Chain):
-    """Somebody else does something when the first event of a round is folded."""
-
-    def __init__(self) -> None:
-        self.meddle: Callable[[], object] = lambda: None
-
-    def apply(self, state: Any, event: Any, sequence: int) -> Any:
-        self.meddle()
-        return super().apply(state, event, sequence)
-
-
-MEDDLED = Meddled()
-
-FOLD_SCHEMA = (
-    StructType()
-    .add("key", StringType())
-    .add("sequence", LongType())
-    .add("event", StringType())
-    .add("partition", IntegerType())
-)
-
-
-def fold_task(server: NatsServer, bucket: KeyValue, numbers: list[int], fold: str = "support.folds:Chain") -> Any:
-    """A task that stores what it has folded itself: an event for each number, of the key ``k``, in this order."""
-    columns = {
-        "key": ["k"] * len(numbers),
-        "sequence": numbers,
-        "event": [json.dumps({"number": number}) for number in numbers],
-        "partition": pa.array([0] * len(numbers), pa.int32()),
-    }
-    options = {"servers": server.url, "bucket": bucket.bucket, "fold": fold, "storedBy": "tasks"}
-    return FoldFormat(options).writer(FOLD_SCHEMA, False).write(iter([pa.RecordBatch.from_pydict(columns)]))
-
-
-def folded(count: int) -> list[int]:
-    """What the events 1 to ``count`` make of a key."""
-    state = None
-    for number in range(1, count + 1):
-        state = Chain().apply(state, {"number": number}, number)
-    assert state is not None
-    return list(state)
-
-
-def state_of(bucket: KeyValue) -> Any:
-    return json.loads(bucket.get("k").value)
-
-
-def test_a_key_that_somebody_else_writes_while_it_is_folded_is_folded_again_from_what_they_wrote(
-    server: NatsServer, js: JetStream
-) -> None:
-    bucket = new_bucket(js)
-    gets_to = iter((3, 5))  # in the first round, and in the second
-
-    def go_on() -> None:
-        MEDDLED.meddle = lambda: None
-        if last := next(gets_to, None):
-            fold_task(server, bucket, list(range(1, last + 1)))
-            MEDDLED.meddle = lambda: go_on() if state_of(bucket) == folded(3) else None
-
-    MEDDLED.meddle = go_on
-    fold_task(server, bucket, list(range(1, 11)), f"{__name__}:MEDDLED")
-    assert state_of(bucket) == folded(10)
-
-
-def test_a_fold_that_loses_every_race_says_so_and_stores_nothing(server: NatsServer, js: JetStream) -> None:
-    bucket = new_bucket(js)
-    MEDDLED.meddle = lambda: bucket.put("k", b"[0, 0]")
-    with pytest.raises(Conflict, match="'k'"):
-        fold_task(server, bucket, [1], f"{__name__}:MEDDLED")
-    assert state_of(bucket) == [0, 0]
-
-
-@pytest.mark.parametrize("how", ["as a task", "by key"])
-def test_events_in_any_order_are_folded_by_their_sequences(server: NatsServer, js: JetStream, how: str) -> None:
-    numbers = random.Random(7).sample(range(1, 101), 100)
-    bucket = new_bucket(js)
-    if how == "as a task":
-        fold_task(server, bucket, numbers)
-    else:
-        events: Any = {"k": [(number, {"number": number}) for number in numbers]}
-        ProcedureRunner(js).run(fold_into(bucket.bucket, Chain(), events))
-    assert state_of(bucket) == folded(100)
 
 
 # ---- a replica that is behind ----------------------------------------------------------------------------------------
@@ -175,18 +81,6 @@ def test_a_replica_that_is_behind_makes_no_row_newer(server: NatsServer, js: Jet
         written = kv_task(server.url, bucket, "sequence", ["k"], ["seven"], [7])()
         assert (written.written, written.dropped) == (0, 1)
     assert bucket.stream_info().state.last_sequence == 2
-
-
-def test_events_that_a_replica_does_not_know_of_are_not_folded_twice(server: NatsServer, js: JetStream) -> None:
-    bucket = new_bucket(js)
-    fold_task(server, bucket, [1, 2])
-    fold_task(server, bucket, [3, 4])
-    stale_replica(js, js.stream(f"KV_{bucket.bucket}"), 1)
-    for _ in range(TRIES):
-        fold_task(server, bucket, [1, 2, 3, 4])
-    assert bucket.stream_info().state.last_sequence == 2
-    fold_task(server, bucket, [4, 5])  # from what the replica has, the third would be missing
-    assert state_of(bucket) == folded(5)
 
 
 # ---- what is lost on the way -----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
-from support.folds import Chain
+from support.folds import Rows, fold_into
 from support.header_blocks import publish_block
 from support.names import new_name
 from support.patience import PATIENCE_S
@@ -37,10 +37,8 @@ from jetspark.spark.kv import writing as kv_writing
 from jetspark.spark.offsets import Offset
 from jetspark.spark.options import read_options
 from jetspark.state import scan, store, tables
-from jetspark.state.apply import fold_into
 from jetspark.state.changes import Change, Current, Outcome
 from jetspark.state.deliveries import delivery
-from jetspark.state.fold import Applied
 from jetspark.state.tables import BucketView
 
 if TYPE_CHECKING:
@@ -74,8 +72,8 @@ def loaded_of(js: JetStream, bucket: str, keys: Iterable[str]) -> dict[str, Curr
     return ProcedureRunner(js).run(store.load(bucket, keys))
 
 
-def folded_into(js: JetStream, bucket: str, events: dict[str, list[Applied]]) -> Outcome:
-    return ProcedureRunner(js).run(fold_into(bucket, Chain(), events))
+def folded_into(js: JetStream, bucket: str, rows: Rows) -> Outcome:
+    return ProcedureRunner(js).run(fold_into(bucket, lambda: [rows]))
 
 
 def opened(js: JetStream, bucket: str, keys: Sequence[str] = ()) -> BucketView:
@@ -519,7 +517,7 @@ def test_a_fold_waits_for_a_server_that_is_away() -> None:
     with NatsServer() as server, jetspark.blocking.connect(server.url) as client:
         js = client.jetstream(timeout=0.3)
         bucket = new_bucket(js)
-        events = {f"k.{key}": [Applied(sequence, {"number": key}) for sequence in (1, 2)] for key in range(10)}
+        events = [(f"k.{key}", sequence) for sequence in (1, 2) for key in range(10)]
         outcomes: list[Outcome] = []
         server.kill()
         fold = threading.Thread(target=lambda: outcomes.append(folded_into(js, bucket.bucket, events)))
@@ -670,10 +668,13 @@ def test_changes_from_earliest_are_those_a_busy_bucket_still_has(bucket: KeyValu
 
 
 def written(options: dict[str, str], columns: dict[str, Any], **more: str) -> kv_writing.BucketWritten:
-    """One task of a batch write."""
+    """A batch write of one task."""
     batch = pa.RecordBatch.from_pydict(columns)
     writer = kv_writing.BucketBatchWriter(read_options(kv_options.WriteOptions, "jetstream_kv", options | more))
-    return writer.write(iter([batch]))
+    message = writer.write(iter([batch]))
+    writer.commit([message])
+    assert isinstance(message, kv_writing.BucketWritten)
+    return message
 
 
 def test_the_last_row_of_a_key_wins(bucket: KeyValue, options: dict[str, str]) -> None:
@@ -686,7 +687,7 @@ def test_the_last_row_of_a_key_wins(bucket: KeyValue, options: dict[str, str]) -
         assert bucket.get("c").value == b"3"
 
 
-def test_a_conflict_fails_the_task_or_is_counted(bucket: KeyValue, options: dict[str, str]) -> None:
+def test_a_conflict_fails_the_write_or_is_counted(bucket: KeyValue, options: dict[str, str]) -> None:
     revision = bucket.put("a", b"1")
     bucket.put("b", b"1")
     columns = {"key": ["a", "b", "c"], "value": [b"2", b"2", b"2"], "revision": [revision, revision, 0]}

@@ -123,12 +123,12 @@ def test_a_bucket_that_another_task_makes_at_the_same_moment_is_used(js: JetStre
     class Late(JetStream):
         """Finds that there is no bucket, and is overtaken."""
 
-        def kv(self, name: str) -> Any:
+        def kv(self, bucket: str, *, verify: bool = True) -> Any:
             try:
-                return js.kv(name)
+                return js.kv(bucket, verify=verify)
             except JetSparkError:
                 js.create_stream(
-                    StreamConfig(name=f"KV_{name}", subjects=[f"$KV.{name}.>"], max_messages_per_subject=1)
+                    StreamConfig(name=f"KV_{bucket}", subjects=[f"$KV.{bucket}.>"], max_messages_per_subject=1)
                 )
                 raise
 
@@ -358,14 +358,17 @@ def test_a_batch_that_is_committed_is_read_and_not_sent(server: NatsServer, js: 
     assert stream.info().state.messages == 0
 
 
-def named(server: NatsServer, stream: Stream, bucket: str, **more: Any) -> Any:
-    """A whole ``df.write`` with a name, of one partition."""
-    subject = f"{stream.name}.x"
+def named(server: NatsServer, stream: Stream, bucket: str, *partitions: list[bytes], at: str = "x", **more: Any) -> Any:
+    """A whole ``df.write`` with a name; by default of one partition."""
+    subject = f"{stream.name}.{at}"
     options = SinkOptions(servers=(server.url,), subject=subject, ledger_bucket=bucket, write_id="daily", **more)
-    task = Task(options, Layout(subject=subject, msg_id=None), TaskPlace("daily", 0, 0))
-    written = task.run(iter([pa.record_batch({"data": ROWS})]))
-    BatchWriter(options, task.layout).commit([written])
-    return written
+    layout = Layout(subject=subject, msg_id=None)
+    written = [
+        Task(options, layout, TaskPlace("daily", 0, number)).run(iter([pa.record_batch({"data": rows})]))
+        for number, rows in enumerate(partitions or (ROWS,))
+    ]
+    BatchWriter(options, layout).commit([*written])
+    return written[0]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -380,6 +383,57 @@ def test_a_named_write_is_stored_again_when_its_stream_was_made_again(
         stream = js.create_stream(config)
         assert [named(server, stream, bucket, publish_mode=mode).sent for _ in range(3)] == [len(ROWS), 0, 0]
         assert [message.data for message in stream.get_messages()] == ROWS
+
+
+OTHER_ROWS = {
+    "one row": [*ROWS[:-1], b"another"],
+    "fewer": ROWS[:-1],
+    "one twice": [*ROWS[:-1], ROWS[0]],
+    "all": [each[::-1] + b"!" for each in ROWS],
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("other", OTHER_ROWS.values(), ids=OTHER_ROWS)
+def test_a_name_that_has_written_other_rows_is_refused_and_the_same_rows_are_recognised_however_they_are_cut(
+    server: NatsServer, js: JetStream, mode: str, other: list[bytes]
+) -> None:
+    stream, bucket = new_stream(js), new_name("ledger")
+    named(server, stream, bucket, publish_mode=mode)
+    why = rf"writeId='daily' has written {len(ROWS)} other rows to stream '{stream.name}'.*of its own.*daily\.committed"
+    for _ in range(2):
+        with pytest.raises(UsageError, match=why):
+            named(server, stream, bucket, other, publish_mode=mode)
+        assert named(server, stream, bucket, ROWS[9:][::-1], ROWS[:9], publish_mode=mode).sent == 0
+    assert [message.data for message in stream.get_messages()] == ROWS
+
+
+def test_a_name_that_has_written_the_same_data_to_another_subject_is_refused(server: NatsServer, js: JetStream) -> None:
+    stream, bucket = new_stream(js), new_name("ledger")
+    named(server, stream, bucket)
+    with pytest.raises(UsageError, match=r"writeId='daily' has written \d+ other rows"):
+        named(server, stream, bucket, at="y")
+
+
+def test_a_task_that_begins_after_another_write_of_the_name_was_committed_does_not_pass_its_rows_off_as_written(
+    server: NatsServer, js: JetStream
+) -> None:
+    """Two writes at the same time: one is half-way when the other is committed, and skips the rest."""
+    stream, bucket = new_stream(js), new_name("ledger")
+    subject = f"{stream.name}.x"
+    options = SinkOptions(servers=(server.url,), subject=subject, ledger_bucket=bucket, write_id="daily")
+    layout = Layout(subject=subject, msg_id=None)
+
+    def part(number: int) -> Any:
+        rows = [b"slow %d" % number]
+        return Task(options, layout, TaskPlace("daily", 0, number)).run(iter([pa.record_batch({"data": rows})]))
+
+    first = part(0)
+    named(server, stream, bucket)
+    second = part(1)
+    assert (first.sent, second.sent) == (1, 0)
+    with pytest.raises(UsageError, match=r"writeId='daily' has written \d+ other rows"):
+        BatchWriter(options, layout).commit([first, second])
 
 
 def test_a_name_that_has_written_to_another_stream_is_refused(server: NatsServer, js: JetStream) -> None:

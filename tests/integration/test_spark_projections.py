@@ -118,7 +118,9 @@ def test_what_a_backfill_has_done_is_asked_of_the_leader_alone_and_then_removed(
     asked: list[bytes] = []
     with connect(server.url) as nc:
         # Any replica may answer such a request, and one that is behind says that there is no such key.
-        nc.subscribe("$JS.API.DIRECT.GET.KV_bank_projections", callback=lambda each: asked.append(each.data))
+        bucket = "$JS.API.DIRECT.GET.KV_bank_projections"
+        nc.subscribe(bucket, callback=lambda each: asked.append(each.data))
+        nc.subscribe(f"{bucket}.>", callback=lambda each: asked.append(each.subject.encode()))
         nc.flush()
         assert backfill(app, spark, server.url).written
         with pytest.raises(KeyNotFound):

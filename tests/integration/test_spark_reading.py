@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,12 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
+from support.names import new_name
 from support.patience import PATIENCE_S
 
 from jetspark import (
     ConfigError,
+    ConnectionLost,
     ConsumerConfig,
     ConsumerNotFound,
     JetSparkError,
@@ -34,11 +37,12 @@ from jetspark import (
     RequestTimeout,
     StreamConfig,
     StreamNotFound,
+    UserPassword,
 )
 from jetspark.blocking import JetStream, Stream, connect
 from jetspark.blocking.context import context_of
-from jetspark.errors import DataLoss, StreamRecreated
-from jetspark.server import NatsCluster, NatsServer
+from jetspark.errors import DataLoss, PermissionDenied, StreamRecreated
+from jetspark.server import NatsCluster, NatsServer, Permissions, User
 from jetspark.spark import connections, following
 from jetspark.spark.kv import options as kv_options
 from jetspark.spark.kv import reading as kv_reading
@@ -84,7 +88,8 @@ def options(server: NatsServer, stream: str, **given: str) -> SourceOptions:
 def reader_of(server: NatsServer, stream: Stream, start: int, end: int, **given: str) -> RangeReader:
     read = options(server, stream.name, **given)
     created = head_of(stream.cached_info).created
-    return RangeReader(read, Range(stream.name, created, start, end, read.subjects), Columns(SCHEMA, has_headers=True))
+    columns = Columns(SCHEMA, has_headers=True, created=created)
+    return RangeReader(read, Range(stream.name, created, start, end, read.subjects), columns)
 
 
 def sequences(batches: Iterator[pa.RecordBatch]) -> list[int]:
@@ -110,6 +115,7 @@ def test_a_row_is_what_the_stream_has(server: NatsServer, js: JetStream, stream:
             "stream": stream.name,
             "sequence": 101,
             "timestamp": stored.timestamp,
+            "stream_created": stream.info().created,
         }
     ]
 
@@ -224,7 +230,7 @@ def test_data_that_nobody_wants_is_not_sent(
     fill(js, stream, 100, data=b"x" * size)
     read = options(server, stream.name)
     part = Range(stream.name, head_of(stream.cached_info).created, 1, 201)
-    columns = Columns(StructType([SCHEMA[name] for name in names]), has_headers=True)
+    columns = Columns(StructType([SCHEMA[name] for name in names]), has_headers=True, created="")
     batches = RangeReader(read, part, columns).batches()
     first = next(batches)
     [consumer] = stream.consumers()
@@ -512,7 +518,9 @@ def test_a_change_of_leaders_while_reading_loses_and_repeats_nothing(monkeypatch
         part = Range("S", head_of(stream.cached_info).created, 1, 20_001)
         found: list[int] = []
         leaders = set()
-        for count, batch in enumerate(RangeReader(read, part, Columns(SCHEMA, has_headers=False)).batches()):
+        for count, batch in enumerate(
+            RangeReader(read, part, Columns(SCHEMA, has_headers=False, created="")).batches()
+        ):
             found += batch.column("sequence").to_pylist()
             leaders.add(_leader(stream))
             if count % 5 == 2:
@@ -557,7 +565,8 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 before = peak()
 rows = 0
-for batch in RangeReader(read, Range("BIG", created, 1, count + 1), Columns(SCHEMA, has_headers=False)).batches():
+columns = Columns(SCHEMA, has_headers=False, created=created)
+for batch in RangeReader(read, Range("BIG", created, 1, count + 1), columns).batches():
     rows += batch.num_rows
     size = batch.nbytes
 assert rows == count, rows
@@ -592,6 +601,177 @@ def test_large_messages_are_read_in_bounded_memory(count: int, size: int, bound_
         assert int(done.stdout) < bound_mib
 
 
+# ---- streams with few messages and many sequences ------------------------------------------------------------------
+
+
+def sparse(js: JetStream, sequences: int, messages: int, *, clustered: bool = False) -> Stream:
+    """A compacted stream: messages that stay, and between them one that was replaced again and again."""
+    global _count
+    _count += 1
+    name = f"r{_count}"
+    config = StreamConfig(name=name.upper(), subjects=[f"{name}.>"], allow_batched=True, max_messages_per_subject=1)
+    made = js.create_stream(config)
+    every = 1 if clustered else sequences // messages
+    kept = range(0, messages * every, every)
+    with js.fast_batch() as batch:
+        batch.add_many(
+            (f"{name}.{number}" if number in kept else f"{name}.replaced", b"%d" % number)
+            for number in range(sequences)
+        )
+    state = made.info().state
+    assert (state.messages, state.last_sequence) == (messages + 1, sequences)
+    return made
+
+
+@pytest.mark.parametrize("clustered", [False, True], ids=["all over", "at the front"])
+def test_tasks_grow_with_messages_and_not_with_sequences(server: NatsServer, js: JetStream, clustered: bool) -> None:
+    for sequences in (1_000, 10_000, 100_000):
+        stream = sparse(js, sequences, 300, clustered=clustered)
+        for limit, most in (("100", 8), ("1000", 1)):
+            reader = BatchReader(options(server, stream.name, maxRecordsPerPartition=limit), SCHEMA)
+            before = js.account_info().api["total"]
+            parts = reader.partitions()
+            asked = js.account_info().api["total"] - before
+            found = [read_all(reader, [part]) for part in parts]
+            assert sum(map(len, found)) == 301
+            assert len(parts) <= most, [len(each) for each in found]
+            assert max(map(len, found)) <= int(limit)
+            assert asked <= 80
+
+
+@pytest.mark.parametrize("clustered", [False, True], ids=["all over", "at the front"])
+def test_micro_batches_grow_with_messages_and_not_with_sequences(
+    server: NatsServer, js: JetStream, clustered: bool
+) -> None:
+    for sequences in (1_000, 10_000, 100_000):
+        stream = sparse(js, sequences, 300, clustered=clustered)
+        reader = StreamReader(options(server, stream.name, startingOffsets="earliest"), SCHEMA)
+        offset, found, batches = reader.initialOffset(), [], 0
+        before = js.account_info().api["total"]
+        while (end := reader.latestOffset(offset, ReadMaxRows(100))) is not offset:
+            rows = read_all(reader, reader.partitions(offset, end))
+            assert len(rows) <= 100
+            found += rows
+            offset, batches = end, batches + 1
+        asked = js.account_info().api["total"] - before
+        assert len(set(found)) == len(found) == 301
+        assert batches <= 8
+        assert asked <= batches * 60
+
+
+@pytest.mark.parametrize("kind", ["stream", "bucket"])
+def test_a_server_that_is_away_while_messages_are_counted_ends_no_query_and_no_query_early(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ends where it began is taken for nothing new; a query that reads what is there now would be over."""
+    monkeypatch.setattr(following, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(following, "START_PATIENCE_S", 0.4)
+
+    def reader(own: NatsServer, name: str) -> StreamReader | ChangeReader:
+        if kind == "stream":
+            return StreamReader(options(own, name, startingOffsets="earliest", requestTimeoutMs="500"), SCHEMA)
+        given = {"servers": own.url, "bucket": name.removeprefix("KV_"), "requestTimeoutMs": "500"}
+        return ChangeReader(read_options(kv_options.StreamOptions, "jetstream_kv", given), kv_reading.SCHEMA)
+
+    with NatsServer(store_dir=tmp_path) as own:
+        with connect(own.url) as client:
+            js = client.jetstream()
+            if kind == "stream":
+                name = sparse(js, 10_000, 100).name
+            else:
+                name = f"KV_{js.create_kv(KVConfig(bucket='away', history=1)).bucket}"
+                with js.fast_batch() as batch:
+                    batch.add_many((f"$KV.away.{n if n % 100 == 0 else 'x'}", b"") for n in range(10_000))
+        following_one, ending_one = reader(own, name), reader(own, name)
+        start = following_one.initialOffset()
+        following_one.latestOffset(start, ReadMaxRows(20))
+        ending_one.prepareForTriggerAvailableNow()
+        own.kill()
+        # Both know how far the stream is, and ask how many messages are where.
+        assert following_one.latestOffset(start, ReadMaxRows(20)) is start
+        with pytest.raises((RequestTimeout, NoServersAvailable, ConnectionLost)):
+            ending_one.latestOffset(start, ReadMaxRows(20))
+        own.start()
+        monkeypatch.undo()
+        end = ending_one.latestOffset(start, ReadMaxRows(20))
+        assert end["streams"][name]["next"] > 1_000
+        connections._kept.popitem()[1].close()
+
+
+def test_micro_batches_of_a_bucket_grow_with_its_values_and_not_with_its_revisions(
+    server: NatsServer, js: JetStream
+) -> None:
+    for revisions in (300, 3_000, 30_000):
+        bucket = js.create_kv(KVConfig(bucket=f"sparse{revisions}", history=1))
+        every = revisions // 100
+        subject = f"$KV.{bucket.bucket}"
+        with js.fast_batch() as batch:
+            batch.add_many(
+                (f"{subject}.{number if number % every == 0 else 'replaced'}", b"") for number in range(revisions)
+            )
+        given = {"servers": server.url, "bucket": bucket.bucket, "startingOffsets": "earliest"}
+        reader = ChangeReader(read_options(kv_options.StreamOptions, "jetstream_kv", given), kv_reading.SCHEMA)
+        offset, rows, batches = reader.initialOffset(), 0, 0
+        while (end := reader.latestOffset(offset, ReadMaxRows(20))) is not offset:
+            found = [each for part in reader.partitions(offset, end) for each in reader.read(part)]
+            rows, batches = rows + sum(each.num_rows for each in found), batches + 1
+            assert sum(each.num_rows for each in found) <= 20
+            offset = end
+        assert rows == 101
+        assert batches <= 14
+
+
+# ---- errors that never pass ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("subjects", ["", "r.a", "r.a,r.b"])
+def test_who_may_not_make_consumers_is_told_when_the_read_is_planned(subjects: str) -> None:
+    allowed = Permissions(publish_allow=["$JS.API.STREAM.INFO.>"], subscribe_allow=["_INBOX.>"])
+    with (
+        NatsServer(
+            users=[User(user="admin", password="a"), User(user="reader", password="r", permissions=allowed)]
+        ) as own,
+        connect(own.url, auth=UserPassword("admin", "a")) as admin,
+    ):
+        admin.jetstream().create_stream(StreamConfig(name="R", subjects=["r.>"]))
+        admin.jetstream().publish("r.a", b"x")
+        given = {"user": "reader", "password": "r", "startingOffsets": "earliest"}
+        if subjects:
+            given["subjects"] = subjects
+        for make in (
+            lambda read: BatchReader(read, SCHEMA).partitions(),
+            lambda read: StreamReader(read, SCHEMA).initialOffset(),
+        ):
+            with pytest.raises(PermissionDenied, match=r"CONSUMER\.CREATE"):
+                make(options(own, "R", **given))
+        connections._kept.popitem()[1].close()
+
+
+def test_a_stream_that_tasks_could_not_read_is_refused_when_the_read_is_planned(
+    server: NatsServer, js: JetStream
+) -> None:
+    made = js.create_stream(StreamConfig(name=new_name("QUEUE"), subjects=[new_name("q")], retention="workqueue"))
+    for make in (
+        lambda read: BatchReader(read, SCHEMA).partitions(),
+        lambda read: StreamReader(read, SCHEMA).initialOffset(),
+    ):
+        with pytest.raises(ConfigError, match="set allow_direct on the stream"):
+            make(options(server, made.name))
+
+
+def test_an_error_of_a_task_that_never_passes_has_a_short_trace(
+    server: NatsServer, js: JetStream, stream: Stream
+) -> None:
+    reader = BatchReader(options(server, stream.name), SCHEMA)
+    [part] = reader.partitions()
+    js.delete_stream(stream.name)
+    with pytest.raises(JetSparkError) as caught:
+        list(reader.read(part))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert len(shown.splitlines()) <= 12
+    assert "During handling" not in shown
+
+
 # ---- planning ------------------------------------------------------------------------------------------------------
 
 
@@ -606,9 +786,24 @@ def test_a_time_is_found_as_a_sequence(server: NatsServer, stream: Stream) -> No
     assert start_of(startingTimestamp=moment.isoformat()) <= 42
     assert start_of(startingTimestamp=(moment + datetime.timedelta(microseconds=1)).isoformat()) >= 43
     assert start_of(startingTimestamp="0") == 1
-    assert start_of(startingTimestamp="4000000000000") == 101
     assert start_of() == 101
     assert start_of(startingOffsets="earliest") == 1
+
+
+def test_a_query_that_would_start_in_the_future_is_refused_and_one_that_starts_now_reads_what_comes(
+    server: NatsServer, js: JetStream, stream: Stream
+) -> None:
+    """From the end of the stream it would read what is stored before the time that was asked for."""
+    now = datetime.datetime.now(datetime.UTC)
+    for moment in (now + datetime.timedelta(seconds=30), datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)):
+        reader = StreamReader(options(server, stream.name, startingTimestamp=moment.isoformat()), SCHEMA)
+        with pytest.raises(ConfigError, match=r"startingTimestamp=\S+ is in the future: .*latest"):
+            reader.initialOffset()
+    reader = StreamReader(options(server, stream.name, startingTimestamp=now.isoformat()), SCHEMA)
+    start = reader.initialOffset()
+    fill(js, stream, 2)
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert read_all(reader, reader.partitions(start, end)) == [101, 102]
 
 
 def test_an_idle_query_leaves_the_server_in_peace(server: NatsServer, js: JetStream, stream: Stream) -> None:
@@ -621,6 +816,67 @@ def test_an_idle_query_leaves_the_server_in_peace(server: NatsServer, js: JetStr
         assert reader.latestOffset(start, ReadAllAvailable()) is start
     elapsed = time.monotonic() - started
     assert js.account_info().api["total"] - before <= elapsed / 0.1 + 3
+
+
+@pytest.mark.parametrize("count", [3, 30, 300])
+def test_an_idle_query_over_a_pattern_asks_as_seldom_however_many_streams_there_are(
+    count: int,
+) -> None:
+    """Requests a second do not grow with the streams: a page of the list has 256 of them."""
+    with NatsServer() as own_server, connect(own_server.url) as client:
+        js = client.jetstream()
+        for number in range(count):
+            js.create_stream(StreamConfig(name=f"IDLE_{number}", subjects=[f"idle.{number}"], storage="memory"))
+        reader = StreamReader(pattern(own_server, "IDLE_.*"), SCHEMA)
+        start = reader.initialOffset()
+        assert reader.latestOffset(start, ReadAllAvailable()) is start
+        before, started = js.account_info().api["total"], time.monotonic()
+        for _ in range(5):
+            assert reader.latestOffset(start, ReadAllAvailable()) is start
+        elapsed = time.monotonic() - started
+        assert js.account_info().api["total"] - before <= 10 * elapsed + 3
+        # A new message and a new stream are found all the same.
+        js.publish("idle.1", b"x")
+        js.create_stream(StreamConfig(name="IDLE_NEW", subjects=["idle.new"], storage="memory"))
+        js.publish("idle.new", b"x")
+        end = reader.latestOffset(start, ReadAllAvailable())
+        assert (end["streams"]["IDLE_1"]["next"], end["streams"]["IDLE_NEW"]["next"]) == (2, 2)
+
+
+def test_a_query_of_many_named_streams_asks_for_each_of_them_once_a_second_at_most(
+    server: NatsServer, js: JetStream
+) -> None:
+    names = [other_stream(js, 1).name for _ in range(12)]
+    reader = StreamReader(options(server, ",".join(names)), SCHEMA)
+    start = reader.initialOffset()
+    reader.latestOffset(start, ReadAllAvailable())
+    before, started = js.account_info().api["total"], time.monotonic()
+    for _ in range(2):
+        reader.latestOffset(start, ReadAllAvailable())
+    elapsed = time.monotonic() - started
+    assert js.account_info().api["total"] - before <= len(names) * (elapsed + 1)
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["listed", "left out of the list"])
+def test_a_stream_that_a_list_leaves_out_is_asked_about_before_it_counts_as_gone(
+    server: NatsServer, js: JetStream, stream: Stream, listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster the list lacks the streams whose leaders did not answer in time."""
+    first, second = (other_stream(js, 5, f"{stream.name}_{letter}") for letter in "AB")
+    reader = StreamReader(pattern(server, f"{stream.name}_."), SCHEMA)
+    start = reader.initialOffset()
+    pages = JetStream.streams
+    if not listed:
+        monkeypatch.setattr(
+            JetStream, "streams", lambda self: (each for each in pages(self) if each.config.name != second.name)
+        )
+    fill(js, second, 5)
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert {name: each["next"] for name, each in end["streams"].items()} == {first.name: 6, second.name: 11}
+    js.delete_stream(second.name)
+    time.sleep(following.POLL_S)
+    with pytest.raises(ConfigError, match=rf"the checkpoint also has '{second.name}', which is deleted"):
+        reader.latestOffset(end, ReadAllAvailable())
 
 
 @pytest.mark.parametrize(

@@ -313,3 +313,19 @@ def position_of(server: NatsServer) -> int:
         return ((await noted_position(js, "mixed_sums")).sequence or 0) + 1
 
     return ask(server, read)
+
+
+def test_a_rebuild_on_spark_begins_with_the_states_of_a_bucket_where_the_first_events_are_gone(
+    spark: SparkSession, server: NatsServer, bank: JetStream, engine: ReplayEngine
+) -> None:
+    publish(bank, projected.messages(800))
+    backfill(app, spark, server.url, projections=["accounts"])
+    publish(bank, projected.messages(200, seed=2, unreadable=0))
+    right = folded(bank, "accounts")
+    snapshot = ask(server, lambda js: rebuild(js, app, "accounts", from_bucket="accounts")).new.bucket
+    is_parked = [each for each in right.values() if "parked" in (each[2] or "")]
+    bank.stream("BANK").purge(up_to_sequence=700)
+    built = ask(server, lambda js: rebuild(js, app, "accounts", from_bucket="accounts", engine=engine))
+    assert built.record.base == "accounts"
+    assert len(is_parked) >= built.record.parked
+    assert stored(bank, built.new.bucket) == stored(bank, snapshot) == right

@@ -42,12 +42,6 @@ def read_and_write(spark, servers):
     state.write.format("jetstream_kv").options(**options).mode("append").save()
     table = spark.read.format("jetstream_kv").option("servers", servers).option("bucket", "setup").load()
     assert sorted(int(bytes(row.value)) for row in table.collect()) == [96, 97, 98, 99, 100]
-    event = "to_json(named_struct('amount', sequence)) AS event"
-    events = orders.selectExpr("concat('k', CAST(sequence % 5 AS string)) AS key", "sequence", event)
-    options = {"servers": servers, "bucket": "folded", "fold": "jetspark.bench.spark:Totals"}
-    events.repartition(2, "key").write.format("jetstream_fold").options(**options).mode("append").save()
-    table = spark.read.format("jetstream_kv").option("servers", servers).option("bucket", "folded").load()
-    assert sum(json.loads(bytes(row.value))[1] for row in table.collect()) == 5050
     print("done")
 
 def project(spark, servers, ship, *, streams=False):
@@ -128,8 +122,7 @@ def servers() -> Iterator[str]:
         js = nc.jetstream()
         js.create_stream(StreamConfig(name="SETUP", subjects=["setup.in"], allow_batched=True, allow_direct=True))
         js.create_stream(StreamConfig(name="COPY", subjects=["setup.copy.>"], allow_batched=True, allow_direct=True))
-        for bucket in ("setup", "folded"):
-            js.create_kv(KVConfig(bucket=bucket))
+        js.create_kv(KVConfig(bucket="setup"))
         with js.fast_batch() as fast:
             fast.add_many(("setup.in", b"%d" % number) for number in range(1, 101))
         yield server.url
@@ -221,7 +214,8 @@ options = f"servers '{sys.argv[1]}', stream 'SETUP'"
 spark.sql(f"CREATE TEMPORARY VIEW orders USING jetstream OPTIONS ({options})")
 assert spark.sql("SELECT max(sequence) FROM orders").first()[0] == 100
 spark.sql(f"CREATE TEMPORARY VIEW copy USING jetstream OPTIONS (servers '{sys.argv[1]}')")
-columns = "'setup.copy.sql', data, headers, stream, sequence, timestamp"  # an INSERT has to name them all
+# An INSERT has to name them all.
+columns = "'setup.copy.sql', data, headers, stream, sequence, timestamp, stream_created"
 spark.sql(f"INSERT INTO copy SELECT {columns} FROM orders WHERE sequence <= 10").collect()
 other = spark.newSession()
 for _ in range(2):

@@ -6,16 +6,17 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.names import new_stream
+from support.names import new_name, new_stream
 
 from jetspark.blocking import JetStream, Stream, connect
+from jetspark.errors import RequestTimeout
 from jetspark.server import NatsServer
 
 pytest.importorskip("pyspark")
@@ -168,6 +169,19 @@ def test_a_named_write_that_runs_again_stores_nothing_twice_even_after_the_dupli
     assert stream.info().state.messages == 2000
 
 
+def test_a_name_that_is_used_again_for_other_rows_is_refused(
+    spark: SparkSession, server: NatsServer, js: JetStream
+) -> None:
+    stream = new_stream(js)
+    options = {"subject": f"{stream.name}.x", "writeId": f"job-{stream.name}"}
+    rows = spark.range(0, 1000, 1, 2).selectExpr("string(id) AS data")
+    write(rows, server, **options)
+    with pytest.raises(Exception, match=rf"writeId='job-{stream.name}' has written 1000 other rows to stream"):
+        write(spark.range(1, 1001, 1, 2).selectExpr("string(id) AS data"), server, **options)
+    write(rows.repartition(3), server, **options)  # the same rows, in other tasks and another order
+    assert stream.info().state.messages == 1000
+
+
 @pytest.mark.parametrize("mode", ["fast", "async"])
 def test_a_named_write_that_failed_half_way_goes_on_after_the_duplicate_window_from_what_is_stored(
     spark: SparkSession, server: NatsServer, js: JetStream, mode: str
@@ -307,6 +321,39 @@ def test_two_writes_of_a_batch_to_the_same_subject_need_names(
         assert Counter(stored(stream)) == Counter(3 * expected)
 
 
+@pytest.mark.parametrize("where", ["x", "y"], ids=["the same subject", "another subject"])
+def test_two_writes_of_a_batch_under_one_name_are_refused_if_their_rows_differ(
+    spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path, inputs: Path, where: str
+) -> None:
+    stream = new_stream(js)
+    expected = lines(inputs, 0, 50)
+
+    def write_twice(batch: DataFrame) -> None:
+        write(batch, server, subject=f"{stream.name}.x", writeId="copy")
+        second = batch if where == "y" else batch.selectExpr("concat(data, '!') AS data")
+        write(second, server, subject=f"{stream.name}.{where}", writeId="copy")
+
+    for _ in range(2):  # also when the first of them is known from before
+        with pytest.raises(Exception, match="writeId='copy' has written 50 other rows to stream"):
+            copy_each(spark, tmp_path, write_twice)
+        assert stored(stream) == expected
+
+
+def test_a_batch_that_is_repeated_by_another_run_with_other_rows_keeps_what_was_written(
+    spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path, inputs: Path
+) -> None:
+    stream = new_stream(js)
+    expected = lines(inputs, 0, 50)
+
+    def write_batch(rows: str) -> Callable[[DataFrame], None]:
+        return lambda batch: write(batch.selectExpr(rows), server, subject=f"{stream.name}.x", writeId="copy")
+
+    with pytest.raises(Exception, match="stopped before the commit"):
+        copy_each(spark, tmp_path, write_batch("data"), then=RuntimeError("stopped before the commit"))
+    copy_each(spark, tmp_path, write_batch("concat(data, '!') AS data"))
+    assert stored(stream) == expected
+
+
 def test_a_write_of_foreach_batch_that_could_not_be_recognised_says_so(
     spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path, inputs: Path
 ) -> None:
@@ -391,6 +438,62 @@ def test_what_cannot_work_is_refused_before_the_first_row(
     with pytest.raises(Exception, match=message):
         write(frame, server, **({"subject": f"{stream.name}.x"} | options))
     assert stored(stream) == []
+
+
+@contextlib.contextmanager
+def heard(server: NatsServer, subject: str) -> Iterator[list[str]]:
+    """What is asked on a subject of the API."""
+    found: list[str] = []
+    with connect(server.url) as client:
+        asked = client.subscribe(subject)
+        client.flush()
+        yield found
+        client.flush()
+        with contextlib.suppress(RequestTimeout):
+            while True:
+                found.append(asked.next(timeout=0.2).subject)
+
+
+@pytest.mark.parametrize("how", ["a batch", "a query", "foreachBatch"])
+def test_a_write_that_can_never_succeed_is_tried_once_and_not_four_times(
+    spark: SparkSession, server: NatsServer, js: JetStream, tmp_path: Path, inputs: Path, how: str
+) -> None:
+    lines(inputs, 0, 10)
+    missing = new_name("MISSING")
+    options = {"stream": missing, "subject": "x"}
+
+    def run() -> None:
+        if how == "a batch":
+            write(spark.range(0, 10, 1, 1).selectExpr("string(id) AS data"), server, **options)
+        elif how == "a query":
+            copy_lines(spark, server, tmp_path, **options)
+        else:
+            copy_each(spark, tmp_path, lambda batch: write(batch, server, **options))
+
+    why = f"stream='{missing}': there is no such stream; create it with"
+    with heard(server, f"$JS.API.STREAM.INFO.{missing}") as asked, pytest.raises(Exception, match=why):
+        run()
+    assert len(asked) == 1
+
+
+def test_a_bucket_that_is_missing_fails_a_write_at_once(spark: SparkSession, server: NatsServer, js: JetStream) -> None:
+    missing = new_name("missing")
+    rows = spark.range(0, 10, 1, 1).selectExpr("string(id) AS key", "string(id) AS value")
+    writer = rows.write.format("jetstream_kv").mode("append").options(servers=server.url, bucket=missing)
+    with heard(server, f"$JS.API.STREAM.INFO.KV_{missing}") as asked, pytest.raises(Exception, match="not found"):
+        writer.save()
+    assert len(asked) == 1
+
+
+def test_a_row_that_cannot_be_a_message_ends_a_write_before_the_other_rows_are_all_stored(
+    spark: SparkSession, server: NatsServer, js: JetStream
+) -> None:
+    """Other tasks do not fail for it: they would go on to their ends if this one did not raise."""
+    stream = new_stream(js)
+    rows = spark.range(0, 200_000, 1, 40).selectExpr("if(id = 7, null, repeat(string(id), 40)) AS data")
+    with pytest.raises(Exception, match="row 7 of partition 0: data is null"):
+        write(rows, server, subject=f"{stream.name}.x")
+    assert stream.info().state.messages < 195_000
 
 
 def test_a_row_without_data_is_named(spark: SparkSession, server: NatsServer, js: JetStream) -> None:

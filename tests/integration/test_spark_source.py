@@ -19,7 +19,7 @@ import pytest
 from support.certificates import Certificates
 from support.names import new_name
 
-from jetspark import NKey, StreamConfig, TLSConfig, UserPassword
+from jetspark import KVConfig, NKey, StreamConfig, TLSConfig, UserPassword
 from jetspark.blocking import JetStream, Stream, connect
 from jetspark.core.auth import Auth, create_seed, public_key
 from jetspark.errors import JetSparkError
@@ -75,15 +75,44 @@ def test_a_batch_has_every_message_with_all_about_it(spark: SparkSession, server
     assert [row.sequence for row in rows] == list(range(1, 101))
     stored = stream.get_message(42)
     # collect() shows times in the zone of this machine, without saying so.
-    moment = rows[41].timestamp.astimezone(datetime.UTC)
-    assert rows[41].asDict() | {"timestamp": moment} == {
+    moments = {name: rows[41][name].astimezone(datetime.UTC) for name in ("timestamp", "stream_created")}
+    assert rows[41].asDict() | moments == {
         "subject": stored.subject,
         "data": bytearray(b"42"),
         "headers": None,
         "stream": stream.name,
         "sequence": 42,
         "timestamp": stored.timestamp,
+        "stream_created": stream.info().created,
     }
+
+
+def test_the_recommended_ids_and_newest_rows_of_a_stream_that_was_re_created_are_stored(
+    spark: SparkSession, server: NatsServer, js: JetStream, stream: Stream
+) -> None:
+    """Its sequences begin again: without the time it was created they would be those of the stream before."""
+    from pyspark.sql import functions as F
+
+    copy = js.create_stream(StreamConfig(name=new_name("COPY"), subjects=[f"{new_name('copy')}.>"], allow_batched=True))
+    subject = copy.info().config.subjects[0].replace(">", "x")  # type: ignore[index]
+    bucket = js.create_kv(KVConfig(bucket=new_name("newest")))
+    config = stream.info().config
+    for count in (100, 30):
+        rows = batch(spark, server, stream.name).load()
+        ids = F.concat_ws(":", "stream", F.unix_micros("stream_created"), "sequence")
+        copied = rows.select("data", ids.alias("msg_id"))
+        copied.write.format("jetstream").options(servers=server.url, subject=subject).mode("append").save()
+        newest = rows.selectExpr("'k' || sequence % 10 AS key", "data AS value", "sequence", "stream_created")
+        options = {"servers": server.url, "bucket": bucket.bucket, "guard": "sequence"}
+        for _ in range(2):
+            newest.write.format("jetstream_kv").options(**options).mode("append").save()
+        found = {key: entry.value for key, entry in bucket.snapshot([">"]).items()}
+        assert found == {f"k{number % 10}": b"%d" % number for number in range(count - 9, count + 1)}
+        js.delete_stream(stream.name)
+        js.create_stream(config)
+        for number in range(1, 31):
+            js.publish(f"{stream.name.lower()}.{number}", b"%d" % number)
+    assert copy.info().state.messages == 130
 
 
 def test_headers_come_with_the_option(spark: SparkSession, server: NatsServer, js: JetStream, stream: Stream) -> None:

@@ -55,7 +55,8 @@ class FrontWithApi(Front):
             self._partings[-1][2] = min(self._partings[-1][2], self.clock.now)
 
     def process(self, message: Publication) -> None:
-        if message.subject not in (_INFO, _GET, _DIRECT):
+        is_direct = message.subject == _DIRECT or message.subject.startswith(f"{_DIRECT}.")
+        if not is_direct and message.subject not in (_INFO, _GET):
             super().process(message)
             return
         for watch in self.watchers:
@@ -64,7 +65,7 @@ class FrontWithApi(Front):
         stream = model.stream(STREAM)
         self.say(model.on_time(self.clock.now), by=model)
         self._asked += 1
-        if message.subject == _DIRECT:
+        if is_direct:
             answer = self._get_direct(stream, message, is_parted=is_parted)
         elif not stream.has_leader:
             return
@@ -131,7 +132,8 @@ class FrontWithApi(Front):
         node = rng.choice(nodes)
         lag_s = random.Random(f"{self.seed} {node} {self.clock.now // LAG_CHANGES_S}").choice(LAGS_S)
         seen = [each for each in _applied(stream) if node == stream.leader or each.time + lag_s <= self.clock.now]
-        found = _find(seen, json.loads(message.data))
+        of_subject = message.subject.removeprefix(_DIRECT)[1:]
+        found = _find(seen, {"last_by_subj": of_subject} if of_subject else json.loads(message.data))
         if found is None:
             return Delivery(message.reply, b"", status=Status(404, "Message Not Found"))
         headers = Headers(found.headers)

@@ -1,8 +1,10 @@
-"""Several worker processes of one application on the model server, in virtual time: killed, cut off, replaced.
+"""Several worker processes of one application on the model server, in virtual time: killed, cut off, stopped, replaced.
 
 Everything but the network, the server and the clock is the real thing. A *process* is a run of the application whose
-connections can be cut for good: a kill lets nothing more out of it. One that is cut off for a while goes on running
-handlers, as a process does whose network is gone, and comes back as a zombie.
+connections can be cut for good: a kill lets nothing more out of it. One that is cut off for a while continues to run
+handlers, as a process does whose network is gone, and comes back as a zombie. One that is stopped runs nothing, as
+after SIGSTOP or on a machine with too much to do; then it finds in its socket what the server has sent before and
+since. Faults come one by one, or several within a moment: a partition may move on while it is being taken over.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import copy
 import json
 import logging
 import random
@@ -46,18 +49,48 @@ class Process:
         self.is_dead = False
         self.is_cut_off = False
         self.was_away = False
+        self.is_stopped = False
         self.wires: list[Any] = []
         self.task: asyncio.Task[None] | None = None
+        self._held: list[tuple[Any, tuple[Any, ...], contextvars.Context | None]] = []
+        """What would have run while it was stopped."""
 
     def __repr__(self) -> str:
         return f"process {self.number}"
+
+    def guard(self, callback: Any, context: contextvars.Context | None) -> Any:
+        """The same call, which waits while the process is stopped."""
+
+        def call(*args: Any) -> None:
+            if self.is_stopped:
+                self._held.append((callback, args, context))
+            else:
+                callback(*args)
+
+        return call
+
+    def resume(self) -> None:
+        """Run what was held, in its order, and what has become due."""
+        self.is_stopped, held, self._held = False, self._held, []
+        for callback, args, context in held:
+            asyncio.get_running_loop().call_soon(callback, *args, context=context)
 
 
 CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
 
 class ProcessLoop(VirtualLoop):
-    """Knows which process opens a connection."""
+    """Knows which process opens a connection, and runs nothing of one that is stopped."""
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        return super().call_soon(_guarded(callback, context), *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        return super().call_at(when, _guarded(callback, context), *args, context=context)
 
     async def create_connection(self, protocol_factory: Any, *args: Any, **options: Any) -> Any:
         process = CURRENT.get()
@@ -69,14 +102,22 @@ class ProcessLoop(VirtualLoop):
         return transport, protocol
 
 
+def _guarded(callback: Any, context: contextvars.Context | None) -> Any:
+    process = CURRENT.get() if context is None else context.get(CURRENT)
+    return callback if process is None else process.guard(callback, context)
+
+
 class World:
     """One run: events, processes, faults, and what the checkers have seen."""
 
     sharing: ClassVar[dict[str, Any]] = {"partitions": PARTITIONS, "takeover_s": 5.0}
 
-    def __init__(self, seed: int, *, events: int = 24, keys: int = 5) -> None:
+    def __init__(self, seed: int, *, events: int = 80, keys: int = 8) -> None:
         self.rng = random.Random(seed)
-        self.network: Network = model_network(seed)
+        # The slow one stretches what is a moment otherwise, and brings a long answer bit by bit, so that faults come in
+        # the middle of it.
+        slow: dict[str, Any] = {"delay_s": (0.001, 0.1), "piece_bytes": 500}
+        self.network: Network = model_network(seed, **self.rng.choice([{}, slow]))
         self.log: list[str] = []
         rng = self.rng
         names = [f"k{rng.randrange(keys)}" for _ in range(events)]
@@ -96,9 +137,11 @@ class World:
         self.effects: dict[int, set[str]] = defaultdict(set)
         self.running: dict[int, Process] = {}
         self.is_transaction = rng.random() < 0.5
-        self.kills = self.cuts = self.zombies = 0
+        self.kills = self.cuts = self.stops = self.zombies = 0
         self.processes: list[Process] = []
         self._count = 0
+        self._absences: list[asyncio.Task[None]] = []
+        self._saved: dict[tuple[str, str], Any] = {}
 
     def note(self, text: str) -> None:
         self.log.append(f"{self.network.clock.now % 100000:9.3f} {text}")
@@ -133,7 +176,7 @@ class World:
         try:
             trouble = [] if self.is_mended else self.trouble.get(number, [])
             kind = trouble.pop(0) if trouble else "fine"
-            await asyncio.sleep({"slow": 3.0}.get(kind, self.rng.choice([0.0, 0.01, 0.3])))
+            await asyncio.sleep({"slow": 3.0}.get(kind, self.rng.choice([0.01, 0.3, 1.0])))
             self.check_alive(process)
             if kind == "reject":
                 raise Reject("poison")
@@ -228,6 +271,15 @@ class World:
         await asyncio.sleep(seconds)
         process.is_cut_off = False
 
+    async def pause(self, process: Process, seconds: float) -> None:
+        """As SIGSTOP and SIGCONT do."""
+        self.stops += 1
+        self.note(f"{process} is stopped for {seconds:.1f} s")
+        process.is_stopped = process.was_away = True
+        await asyncio.sleep(seconds)
+        self.note(f"{process} continues")
+        process.resume()
+
     def _cut(self, process: Process) -> None:
         for wire in process.wires:
             if not wire.is_cut:
@@ -250,11 +302,15 @@ class World:
             app = self.app()
             await apply_topology(js, app)
             alive = [self.start() for _ in range(3)]
+            saving = asyncio.create_task(self._save(app))
             publishing = asyncio.create_task(self._publish(app))
+            await asyncio.sleep(1.0)  # for who publishes to connect
             for fault in faults:
-                await asyncio.sleep(self.rng.uniform(0.2, 6.0))
+                await asyncio.sleep(self.rng.choice([self.rng.uniform(0.0, 0.1), self.rng.uniform(0.2, 6.0)]))
                 await self._misfortune(fault, alive)
             await publishing
+            saving.cancel()
+            await asyncio.gather(*self._absences)
             await self._settle(app)
             self.is_mended = True
             await client.flush(60.0)  # the operator waits until the server is there
@@ -274,7 +330,9 @@ class World:
     async def _publish(self, app: App) -> None:
         async with app.connect(URL) as client:
             for event in self.events:
-                await asyncio.sleep(self.rng.choice([0.0, 0.01, 0.5]))
+                # Until the last fault, and so many at a time that keys queue: a fault that comes when everything is
+                # done, or when one event is under way, finds nothing.
+                await asyncio.sleep(self.rng.choice([0.0, 0.0, 0.0, 0.01, 2.0]))
                 while True:
                     try:
                         await client.publish(event, id=f"e{event.number}")
@@ -283,7 +341,11 @@ class World:
                         await asyncio.sleep(0.5)
 
     async def _misfortune(self, fault: str, alive: list[Process]) -> None:
-        process = self.rng.choice(alive)
+        # Who is away for a while comes back by itself, and others have their misfortunes in the meantime.
+        present = [each for each in alive if not each.is_stopped and not each.is_cut_off]
+        if not present:
+            return
+        process = self.rng.choice(present)
         if fault == "kill":
             await self.kill(process)
             alive.remove(process)
@@ -291,16 +353,45 @@ class World:
             alive.append(self.start())
         elif fault == "join":
             alive.append(self.start())
-        elif fault == "leave" and len(alive) > 1:
+        elif fault == "flap":  # partitions move, and back before they have arrived
+            for _ in range(self.rng.randint(1, 3)):
+                guest = self.start()
+                await asyncio.sleep(self.rng.uniform(0.0, 1.5))
+                await self.stop(guest)
+        elif fault == "leave" and len(present) > 1:
             await self.stop(process)
             alive.remove(process)
         elif fault == "cut":
-            await self.cut_off(process, self.rng.choice([0.1, 3.0, 12.0]))
+            self._begin(self.cut_off(process, self.rng.choice([0.1, 3.0, 12.0])))
+        elif fault == "pause":
+            self._begin(self.pause(process, self.rng.choice([1.0, 4.0, 8.0, 15.0])))
         elif fault == "server":
-            self.network.kill_server(self.rng.uniform(0.1, 3.0))
+            self.network.kill_server(self.rng.choice([0.1, 3.0, 7.0]))
+            self._go_back()
         elif fault == "leader":
             name = self.rng.choice([STREAM, "SIM_h_PARTITIONS"])
             self.network.lose_leader(name, self.rng.uniform(0.1, 2.0))
+
+    def _begin(self, absence: Any) -> None:
+        self._absences.append(asyncio.ensure_future(absence))
+
+    async def _save(self, app: App) -> None:
+        """A server writes from time to time what its consumers have delivered."""
+        places = [each for each in app.consumers_of(app.handlers["h"]) if each.stream != app.retry_stream]
+        while True:
+            for place in places:
+                if (consumer := self.network.front.model.consumer(place.stream, place.name)) is not None:
+                    state = consumer.pending, consumer.deliveries, consumer.next_sequence, consumer.ack_floor
+                    self._saved[place.stream, place.name] = copy.deepcopy(state)
+            await asyncio.sleep(0.3)
+
+    def _go_back(self) -> None:
+        """One that is killed has forgotten the last moment: it delivers some again, as if for the first time."""
+        for place, state in self._saved.items():
+            if (consumer := self.network.front.model.consumer(*place)) is not None and self.rng.random() < 0.5:
+                pending, deliveries, consumer.next_sequence, consumer.ack_floor = copy.deepcopy(state)
+                consumer.pending, consumer.deliveries = pending, deliveries
+                consumer.update(consumer.config)
 
     async def _settle(self, app: App, limit_s: float = 2000.0) -> None:
         model, quiet = self.network.front.model, 0
@@ -341,7 +432,22 @@ class World:
         return {int(line.rsplit(" ", 1)[1]) for line in self.log if " has skipped " in line}
 
 
-FAULTS = ["kill", "kill", "kill", "join", "leave", "cut", "cut", "server", "leader"]
+FAULTS = [
+    "kill",
+    "kill",
+    "kill",
+    "join",
+    "leave",
+    "flap",
+    "flap",
+    "cut",
+    "cut",
+    "pause",
+    "pause",
+    "server",
+    "server",
+    "leader",
+]
 
 
 @contextlib.contextmanager
@@ -367,7 +473,7 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def run_world(seed: int, *, count: int = 6, kind: type[World] = World) -> World:
+def run_world(seed: int, *, count: int = 14, kind: type[World] = World) -> World:
     world = kind(seed)
     faults = world.rng.choices(FAULTS, k=count)
     with (

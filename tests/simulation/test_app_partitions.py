@@ -13,7 +13,8 @@ from support import seeds
 from jetspark.app import Context
 
 
-@pytest.mark.parametrize("seed", seeds.tried([*range(3), 779791299], 2))
+# 6021: a process that was stopped began an event that another one had finished, as its timer ran before its handlers.
+@pytest.mark.parametrize("seed", seeds.tried([*range(2), 6021], 2))
 def test_keys_stay_in_order_and_effects_happen_once(seed: int) -> None:
     run_world(seed)
 

@@ -102,6 +102,7 @@ class Awaited:
             return value
 
         async def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs = {key: each._target if isinstance(each, Awaited) else each for key, each in kwargs.items()}
             if inspect.iscoroutinefunction(callback := kwargs.get("callback")):
                 kwargs["callback"] = _from_thread(callback)
             return await _in_thread(functools.partial(value, *args, **kwargs))

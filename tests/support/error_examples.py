@@ -79,6 +79,7 @@ EXAMPLES: list[JetSparkError] = [
     errors.WrongVersion("ORDERS", ("orders.o-1.>",), 3, 7),
     errors.CommandRefused("no such order"),
     errors.CommandInDoubt("orders.place", "cmd-1", 2.5),
+    errors.WorkflowNotOver("fulfilment", "o-1", 2.5, "running"),
     errors.CommandFailed("orders.place", "ValueError: no"),
     errors.NoWorkers("orders", "orders.place", "cmd.orders.orders.place"),
     errors.WorkersBusy("orders.place", 1000),

@@ -34,6 +34,7 @@ class InPlace:
             return value
 
         async def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs = {key: each._target if isinstance(each, InPlace) else each for key, each in kwargs.items()}
             return wrap(value(*args, **kwargs))
 
         return call

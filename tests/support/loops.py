@@ -41,7 +41,7 @@ TESTS = {
         "test_a_connection_that_is_closed_leaves_the_rest_to_be_read": "closing",
     },
     "test_pull": {
-        "test_fetch_returns_what_there_is_when_its_time_is_over": "timers",
+        "test_a_filling_fetch_returns_what_there_is_when_its_time_is_over": "timers",
         "test_no_wait_ends_though_the_server_says_nothing": "timers",
         "test_a_closed_connection_ends_a_fetch_with_an_error": "closing",
         "test_messages_gives_everything_once_and_in_order": "flow control",

@@ -21,6 +21,7 @@ class LossyProxy(Proxy):
         self._trigger: bytes | None = None
         self._lost: Literal["to_server", "to_client", "one"] = "to_server"
         self._is_losing = False
+        self._never: bytes | None = None
         self.has_lost = threading.Event()
         """Something was lost since the test has asked for it."""
 
@@ -33,6 +34,10 @@ class LossyProxy(Proxy):
         """The message does not reach the server; all others do."""
         self.has_lost.clear()
         self._trigger, self._lost, self._is_losing = trigger, "one", False
+
+    def lose_each(self, content: bytes) -> None:
+        """No message with this in it reaches the server; all others do."""
+        self._never = content
 
     def cut(self) -> None:
         self._trigger, self._is_losing = None, False
@@ -54,6 +59,8 @@ class LossyProxy(Proxy):
 
     def _is_passed_on(self, message: bytes) -> bool:
         """Whether the server gets a client's message; its content may start a loss."""
+        if self._never is not None and self._never in message:
+            return False
         if self._is_losing:
             return self._lost == "to_client"
         if self._trigger is None or self._trigger not in message:

@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 
 from jetspark.cli.commands import app as cli
 from jetspark.spark import backfill, register, run, session
-from jetspark.spark.engine import folding
+from jetspark.spark.kv import writing
 from jetspark.spark.stream import sink
 from support.sparks import CONF
 
@@ -85,9 +85,9 @@ def troubled_format(hangs: str) -> type[DataSource]:
     return TroubledFormat
 
 
-class TroubledFold(folding._FoldWriter):
+class TroubledTable(writing.BucketStreamWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Fails, and then dies, when everything is folded, or even stored: Spark does not know, and does it again."""
+        """Fails, and then dies, when everything is stored: Spark does not know, and does it again."""
         message = super().write(iterator)
         if HAS_FAILURES and attempt() == 0:
             raise RuntimeError("this attempt fails")
@@ -96,15 +96,15 @@ class TroubledFold(folding._FoldWriter):
         return message
 
 
-class TroubledFoldFormat(folding.FoldFormat):
+class TroubledTableFormat(DataSource):
     @classmethod
     def name(cls) -> str:
-        return "troubled_fold"
+        return "troubled_table"
 
-    def writer(self, schema: StructType, overwrite: bool) -> TroubledFold:
-        writer = super().writer(schema, overwrite)
-        assert isinstance(writer, folding._FoldWriter)
-        return TroubledFold(writer._options)
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TroubledTable:
+        writer = writing.stream_writer(self.options, schema, overwrite)
+        assert isinstance(writer, writing.BucketStreamWriter)
+        return TroubledTable(writer._options)
 
 
 def checking(hangs: str) -> Callable[[str], Column]:
@@ -170,7 +170,7 @@ def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery | Ba
     # changes it for another if they share it. Formats are looked up in the session that is active.
     spark, hangs = any_session.newSession(), job.get("hangs", "")
     spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)  # type: ignore[union-attr]
-    for kind in (troubled_format(hangs), TroubledFoldFormat):
+    for kind in (troubled_format(hangs), TroubledTableFormat):
         spark.dataSource.register(kind)
     register(spark)
     if "projects" in job:
@@ -184,23 +184,17 @@ def start(any_session: SparkSession, job: dict[str, Any]) -> StreamingQuery | Ba
     else:
         frame = spark.readStream.option("maxFilesPerTrigger", "1").text(job["input"])
         frame = frame.select(checking(hangs)("value").alias("data"))
+    if "table" in job:
+        text = F.col("data").cast("string")
+        frame = frame.select(
+            F.get_json_object(text, "$.key").alias("key"), text.alias("value"), "sequence"
+        ).repartition(2)
     writer = frame.writeStream.option("checkpointLocation", job["checkpoint"]).trigger(availableNow=True)
     if "each" in job:
         return writer.foreachBatch(lambda batch, _: write_each(batch, job["each"], hangs)).start()
-    if "fold" not in job:
-        return writer.format("troubled").options(**job["options"]).start()
-
-    def fold(batch: DataFrame, number: int) -> None:
-        text = F.col("data").cast("string")
-        rows = batch.select(F.get_json_object(text, "$.key").alias("key"), "sequence", text.alias("event"))
-        rows = rows.repartition(2, "key")
-        options = dict(job["fold"])
-        if number % 2:  # as `jetspark.spark.fold` does it
-            rows = rows.withColumn("partition", F.pmod(F.hash("key"), F.lit(2)))
-            options["storedBy"] = "tasks"
-        rows.write.format("troubled_fold").options(**options).mode("append").save()
-
-    return writer.foreachBatch(fold).start()
+    if "table" in job:
+        return writer.format("troubled_table").options(**job["table"]).start()
+    return writer.format("troubled").options(**job["options"]).start()
 
 
 def write_each(batch: DataFrame, options: dict[str, str], hangs: str) -> None:

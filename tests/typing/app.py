@@ -1,6 +1,7 @@
 """What users of ``jetspark.app`` see."""
 
 import datetime
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, assert_type
 
 import msgspec
@@ -21,6 +22,7 @@ from jetspark.app import (
     Private,
     Timestamp,
     TopologyPlan,
+    View,
     decode,
     event,
     unchanged,
@@ -117,6 +119,7 @@ async def call(app: App, orders: AppClient) -> None:
     reply = await orders.call(PayOrder(order_id="o-1"), command_id="c-1", expected_version=0, timeout=2.0)
     assert_type(reply, CommandReply)
     assert_type(reply.sequence, int)
+    assert_type(reply.data_as(dict[str, int]), dict[str, int])
     PayOrder(order_id=1)  # type: ignore[arg-type]
     PayOrder("o-1")  # type: ignore[call-arg]
     await orders.call(OrderPaid(order_id="o-1", amount_cents=5))  # type: ignore[arg-type]
@@ -143,3 +146,70 @@ async def wrong_ways_in(app: App, orders: AppClient) -> None:
     await app.run(tls=True)  # type: ignore[arg-type]
     orders.bulk(max_pending_messages=100)
     orders.bulk(max_pending=100)  # type: ignore[call-arg]
+
+
+class Account(msgspec.Struct):
+    cents: int = 0
+
+
+shop = App("bank", stream="BANK", subjects=["orders.>"])
+
+
+@shop.projection("balances", events=[OrderPaid], bucket="balances")
+class Balances:
+    def key(self, event: OrderPaid) -> str:
+        return event.order_id
+
+    def apply(self, state: Account | None, event: OrderPaid) -> Account | object:
+        return state or Account()
+
+
+@shop.projection("counts", events=[OrderPaid], bucket="counts")
+class Counts:
+    def key(self, event: OrderPaid) -> str:
+        return event.order_id
+
+    def apply(self, state: int | None, event: OrderPaid, key: str) -> int:
+        return (state or 0) + len(key)
+
+
+@shop.handler(OrderPaid, durable="billing")
+async def charge(event: OrderPaid, limit: int = 3) -> OrderShipped | None:
+    return OrderShipped(order_id=event.order_id) if limit else None
+
+
+@shop.lifespan
+async def resources() -> AsyncIterator[int]:
+    yield 5
+
+
+async def views() -> None:
+    async with shop.connect() as client:
+        balances = client.view(Balances)
+        assert_type(balances, View[Account | None])
+        assert_type(await balances.get("a"), Account | None)
+        assert_type(await balances.get("a", 0), Account | int)
+        assert_type((await balances.entry("a")).state, Account | None)
+        assert_type(await client.view(Counts).get("a", 0), int)
+        assert_type(await client.view("balances").get("a"), Any)
+        async with client.view(Counts).replica() as states:
+            assert_type(states.get("a"), int | None)
+            assert_type(states.get("a", 0), int)
+        async for entry in balances.watch("a"):
+            assert_type(entry.state, Account | None)
+        client.view(int)  # type: ignore[arg-type]
+
+
+async def signatures() -> None:
+    assert_type(await charge(OrderPaid(order_id="o-1", amount_cents=5), limit=0), OrderShipped | None)
+    await charge("o-1")  # type: ignore[arg-type]
+    async for number in resources():
+        assert_type(number, int)
+
+
+async def effects(ctx: Context) -> None:
+    async def effect(order_id: str) -> int:
+        return 5
+
+    assert_type(await ctx.once("charge", effect, "o-1"), int)
+    assert_type(await ctx.once("charge", effect, "o-1", result_type=Account), Account)

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import math
+import operator
 import typing
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import pydantic
 import pytest
 
-from jetspark.app import App, Breaker, Retry, RetryIn
+from jetspark.app import App, Breaker, Context, Decision, Event, Retry, RetryIn, event
 from jetspark.app.application import BatchHandlerOptions, HandlerOptions, HandlerSpec
 from jetspark.app.topology.names import escape_token
 from jetspark.errors import ConfigError
 
 
-class Paid: ...
+class Paid(Event, type="order.paid", key="order_id", subject="orders.paid.{order_id}"):
+    order_id: str
+    lines: list[str] = []
+    cents: int = 0
+
+
+class Shipped(Event, type="order.shipped", key="parcel", subject="orders.shipped.{parcel}"):
+    parcel: str
+
+
+@event(type="order.seen", subject="orders.seen")
+class Seen(pydantic.BaseModel, frozen=True):
+    page: str
 
 
 async def bill(event: Paid) -> None: ...
@@ -78,6 +93,7 @@ def test_a_declaration_names_the_value_it_cannot_use(wrong: dict[str, object]) -
         ({"partitions": 1.5}, "partitions=1.5: expected a whole number, 1 to 256, or None for none"),
         ({"bucket": 5}, "bucket=5: expected the name of a bucket"),
         ({"events": (Paid, "paid")}, "event='paid': expected a type of event"),
+        ({"events": (Paid, int)}, "int is no type of event"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -114,6 +130,162 @@ def test_a_value_of_another_type_is_told_with_what_is_expected(make: Callable[[]
     assert expected in str(raised.value)
 
 
+def _one(event: Any) -> str:
+    return "one"
+
+
+async def _async_key(event: Any) -> str:
+    return "one"
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("nope", "key='nope': Paid has no such field; its fields are order_id, lines, cents. Without key= it is the"),
+        ("", "key='': Paid has no such field; its fields are"),
+        (
+            "{order_id}.{cents}",
+            "expected the name of a field, or a function such as key=lambda event: f'{event.",
+        ),
+        ("lines", "key='lines': Paid.lines is a list; expected a field of one value"),
+        (lambda: "x", "key=<lambda>(): expected a function that is called with the event alone"),
+        (lambda event, ctx: "x", "key=<lambda>(event, ctx): expected a function that is called with the event alone"),
+        (_async_key, "key=_async_key: expected a plain function, and it is async"),
+        (3, "key=3: expected the name of a field, a function of the event"),
+        (["order_id"], "key=['order_id']: expected the name of a field, a function of the event"),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_a_key_that_no_event_has_is_refused_when_it_is_declared(key: Any, expected: str) -> None:
+    app = App("orders", stream="ORDERS", subjects=["orders.>"])
+    with pytest.raises(ConfigError) as raised:
+        app.handler(Paid, durable="billing", key=key)(bill)
+    assert "handler 'billing': key=" in str(raised.value)
+    assert expected in str(raised.value)
+    with pytest.raises(ConfigError) as raised:
+
+        @app.workflow("billing", key=key)
+        class Billing:
+            def react(self, state: int | None, event: Paid) -> Decision | None: ...
+
+    assert "workflow 'billing': key=" in str(raised.value)
+    assert expected in str(raised.value)
+
+
+def test_a_key_has_to_be_a_field_of_every_event() -> None:
+    app = App("orders", stream="ORDERS", subjects=["orders.>"])
+
+    async def handle(event: Paid | Shipped | Seen) -> None: ...
+
+    with pytest.raises(ConfigError, match="key='order_id': Shipped has no such field; its fields are parcel"):
+        app.handler(Paid, Shipped, durable="both", key="order_id")(handle)
+    with pytest.raises(ConfigError, match="key='parcel': Seen has no such field; its fields are page"):
+        app.handler(Shipped, Seen, durable="both", key="parcel")(handle)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["order_id", "cents", None, _one, operator.attrgetter("order_id"), str],
+    ids=["text", "int", "own", "def", "getter", "type"],
+)
+def test_a_key_that_every_event_has_is_taken(key: Any) -> None:
+    App("orders", stream="ORDERS", subjects=["orders.>"]).handler(Paid, durable="billing", key=key)(bill)
+
+
+class Bank: ...
+
+
+async def _no_event() -> None: ...
+
+
+async def _event_by_name(*, event: Paid) -> None: ...
+
+
+async def _context_first(ctx: Context, event: Paid) -> None: ...
+
+
+async def _another_event(event: Shipped) -> None: ...
+
+
+async def _no_class(event: Paid, bank: Bank | None) -> None: ...
+
+
+async def _untyped(event: Paid, bank) -> None: ...  # type: ignore[no-untyped-def]
+
+
+async def _anything(event: Paid, **more: Any) -> None: ...
+
+
+async def _by_place(event: Paid, bank: Bank, /) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (_one, "expected an async function"),
+        (_no_event, "expected the event as its first parameter"),
+        (_event_by_name, "expected the event as its first parameter"),
+        (_context_first, "its first parameter is `ctx: Context`: expected `ctx: Paid`"),
+        (_another_event, "its first parameter is `event: Shipped`: expected `event: Paid`"),
+        (_no_class, "parameter 'bank' is annotated tests.unit.test_app_application.Bank | None: expected a class"),
+        (_untyped, "parameter 'bank' needs a type annotation"),
+        (_anything, "parameter '**more': expected one parameter for each object it needs"),
+        (_by_place, "parameter 'bank' is positional-only: it is given by its name"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_function_that_cannot_be_called_is_refused_when_it_is_declared(function: Any, expected: str) -> None:
+    app = App("orders", stream="ORDERS", subjects=["orders.>"])
+    with pytest.raises(ConfigError) as raised:
+        app.handler(Paid, durable="billing")(function)
+    assert str(raised.value).startswith("handler 'billing': ")
+    assert expected in str(raised.value)
+
+
+def test_a_function_for_some_of_the_events_is_refused() -> None:
+    app = App("orders", stream="ORDERS", subjects=["orders.>"])
+    with pytest.raises(ConfigError, match=r"is `event: Paid`: expected `event: Paid | Shipped`"):
+        app.handler(Paid, Shipped, durable="both")(bill)
+
+
+async def _events(events: list[Paid]) -> None: ...
+
+
+async def _events_and_context(events: list[Paid], ctx: Context) -> None: ...
+
+
+def test_a_batch_handler_takes_a_list_and_no_context() -> None:
+    app = App("orders", stream="ORDERS", subjects=["orders.>"])
+    with pytest.raises(ConfigError, match=r"is `event: Paid`: expected `event: list\[Paid\]`"):
+        app.batch_handler(Paid, durable="report")(bill)
+    with pytest.raises(ConfigError, match="a batch handler has no context, since its events have no one cause: 'ctx'"):
+        app.batch_handler(Paid, durable="report")(_events_and_context)
+    app.batch_handler(Paid, durable="report")(_events)
+
+
+def test_a_function_is_taken_whose_types_cannot_be_looked_up_or_allow_more() -> None:
+    class Local: ...
+
+    app = App("orders", stream="ORDERS", subjects=["orders.>"])
+
+    async def local(event: Paid, local: Local, limit: int = 3) -> None: ...
+
+    async def any_event(event: Event) -> None: ...
+
+    async def anything(event: Any, ctx: Context) -> None: ...
+
+    async def untyped(event): ...  # type: ignore[no-untyped-def]
+
+    async def many(*event: Paid) -> None: ...
+
+    class Service:
+        async def handle(self, event: Paid) -> None: ...
+
+    functions: list[Any] = [local, any_event, anything, untyped, many, Service().handle, functools.partial(local)]
+    for number, function in enumerate(functions):
+        app.handler(Paid, durable=f"h{number}")(function)
+
+
 def test_a_durable_name_belongs_to_one_handler() -> None:
     app = App("orders", stream="ORDERS")
     app.handler(Paid, durable="billing")(bill)
@@ -126,9 +298,9 @@ def test_a_durable_name_belongs_to_one_handler() -> None:
 def test_a_handler_is_async_and_a_lifespan_yields() -> None:
     app = App("orders", stream="ORDERS")
     with pytest.raises(ConfigError, match="async function"):
-        app.handler(Paid, durable="billing")(lambda event: None)  # type: ignore[arg-type, return-value]
+        app.handler(Paid, durable="billing")(lambda event: None)  # type: ignore[type-var]
     with pytest.raises(ConfigError, match="yields once"):
-        app.lifespan(bill)  # type: ignore[arg-type]
+        app.lifespan(bill)  # type: ignore[type-var]
 
     async def resources() -> AsyncIterator[object]:
         yield object()

@@ -5,13 +5,25 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import operator
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from jetspark.app import App, Event, Retry
+from jetspark.app import (
+    App,
+    AttemptResult,
+    Context,
+    Event,
+    HandlerAttempt,
+    HandlerObserver,
+    Reject,
+    Retry,
+    RetryIn,
+    Skip,
+)
 from jetspark.app.application import HandlerSpec
 from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import Catalogue
@@ -22,7 +34,7 @@ from jetspark.app.handlers.context import Dependencies
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
 from jetspark.app.handlers.retry import HandlerTimeout, RetryPolicy
-from jetspark.app.testing import TestApp
+from jetspark.app.testing import TestApp, run_handler
 from jetspark.errors import ConfigError
 
 APP = App("orders", stream="ORDERS", subjects=["orders.>"])
@@ -118,7 +130,7 @@ def _divide(event: Any) -> str:
 @pytest.mark.parametrize(
     ("key", "wrong", "why"),
     [
-        ("order_id", Shipped(parcel="a"), "'Shipped' object has no attribute 'order_id'"),
+        (operator.attrgetter("order_id"), Shipped(parcel="a"), "'Shipped' object has no attribute 'order_id'"),
         (_divide, Paid(order_id=""), "integer division or modulo by zero"),
     ],
 )
@@ -139,6 +151,45 @@ async def test_an_event_whose_key_cannot_be_told_is_a_dead_letter_and_stops_nobo
         [letter] = test.dead_letters
         assert letter.cause is not None
         assert letter.cause.message == f"key={key!r} of handler 'keys' cannot be told of this event: {why}"
+
+
+@pytest.mark.parametrize(
+    ("raised", "outcomes"),
+    [
+        (Reject("no such card"), ["dead_letter"]),
+        (Skip("not ours"), ["skipped"]),
+        (RetryIn(7.5), ["retry", "done"]),
+        (ConnectionError("away"), ["retry", "done"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_what_a_task_of_a_task_group_raises_decides(raised: Exception, outcomes: list[str]) -> None:
+    app, results = App("groups", stream="GROUPS", subjects=["orders.>"]), list[AttemptResult]()
+
+    class Results(HandlerObserver):
+        def on_finished(self, attempt: HandlerAttempt, result: AttemptResult) -> None:
+            results.append(result)
+
+    app.observe(Results())
+
+    async def charge() -> None:
+        raise raised
+
+    @app.handler(Paid, durable="billing")
+    async def bill(event: Paid, ctx: Context) -> None:
+        if ctx.attempt == 1:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(asyncio.sleep(3600))
+                tasks.create_task(charge())
+
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+    assert [result.outcome for result in results] == outcomes
+    assert results[0].error is raised
+    assert results[0].retry_in_s == 7.5 if isinstance(raised, RetryIn) else True
+    run = await run_handler("billing", Paid(order_id="a"), app=app)
+    assert (run.outcome, run.error) == (outcomes[0], raised)
 
 
 async def test_a_batch_handler_that_returns_something_is_told_so() -> None:

@@ -9,6 +9,7 @@ import time
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 from support.accounts import (
     AccountOpened,
@@ -717,9 +718,20 @@ def test_an_event_that_the_app_does_not_know_is_not_stored(log: Log) -> None:
     app = bank()
     worker = Worker(app, log)
     app.command("ledgers.strange")(EnterStrange)
-    with pytest.raises(CommandFailed, match=r"StrangeEntered is no event that the app knows: write @app.register"):
+    with pytest.raises(CommandFailed, match=r"StrangeEntered is not declared.*: write @app.register above its"):
         worker.call(EnterStrange(ledger="x"), "strange")
     assert log.messages == []
     assert worker.call(Enter(ledger="x", writer="w"), "e-1").sequence == 1  # nobody is in its way
     app.register(StrangeEntered)
     assert worker.call(EnterStrange(ledger="x"), "strange").sequence == 2
+
+
+class Receipt(msgspec.Struct):
+    cents: int
+
+
+def test_the_data_of_a_reply_is_converted_or_said_not_to_be_of_a_type() -> None:
+    reply = CommandReply(command_id="c-1", sequence=1, events=1, data={"cents": 5})
+    assert reply.data_as(Receipt) == Receipt(5)
+    with pytest.raises(ConfigError, match=r"command 'c-1': its reply .* is not a <class 'int'>: Expected `int`"):
+        reply.data_as(int)

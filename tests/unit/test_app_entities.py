@@ -25,7 +25,7 @@ from jetspark.app.entities.changes import (
     next_group,
     recent_changes,
 )
-from jetspark.app.entities.committing import ATTEMPTS, Committer
+from jetspark.app.entities.committing import ATTEMPTS, LAG_READS, Committer, KnownRevisions
 from jetspark.app.entities.comparing import EntityState, Folded, NotRepairable, Repair, difference, repair_of
 from jetspark.app.entities.declaring import EntitySpec, StatePlace
 from jetspark.app.testing import TestApp
@@ -40,7 +40,7 @@ from jetspark.errors import (
     UsageError,
     WrongLastSequence,
 )
-from jetspark.jetstream.info import StoredMessage
+from jetspark.jetstream.info import PubAck, StoredMessage
 
 
 class Order(msgspec.Struct):
@@ -250,10 +250,15 @@ class UnderWay:
     async def add(self, *message: Any, **options: Any) -> None:
         pass
 
-    async def stream(self, name: str) -> UnderWay:
+    @property
+    def api(self) -> UnderWay:
         return self
 
-    async def get_message(self, **query: Any) -> StoredMessage:
+    def get_message(self, stream: str, query: dict[str, Any], *, direct: bool) -> bool:
+        return direct
+
+    async def run(self, direct: bool) -> StoredMessage:
+        assert not direct  # what is in doubt is known to the leader alone
         self.asked += 1
         if self._stored_after is None or self.asked <= self._stored_after:
             raise MessageNotFound(404, 10037, "no message found")
@@ -264,16 +269,96 @@ class UnderWay:
         )
 
 
-async def test_a_change_that_is_under_way_is_not_taken_for_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("from_leader", [True, False])
+async def test_a_change_that_is_under_way_is_not_taken_for_refused(
+    from_leader: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its answer is lost, its repetition is refused because of it, and it is stored only then."""
     monkeypatch.setattr("jetspark.app.entities.committing.PAUSE", Backoff(first_s=0.0, max_s=0.0))
+    monkeypatch.setattr("jetspark.app.entities.committing.context_of", lambda js: js)
     js: Any = UnderWay(stored_after=2)
-    assert await Committer(js, "KV_shop").commit(pending("c", events=1)) == [9]
+    assert await Committer(js, "KV_shop", from_leader=from_leader).commit(pending("c", events=1)) == [9]
     assert js.sent == 4
     js = UnderWay(stored_after=None)
     with pytest.raises(RequestTimeout):  # nobody knows
-        await Committer(js, "KV_shop").commit(pending("c", events=1))
+        await Committer(js, "KV_shop", from_leader=from_leader).commit(pending("c", events=1))
     assert js.sent == 1 + ATTEMPTS
+
+
+class Lagging:
+    """A replica that shows an older state for some reads, and its leader."""
+
+    def __init__(self, shown: list[int]) -> None:
+        self._shown = shown
+        self.published: list[int | None] = []
+        self.leader_reads = 0
+
+    @property
+    def api(self) -> Lagging:
+        return self
+
+    def get_message(self, stream: str, query: dict[str, Any], *, direct: bool) -> bool:
+        return direct
+
+    async def run(self, direct: bool) -> StoredMessage:
+        self.leader_reads += not direct
+        sequence = self._shown.pop(0) if len(self._shown) > 1 else self._shown[0]
+        if not sequence:
+            raise MessageNotFound(404, 10037, "no message found")
+        now = datetime.datetime.now(datetime.UTC)
+        return StoredMessage(
+            stream="KV_shop", subject="$KV.shop.o", sequence=sequence, timestamp=now, data=b"{}", headers=Headers()
+        )
+
+    async def publish(self, subject: str, data: bytes, *, headers: Any, expect: Any) -> PubAck:
+        self.published.append(expect.last_subject_sequence)
+        if expect.last_subject_sequence != 0:
+            raise WrongLastSequence(400, 10071, "wrong last sequence: 9")
+        return PubAck(stream="KV_shop", sequence=7)
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jetspark.app.entities.committing.LAG", Backoff(first_s=0.0, max_s=0.0))
+    monkeypatch.setattr("jetspark.app.entities.committing.context_of", lambda js: js)
+
+
+async def test_a_program_sees_what_it_has_stored_and_what_it_was_refused_by(no_pauses: None) -> None:
+    js: Any = Lagging([0, 0, 7, 7, 7, 8])
+    committer = Committer(js, "KV_shop", from_leader=False)
+    assert await committer.newest("$KV.shop.o") is None  # nothing is known of it: any replica's word counts
+    assert await committer.commit(pending("c")) == [7]
+    seen = await committer.newest("$KV.shop.o")
+    assert seen is not None
+    assert seen.sequence == 7
+    with pytest.raises(Conflict):
+        await committer.commit(pending("d", revision=7))
+    seen = await committer.newest("$KV.shop.o")
+    assert seen is not None
+    assert (seen.sequence, js.leader_reads) == (8, 0)
+
+
+async def test_a_replica_is_waited_for_only_so_long(no_pauses: None) -> None:
+    """What is known may be gone: purged, or with the stream, which counts from 1 again then."""
+    js: Any = Lagging([0])
+    committer = Committer(js, "KV_shop", from_leader=False)
+    await committer.commit(pending("c"))
+    js._shown = [3] * (LAG_READS + 1) + [2]
+    found = await committer.newest("$KV.shop.o")
+    assert found is not None
+    assert (found.sequence, js._shown) == (3, [2])
+    found = await committer.newest("$KV.shop.o")  # at once: what was known is forgotten
+    assert found is not None
+    assert found.sequence == 2
+
+
+def test_known_revisions_are_bounded_and_never_go_back() -> None:
+    known = KnownRevisions(most=3)
+    for number in range(1, 6):
+        known.note(f"s{number}", number)
+    known.note("s4", 2)
+    known.note("s6", 6)
+    assert (len(known), known.of("s4"), known.of("s6"), known.of("s3"), known.of("x")) == (3, 4, 6, 0, 0)
 
 
 # ---- in handlers, in virtual time ------------------------------------------------------------------------------------
@@ -495,7 +580,7 @@ def test_events_that_do_not_lead_to_the_state_are_not_published(wrong: list[Even
         ({"events": [Placed]}, "expected events= together with fold="),
         ({"fold": OrderFold}, "expected events= together with fold="),
         ({"truth": "both"}, "expected 'state' or 'events'"),
-        ({"events": [Placed], "fold": type("F", (), {})}, "fold of .orders.: expected .def key"),
+        ({"events": [Placed], "fold": type("F", (), {})}, "fold of .orders.: expected .def apply"),
         ({"events": [Placed], "fold": type("F", (OrderFold,), {"correct": 5})}, "def correct"),
     ],
 )

@@ -16,7 +16,7 @@ from jetspark.app.dead_letters.letters import (
     unescape_line,
 )
 from jetspark.app.handlers.lanes import Lanes, WorkItem
-from jetspark.app.handlers.machine import Credit, HandlerLimits, HandlerMachine
+from jetspark.app.handlers.machine import Credit, HandlerLimits, HandlerMachine, Stalled
 from jetspark.app.handlers.retry import Breaker, Bury, Finish, Reject, RetryPolicy, Skip, WaitHere
 from jetspark.app.handlers.settling import is_plain
 from jetspark.core.headers import Headers, decode, encode, restored
@@ -199,6 +199,92 @@ def test_room_is_made_again_when_what_came_instead_was_new() -> None:
     assert [item.sequence for item in machine.surplus(30.0)] == [4]
     assert machine.surplus(44.9) == []
     assert [item.sequence for item in machine.surplus(45.0)] == [2, 3]
+
+
+def test_a_retry_that_is_given_back_for_want_of_room_is_not_waited_for() -> None:
+    """Another worker may get it: then this one would wait for it as long as it lives."""
+    machine = machine_of(max_messages=2, ack_wait_s=30.0)
+    machine.expect("a", 1, now=0.0)
+    receive(machine, ("a", 2))
+    machine.receive(WorkItem("a", 3, "retry", source="retry", attempts=1), 0.0)
+    assert [item.source for item in machine.surplus(30.0)] == ["retry"]
+    machine.lanes.gone(1)
+    assert taken(machine) == [2]
+    done(machine, 2)
+    assert machine.lanes.expected == []
+    assert len(machine.lanes) == 0
+
+
+def test_an_event_that_is_delivered_again_belongs_to_the_reader_that_got_it_last() -> None:
+    machine = machine_of()
+    first, second = WorkItem("a", 1), WorkItem("a", 1, delivered=2)
+    first.intake, second.intake = "before the partition moved", "after it came back"
+    assert machine.receive(first, 0.0) == "new"
+    assert machine.receive(second, 1.0) == "held"
+    assert first.intake == "after it came back"
+
+
+def test_what_the_server_is_told_too_late_does_not_bring_an_item_back() -> None:
+    machine = machine_of(ack_wait_s=30.0)
+    receive(machine, ("a", 1), ("b", 2))
+    on_time, late = item_of(machine, 1), item_of(machine, 2)
+    machine.heard(on_time, 29.0)
+    machine.heard(late, 30.0)
+    assert not machine.has_lapsed(on_time, 58.9)
+    assert machine.has_lapsed(late, 30.0)
+
+
+def test_after_a_pause_of_the_process_what_has_not_begun_is_let_go_and_not_said_to_be_in_progress() -> None:
+    machine = machine_of(ack_wait_s=30.0, concurrency=1)
+    receive(machine, ("a", 1), ("a", 2), ("b", 3))
+    assert taken(machine) == [1]
+    due = machine.on_time(40.0)
+    assert [item.sequence for item in due.progress] == [1]  # it runs
+    assert [item.sequence for item in machine.lapsed] == [2, 3]
+    assert machine.lanes.expected == [2, 3]
+    receive(machine, ("a", 4), now=40.0)
+    done(machine, 1)
+    assert taken(machine, 40.0) == []  # 2 comes again, here or elsewhere
+
+
+def test_keys_that_make_no_progress_are_told_with_their_reason_and_for_how_long() -> None:
+    machine = machine_of(ack_wait_s=30.0, timeout_s=10.0, concurrency=2)
+    patience_s = machine.patience_s
+    assert patience_s == 2 * (30.0 + 10.0) + RetryPolicy().in_lane_s
+    machine.expect("a", 1, now=0.0)
+    receive(machine, ("a", 2), ("a", 3), ("b", 4), ("b", 5), ("c", 6), ("d", 7))
+    assert taken(machine) == [4, 6]
+    done(machine, 6)
+    assert machine.stalled(0.0) == []
+    assert machine.stalled(patience_s - 0.1) == []
+    found = machine.stalled(patience_s)
+    told = [(each.item.sequence, each.reason, each.waits_for, each.seconds) for each in found]
+    assert told == [(2, "expected", 1, patience_s), (4, "running", 0, patience_s), (7, "ready", 0, patience_s)]
+    assert Stalled.text(found, machine.held) == (
+        "3 keys of 5 held events make no progress: sequence 2 of key 'a' waits for sequence 1, which was delivered "
+        f"before and is not settled (for {patience_s:.0f} s); sequence 4 of key 'b' is in attempt 1, which has not "
+        f"ended (for {patience_s:.0f} s); sequence 7 of key 'd' may begin, and no runner has taken it "
+        f"(for {patience_s:.0f} s)"
+    )
+    assert Stalled.text(found * 3, 9).endswith("and 4 more")
+    machine.lanes.gone(1)
+    done(machine, 4)
+    assert taken(machine) == [7, 2]  # 5 has to wait for a place
+    assert machine.stalled(2 * patience_s) == []  # what stood still has changed
+    assert machine.stalled(2 * patience_s + 1) == []
+
+
+def test_what_waits_for_its_retry_or_for_a_brake_is_not_stalled() -> None:
+    machine = machine_of(rate=0.001, burst=1)
+    receive(machine, ("a", 1), ("b", 2))
+    assert taken(machine) == [1]
+    item = item_of(machine, 1)
+    machine.finish(item, OSError(), 0.0)
+    machine.wait_here(item, 1e6, 0.0)
+    for moment in (0.0, 500.0, 1000.0):
+        assert machine.stalled(moment) == []
+    machine.is_stopping = True
+    assert machine.stalled(1500.0) == []
 
 
 # ---- bounds ---------------------------------------------------------------------------------------------------------

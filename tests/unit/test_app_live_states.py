@@ -136,11 +136,11 @@ def test_a_key_in_conflict_is_folded_onto_what_the_bucket_has() -> None:
     fold(cache, ("a", 5, 1), ("a", 7, 10))
     changes = cache.take()
     fold(cache, ("a", 8, 100))
-    theirs = Current(b"1000", 5, 3, None, "1")
+    theirs = Current(b"1000", 5, 3, "1")
     cache.settle(changes, Outcome(0, ("a",), present={"a": theirs}))
     [change] = cache.take()
     assert (change.value, change.sequence, change.revision) == (b"1110", 8, 3)
-    cache.settle([change], Outcome(0, ("a",), present={"a": Current(b"5", 9, 4, None, "1")}))
+    cache.settle([change], Outcome(0, ("a",), present={"a": Current(b"5", 9, 4, "1")}))
     assert not cache.is_dirty  # the other one is beyond
 
 
@@ -150,7 +150,7 @@ def test_rows_of_a_key_in_conflict_are_found_in_every_piece_and_those_of_others_
         fold(cache, ("a", 10 * sequence, sequence), ("b", 10 * sequence + 1, 1))
     changes = cache.take()
     fold(cache, ("b", 200, 1), ("a", 201, 100))
-    cache.settle(changes, Outcome(1, ("a",), present={"a": Current(b"1000", 45, 3, None, "1")}, revisions={"b": 4}))
+    cache.settle(changes, Outcome(1, ("a",), present={"a": Current(b"1000", 45, 3, "1")}, revisions={"b": 4}))
     assert [(row[0], row[1]) for rows in cache._rows for row in rows if row[0] == "a"] == [
         *(("a", 10 * sequence) for sequence in range(1, 10)),
         ("a", 201),
@@ -161,7 +161,7 @@ def test_rows_of_a_key_in_conflict_are_found_in_every_piece_and_those_of_others_
     assert (found["a"].value, found["a"].sequence, found["a"].revision) == (b"2135", 202, 3)
     assert (found["b"].value, found["b"].sequence, found["b"].revision) == (b"10", 200, 4)
     # Others were first again: what is in hand is folded a second time, the events of both batches.
-    theirs = Current(b"1005", 50, 8, None, "1")
+    theirs = Current(b"1005", 50, 8, "1")
     cache.settle(list(found.values()), Outcome(1, ("a",), present={"a": theirs}, revisions={"b": 9}))
     [change] = store(cache)
     assert (change.value, change.sequence, change.revision) == (b"2135", 202, 8)
@@ -185,7 +185,7 @@ def test_rows_that_change_nothing_are_let_go() -> None:
 def test_a_state_that_another_engine_has_made_larger_counts_for_what_it_is() -> None:
     cache = states()
     fold(cache, ("a", 1, 1))
-    cache.settle(cache.take(), Outcome(0, ("a",), present={"a": Current(b"1" * 1000, 9, 4, None, "1")}))
+    cache.settle(cache.take(), Outcome(0, ("a",), present={"a": Current(b"1" * 1000, 9, 4, "1")}))
     assert cache._size == ENTRY_BYTES + 1 + 2000
 
 
@@ -196,7 +196,7 @@ def test_a_revision_that_is_not_sure_is_looked_up_before_the_next_write() -> Non
     assert cache.unsure() == []  # nothing has to be stored
     fold(cache, ("a", 2, 1))
     assert cache.unsure() == ["a"]
-    cache.look_again(["a"], {"a": Current(b"1", 1, 9, None, "1")})
+    cache.look_again(["a"], {"a": Current(b"1", 1, 9, "1")})
     [change] = cache.take()
     assert (change.value, change.revision) == (b"2", 9)
 
@@ -240,7 +240,7 @@ def test_events_are_counted_once() -> None:
     fold(cache, ("a", 2, 1), ("a", 3, 1))
     store(cache, 2)
     assert (cache.applied, cache.known, cache.waiting) == (3, 1, 0)
-    fold(cache, ("b", 5, 1), ("b", 6, 1), ("b", 7, 1), loaded={"b": Current(b"9", 6, 1, None, "1")})
+    fold(cache, ("b", 5, 1), ("b", 6, 1), ("b", 7, 1), loaded={"b": Current(b"9", 6, 1, "1")})
     assert cache.known == 3
     [change] = store(cache, 3)
     assert (change.value, change.sequence) == (b"10", 7)
@@ -258,7 +258,7 @@ def test_events_of_a_parked_key_wait_and_are_not_kept_once_the_bucket_knows() ->
     assert cache.take() == []
     fold(cache, ("a", 4, 1))
     assert (cache.waiting, cache.is_dirty) == (3, False)
-    fold(cache, ("b", 5, 1), loaded={"b": Current(b"1", 4, 2, None, "1 parked 4 no")})
+    fold(cache, ("b", 5, 1), loaded={"b": Current(b"1", 4, 2, "1 parked 4 no")})
     assert (cache.waiting, cache.is_dirty, sorted(cache.parked)) == (4, False, ["a", "b"])
 
 
@@ -266,9 +266,9 @@ def test_what_waits_for_a_key_that_another_engine_has_parked_is_counted_and_let_
     cache = states()
     fold(cache, ("a", 1, 1), ("a", 2, 1))
     changes = cache.take()
-    cache.settle(changes, Outcome(0, ("a",), present={"a": Current(b"0", 0, 3, None, "1 parked 1 no")}))
+    cache.settle(changes, Outcome(0, ("a",), present={"a": Current(b"0", 0, 3, "1 parked 1 no")}))
     assert (cache.waiting, cache.is_dirty, list(cache.parked)) == (2, False, ["a"])
-    cache.look_again(["a"], {"a": Current(b"7", 0, 4, None, "1")})  # a repair: they are not folded onto it
+    cache.look_again(["a"], {"a": Current(b"7", 0, 4, "1")})  # a repair: they are not folded onto it
     assert (cache.take(), cache._keys["a"].value) == ([], b"7")
 
 
@@ -277,12 +277,12 @@ def test_a_key_that_was_repaired_meanwhile_goes_on() -> None:
     fold(cache, ("a", 1, 666))
     changes = cache.take()
     assert cache.parked == {}  # nobody but this engine knows
-    cache.settle(changes, Outcome(0, ("a",), present={"a": Current(b"7", 1, 3, None, "1")}))
+    cache.settle(changes, Outcome(0, ("a",), present={"a": Current(b"7", 1, 3, "1")}))
     assert (cache.parked, cache.is_dirty) == ({}, False)
     cache = states()
-    fold(cache, ("a", 2, 1), loaded={"a": Current(b"1", 1, 1, None, "1 parked 2 no")})
+    fold(cache, ("a", 2, 1), loaded={"a": Current(b"1", 1, 1, "1 parked 2 no")})
     assert list(cache.parked) == ["a"]
-    cache.look_again(["a"], {"a": Current(b"7", 2, 3, None, "1")})
+    cache.look_again(["a"], {"a": Current(b"7", 2, 3, "1")})
     assert cache.parked == {}
 
 
@@ -293,7 +293,7 @@ def test_a_bucket_that_is_as_far_or_further_leaves_nothing_to_store() -> None:
         cache.settle(cache.take(), Outcome(1))
         fold(cache, ("a", 2, 1))
         assert cache.unsure() == ["a"]
-        cache.look_again(["a"], {"a": Current(b"2", sequence, 9, None, "1")})
+        cache.look_again(["a"], {"a": Current(b"2", sequence, 9, "1")})
         assert (cache.is_dirty, cache.unsure()) == (is_dirty, [])
 
 
@@ -303,7 +303,7 @@ def test_a_state_that_was_replaced_by_an_older_one_is_parked_as_it_is() -> None:
     store(cache)
     fold(cache, ("a", 4, 1))
     with pytest.raises(StateGone) as caught:
-        cache.settle(cache.take(), Outcome(0, ("a",), present={"a": Current(b"1", 1, 9, None, "1")}))
+        cache.settle(cache.take(), Outcome(0, ("a",), present={"a": Current(b"1", 1, 9, "1")}))
     [parking] = caught.value.changes
     assert (parking.value, parking.operation, parking.sequence, parking.revision) == (b"1", "put", 1, 9)
     mark = Mark.read(parking.mark)
@@ -319,7 +319,7 @@ def test_a_value_of_somebody_else_is_not_gone_and_not_overwritten() -> None:
     fold(cache, ("a", 3, 1))
     store(cache)
     fold(cache, ("a", 4, 1))
-    cache.settle(cache.take(), Outcome(0, ("a",), present={"a": Current(b"theirs", 0, 1, None, None)}))
+    cache.settle(cache.take(), Outcome(0, ("a",), present={"a": Current(b"theirs", 0, 1, None)}))
     assert cache.parked == {"a": FOREIGN}
     assert not cache.is_dirty
 
@@ -346,7 +346,7 @@ def test_events_that_came_while_a_key_was_parked_are_not_folded_onto_its_repair(
         cache.settle(changes, Outcome(1))
         fold(cache, *later)
         assert cache.unsure() == ["a"]
-        cache.look_again(["a"], {"a": Current(b"1", 1, 5, None, "1")})
+        cache.look_again(["a"], {"a": Current(b"1", 1, 5, "1")})
         goes_on = [b"111" if later else b"11"]
         assert [change.value for change in cache.take()] == ([] if by == 666 else goes_on)
 
@@ -417,7 +417,7 @@ def test_two_engines_and_a_bucket_come_to_what_folding_alone_makes(seed: int) ->
                 continue
             revision += 1
             value = change.value if change.operation == "put" else None
-            bucket[change.key] = Current(value, change.sequence or 0, revision, None, change.mark)
+            bucket[change.key] = Current(value, change.sequence or 0, revision, change.mark)
             if rng.random() < 0.5:
                 revisions[change.key] = revision
         outcome = Outcome(len(changes) - len(conflicts), tuple(conflicts), revisions=revisions, present=dict(bucket))

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from jetspark import KVConfig, connect
 from jetspark.app import App, Context, Event, Retry
 from jetspark.app.handlers import once
-from jetspark.app.handlers.once import OnceRecords
+from jetspark.app.handlers.once import EffectTransaction, OnceRecords
 from jetspark.app.testing import TestApp
 from jetspark.core.backoff import Backoff
-from jetspark.errors import ConfigError, Conflict, RequestTimeout
+from jetspark.errors import ConfigError, Conflict, KeyNotFound, RequestTimeout, UsageError
+from jetspark.testing import run_in_virtual_time
 
 DAY_S = 86400.0
 
@@ -34,7 +36,9 @@ def new_app() -> App:
 
 
 @pytest.mark.parametrize(
-    ("result", "kind"), [(object(), "object"), ("x" * (2 << 20), "str")], ids=["not JSON", "larger than a message"]
+    ("result", "kind"),
+    [(object(), "object"), ("x" * (2 << 20), "str"), (float("nan"), "float"), ({"rate": float("inf")}, "dict")],
+    ids=["not JSON", "larger than a message", "NaN", "infinity inside"],
 )
 async def test_an_effect_whose_result_cannot_be_recorded_is_not_repeated(result: object, kind: str) -> None:
     app, effects, errors = new_app(), [], []
@@ -128,7 +132,101 @@ async def test_a_recorded_result_is_what_the_function_returned(is_annotated: boo
         await test.publish(Paid(order_id="o-1"))
         await test.settled()
     plain = [{"number": 5, "at": "2026-03-15T00:00:00Z", "parts": {"1": "book"}}, "paid"]
-    assert results == [(receipt, "paid"), (receipt, "paid") if is_annotated else plain]
+    assert results == [(receipt, "paid") if is_annotated else plain] * 2
+
+
+async def test_a_result_type_converts_the_result_in_every_attempt() -> None:
+    app, results, given = new_app(), list[Any](), list[dict[str, Any]]()
+    receipt = Receipt(5, datetime.datetime(2026, 3, 15, tzinfo=datetime.UTC), {1: "book"})
+
+    async def charge(**named: Any):  # type: ignore[no-untyped-def]
+        given.append(named)
+        return receipt
+
+    @app.handler(Paid, durable="billing", retry=Retry(first_s=1))
+    async def bill(event: Paid, ctx: Context) -> None:
+        results.append(await ctx.once("charge", charge, result_type=Receipt))
+        if ctx.attempt == 1:
+            raise OSError("away")
+
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="o-1"))
+        await test.settled()
+    assert results == [receipt, receipt]
+    assert given == [{}]
+
+
+async def test_a_result_that_is_not_of_the_wanted_type_is_an_error_and_no_second_effect() -> None:
+    app, effects = new_app(), []
+
+    async def charge() -> str:
+        effects.append("charged")
+        return "paid"
+
+    @app.handler(Paid, durable="billing", retry=Retry(attempts=2, first_s=1))
+    async def bill(event: Paid, ctx: Context) -> None:
+        await ctx.once("charge", charge, result_type=int)
+
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="o-1"))
+        await test.settled()
+        [letter] = test.dead_letters
+        assert effects == ["charged"]
+        assert "once('charge'): its recorded result 'paid' is not a <class 'int'>" in str(letter)
+
+
+@pytest.mark.parametrize("idempotent", ["none", "transaction"])
+@pytest.mark.parametrize("fault", ["breaks its contract", "larger than a message"])
+async def test_returned_events_are_published_all_or_none(idempotent: Any, fault: str) -> None:
+    app, bucket = new_app(), "totals" if idempotent == "transaction" else None
+    order_id = "x" * (2 << 20) if fault == "larger than a message" else "a"
+    total: Any = "many" if fault == "breaks its contract" else 1
+
+    @app.handler(Paid, durable="totals", retry=Retry(attempts=2, first_s=1), idempotent=idempotent, bucket=bucket)
+    async def add(event: Paid, ctx: Context) -> list[Totalled]:
+        if idempotent == "transaction":
+            await ctx.tx.put("total", b"1")
+        return [Totalled(order_id="a", total=1), Totalled(order_id=order_id, total=total)]
+
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+        assert test.published(Totalled) == []
+        assert len(test.dead_letters) == 1
+        if idempotent == "transaction":
+            assert await keys_of(test) == ["_done"], "that it was given up, and nothing else"
+
+
+@pytest.mark.parametrize("ending", ["returns", "raises"])
+@pytest.mark.parametrize("verb", ["get", "put", "delete"])
+async def test_a_transaction_that_has_ended_takes_nothing_more(verb: str, ending: str) -> None:
+    app, left, errors = new_app(), list[asyncio.Task[None]](), list[str]()
+
+    @app.handler(Paid, durable="totals", retry=Retry(attempts=1), idempotent="transaction", bucket="totals")
+    async def add(event: Paid, ctx: Context) -> None:
+        tx = ctx.tx
+
+        async def late() -> None:
+            await asyncio.sleep(5)
+            try:
+                await (tx.put("late", b"1") if verb == "put" else getattr(tx, verb)("late"))
+            except UsageError as error:
+                errors.append(str(error))
+
+        left.append(asyncio.create_task(late()))
+        await tx.put("total", b"1")
+        if ending == "raises":
+            raise ValueError("no")
+
+    async with TestApp(app) as test:
+        await test.publish(Paid(order_id="a"))
+        await test.settled()
+        test.advance(10)
+        assert await keys_of(test) == (["_done", "total"] if ending == "returns" else ["_done"])
+    assert errors == [
+        f"ctx.tx.{verb}('late') after the handler's transaction has ended: nothing would be written. Await every task "
+        "that uses ctx.tx before the handler returns"
+    ]
 
 
 def adding(app: App, *, slow: str = "", **options: Any) -> list[str]:
@@ -184,6 +282,34 @@ async def test_marks_of_transactions_go_away_when_they_are_not_needed_any_more()
         assert await keys_of(test) == ["_done", "total"]
         test.advance(DAY_S + 120)
         assert await keys_of(test) == ["total"]
+
+
+def test_a_transaction_that_was_given_up_cannot_commit_and_a_later_try_can() -> None:
+    async def main() -> None:
+        async with connect("nats://model:4222") as client:
+            bucket = await client.jetstream().create_kv(KVConfig(bucket="totals", limit_marker_ttl_s=60))
+
+            def attempt() -> EffectTransaction:
+                return EffectTransaction(bucket, "totals", "e-1", remember_s=DAY_S)
+
+            late = attempt()
+            assert await late.committed() is None
+            await late.put("total", b"1")
+            assert await attempt().give_up() is None
+            with pytest.raises(Conflict):
+                await late.commit([])
+            with pytest.raises(KeyNotFound):
+                await bucket.get("total")
+            assert await attempt().give_up() is None, "given up again, as after a crash"
+            redriven = attempt()
+            assert await redriven.committed() is None
+            await redriven.put("total", b"2")
+            assert await redriven.commit([]) == []
+            assert await attempt().give_up() == [], "it has its effects"
+            assert await attempt().committed() == []
+            assert (await bucket.get("total")).value == b"2"
+
+    run_in_virtual_time(main())
 
 
 async def keys_of(test: TestApp) -> list[str]:

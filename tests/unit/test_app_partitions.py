@@ -75,16 +75,19 @@ def test_a_key_that_the_server_cannot_see_is_refused_at_once() -> None:
 
     with pytest.raises(ConfigError, match=r"needs the key of Bare in its subject 'bare'.*its key is name"):
         app.handler(Bare, durable="h", partitions=4)(handle)
+
+    async def place(event: Placed) -> None: ...
+
     with pytest.raises(ConfigError, match="a function as key"):
-        app.handler(Placed, durable="h", partitions=4, key=lambda event: event.order_id)(handle)
+        app.handler(Placed, durable="h", partitions=4, key=lambda event: event.order_id)(place)
     with pytest.raises(ConfigError, match="in_order=True"):
-        app.handler(Placed, durable="h", partitions=4, in_order=False)(handle)
+        app.handler(Placed, durable="h", partitions=4, in_order=False)(place)
     with pytest.raises(ConfigError, match="partitions=0: expected 1 to 256"):
-        app.handler(Placed, durable="h", partitions=0)(handle)
+        app.handler(Placed, durable="h", partitions=0)(place)
     with pytest.raises(ConfigError, match=r"takeover_s=0\.5: expected seconds, 1 or more"):
-        app.handler(Placed, durable="h", partitions=4, takeover_s=0.5)(handle)
+        app.handler(Placed, durable="h", partitions=4, takeover_s=0.5)(place)
     with pytest.raises(ConfigError, match="max_messages=63 with partitions=4: expected 64 or more"):
-        app.handler(Placed, durable="h", partitions=4, max_messages=63)(handle)
+        app.handler(Placed, durable="h", partitions=4, max_messages=63)(place)
 
 
 def test_a_copy_says_where_it_comes_from() -> None:

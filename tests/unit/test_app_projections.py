@@ -491,7 +491,7 @@ class WithOddState(Balances):
         ({"events": [dict]}, "no type of event"),
         ({"version": 0}, "version=0"),
         ({"bucket": KVConfig(bucket="b", ttl_s=5)}, "ttl_s=5"),
-        ({"kind": dict}, "def key"),
+        ({"kind": dict}, "def apply"),
         ({"name": "a b"}, "name='a b'"),
         ({"events": Opened}, "events=<class .*Opened'>: expected a list of types of events"),
         ({"events": None}, "events=None: expected a list"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import enum
 import json
+import operator
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -142,7 +143,7 @@ def test_a_key_is_written_as_it_is_in_a_subject(field: str) -> None:
 
 def test_a_key_that_cannot_be_told_is_a_reason_not_to_handle_the_event() -> None:
     subject, data = message(Paid(order_id="o-1", number=1))
-    error, key = reading(Paid, key="nothing")(subject, data, None)
+    error, key = reading(Paid, key=operator.attrgetter("nothing"))(subject, data, None)
     assert (type(error), key) == (Reject, None)
     event, key = reading(Paid, key=lambda event: 1.5)(subject, data, None)
     assert (type(event), key) == (Decoded, "1.5")

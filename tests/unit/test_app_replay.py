@@ -18,7 +18,7 @@ from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked
 from jetspark.app.replay.checking import NotReplayable, check_replay
 from jetspark.app.replay.compared import MAX_NAMED, ComparedKeys
-from jetspark.app.replay.contents import Digest, KeyContent, change_to, compare, cut_keys, reaches
+from jetspark.app.replay.contents import Digest, KeyContent, change_to, compare, reaches
 from jetspark.app.replay.outlines import RangeOutline, gaps_between
 from jetspark.app.replay.ranges import Extent, ReplayRequest, extent_of
 from jetspark.app.replay.records import ReplayRecord
@@ -269,16 +269,6 @@ def test_a_key_is_compared_as_far_as_it_shows_traces_of() -> None:
     }
     assert reaches(found, 10) == {"beyond": 12, "parked": 15}
     assert KeyContent.of_current(found["foreign"]).parked == FOREIGN
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
-def test_slices_hold_every_key_once(size: int) -> None:
-    names = [f"k{number}" for number in range(10)]
-    random.Random(1).shuffle(names)
-    slices = cut_keys(names, size)
-    for key in [*names, "", "a", "k", "k55", "z"]:
-        assert sum(low <= key and (high is None or key < high) for low, high in slices) == 1
-    assert all(sum(low <= key and (high is None or key < high) for key in names) <= size for low, high in slices)
 
 
 # ---- the check for users' tests --------------------------------------------------------------------------------------

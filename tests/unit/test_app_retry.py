@@ -8,8 +8,17 @@ import pytest
 
 from jetspark.app import HandlerTimeout, Reject, Retry, RetryIn, Skip
 from jetspark.app.clock import HUNDRED_YEARS_S
-from jetspark.app.handlers.retry import Breaker, Bury, Finish, WaitHere, WaitLong, decide, is_transient
-from jetspark.errors import ConfigError
+from jetspark.app.handlers.retry import (
+    Breaker,
+    Bury,
+    Finish,
+    WaitHere,
+    WaitLong,
+    decide,
+    deciding_error,
+    is_transient,
+)
+from jetspark.errors import ConfigError, JetSparkError, PermissionDenied
 
 
 class Away(ConnectionError):
@@ -42,6 +51,28 @@ def test_a_handler_can_say_what_it_means() -> None:
     assert decide(POLICY, 1, RetryIn(2), 0.7) == WaitHere(2)
     assert decide(POLICY, 1, RetryIn(30), 0.7) == WaitLong(30)
     assert decide(POLICY, 5, RetryIn(30), 0.0) == Bury(is_transient=True)
+
+
+REJECT, AWAY, BROKEN, SKIP = Reject("no such card"), Away(), FileNotFoundError(), Skip("not ours")
+SOON, LATE = RetryIn(1), RetryIn(30)
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ([SKIP, AWAY, LATE, REJECT], REJECT),
+        ([LATE, BROKEN, REJECT], BROKEN),
+        ([AWAY, SOON, LATE, SKIP], LATE),
+        ([SKIP, AWAY, KeyError()], AWAY),
+        ([SKIP, Skip()], SKIP),
+        ([ExceptionGroup("inner", [SKIP, ExceptionGroup("in it", [AWAY, REJECT])]), SOON], REJECT),
+    ],
+    ids=["reject", "final by the policy", "longest wait", "error before skip", "all skip", "nested"],
+)
+def test_one_error_of_a_group_decides(errors: list[Exception], expected: Exception) -> None:
+    policy = Retry(final=(FileNotFoundError,))
+    assert deciding_error(policy, ExceptionGroup("unhandled errors in a TaskGroup", errors)) is expected
+    assert deciding_error(policy, expected) is expected
 
 
 def test_the_nearest_class_that_is_named_decides() -> None:
@@ -118,3 +149,16 @@ def test_what_a_handler_says_is_there_to_be_read() -> None:
         assert "why" in str(error)
     assert RetryIn(5.0, "why").args == (5.0, "why")
     assert HandlerTimeout("mail", 3.0).may_pass is True
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_retried"),
+    [
+        (Retry(), False),
+        (Retry(transient=(OSError,)), False),  # of the network and of files, as whoever writes it means
+        (Retry(transient=(JetSparkError,)), False),
+        (Retry(transient=(PermissionDenied,)), True),
+    ],
+)
+def test_what_this_user_may_not_do_is_retried_only_where_that_is_said(policy: Retry, is_retried: bool) -> None:
+    assert is_transient(policy, PermissionDenied("publish", "billed.o-1")) == is_retried

@@ -28,6 +28,7 @@ from jetspark.app.handlers.settling import (
     DropApart,
     DropAttempts,
     DropParked,
+    EndTransaction,
     FindLetter,
     FindRetry,
     NextLetter,
@@ -59,9 +60,10 @@ CAUSE = FailureCause("OSError", "gone", True, "abc")
 Script = list[tuple[Any, Any]]
 
 
-def machine_of(breaker: Breaker | None = None, *, attempts: int = 5) -> HandlerMachine:
+def machine_of(breaker: Breaker | None = None, *, attempts: int = 5, has_transactions: bool = False) -> HandlerMachine:
     policy = RetryPolicy(attempts=attempts, jitter=0)
-    return HandlerMachine(HandlerLimits(timeout_s=30.0), policy, lambda: 0.0, breaker)
+    limits = HandlerLimits(timeout_s=30.0, has_transactions=has_transactions)
+    return HandlerMachine(limits, policy, lambda: 0.0, breaker)
 
 
 def taken(machine: HandlerMachine, key: str | None = KEY, sequence: int = SEQUENCE, **how: Any) -> WorkItem:
@@ -210,6 +212,32 @@ def test_an_event_that_is_given_up_has_a_letter_before_it_is_acknowledged(
     assert machine.parked == {KEY: SEQUENCE}
 
 
+@pytest.mark.parametrize("has_dead_letters", [True, False])
+def test_an_event_whose_transaction_has_committed_after_all_is_done_and_not_given_up(has_dead_letters: bool) -> None:
+    machine = machine_of(attempts=1, has_transactions=True)
+    item = taken(machine)
+    error = OSError("no answer to the commit")
+    script = [*ran(item, error), (EndTransaction(item), True), (Acknowledge(item), None)]
+    run(handle(machine, item, has_dead_letters=has_dead_letters), script)
+    assert is_settled(machine, item)
+    assert machine.parked == {}
+    item = taken(machine, sequence=SEQUENCE + 1, delivered=2)
+    begun = [*not_known(item), (ReadAttempts(item), AttemptsRecord(9, None)), (EndTransaction(item), True)]
+    ended: Script = [(DropAttempts(item), None), (Acknowledge(item), None)]
+    assert run(prepare(machine, item, has_dead_letters=has_dead_letters), [*begun, *ended]) is False
+    item = WorkItem(KEY, SEQUENCE + 2)
+    lost = bury_lost(machine, item, CAUSE, has_dead_letters=has_dead_letters)
+    run(lost, [*not_known(item), (EndTransaction(item), True)])
+
+
+def test_an_event_without_effects_can_have_none_once_it_is_given_up() -> None:
+    machine = machine_of(has_transactions=True)
+    item, error = taken(machine), Reject("no")
+    written = (WriteLetter(item, cause_of(error, is_transient=False), None, 0), True)
+    ended: Script = [(EndTransaction(item), False), *newly_parked(item), written, (Acknowledge(item), None)]
+    run(handle(machine, item), [*ran(item, error), *ended])
+
+
 def test_a_handler_without_dead_letters_lets_go_of_what_it_gives_up() -> None:
     machine = machine_of()
     item = taken(machine)
@@ -340,10 +368,19 @@ def test_a_redelivery_that_is_owned_elsewhere_is_acknowledged_unrun(where: str) 
     found: Script = [(FindLetter(item), letter("closed") if where == "letter" else None)]
     if where == "retry":
         found.append((FindRetry(item), True))
-    ended: Script = [(DropAttempts(item), None), (Acknowledge(item), None)]
+    ended: Script = [(ReadParked("k"), None), (DropAttempts(item), None), (Acknowledge(item), None)]
     run(handle(machine, item), [*found, *ended])
     assert is_settled(machine, item)
     assert item.is_checked
+
+
+def test_the_key_of_an_event_that_another_worker_retries_later_is_known_to_be_parked_before_it_continues() -> None:
+    machine = machine_of()
+    item = taken(machine, delivered=2)
+    found: Script = [(FindLetter(item), None), (FindRetry(item), True)]
+    parked: Script = [(ReadParked("k"), ParkedRecord(item.sequence, 7, (item.sequence,)))]
+    run(handle(machine, item), [*found, *parked, (DropAttempts(item), None), (Acknowledge(item), None)])
+    assert machine.parked == {"k": item.sequence}
 
 
 def is_put_behind(item: WorkItem, confirming: Script) -> Script:
@@ -773,7 +810,7 @@ def test_a_redrive_that_nobody_delivers_again_replaces_its_letter() -> None:
 def test_an_event_that_nobody_delivers_again_and_that_is_owned_elsewhere_gets_none() -> None:
     machine = machine_of()
     item = WorkItem(KEY, SEQUENCE, delivered=5)
-    run(bury_lost(machine, item, CAUSE), [(FindLetter(item), letter("closed"))])
+    run(bury_lost(machine, item, CAUSE), [(FindLetter(item), letter("closed")), (ReadParked(KEY), None)])
     run(bury_lost(machine, item, CAUSE), [(FindLetter(item), letter()), *confirmed(parked(3, 3))])
     item = WorkItem(KEY, SEQUENCE, source="redrive", redrives=1)
     run(bury_lost(machine, item, CAUSE), [(FindLetter(item), None), (ReadParked(KEY), None)])

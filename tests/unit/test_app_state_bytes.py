@@ -120,7 +120,7 @@ def test_a_state_is_stored_as_ever(name: str) -> None:
 
 def test_every_case_of_the_file_is_compared() -> None:
     assert set(GOLDEN["states"]) == set(STATES)
-    assert set(GOLDEN) == {"states", "joined", "messages", "keys", "position", "digest"}
+    assert set(GOLDEN) == {"states", "joined", "messages", "keys", "position", "digest", "unique"}
 
 
 def test_a_state_with_lookups_is_stored_as_ever() -> None:

@@ -26,7 +26,7 @@ from support.reminding import (
 
 from jetspark.app import App, AppClient, Context, Decision, EntityChange, Event, WorkflowRun
 from jetspark.app.testing import TestApp, run_handler
-from jetspark.app.timers import CLOCKS_DIFFER_S, LATER_EVENTS, REMEMBERED_S, Timers, firing_subject
+from jetspark.app.timers import CLOCKS_DIFFER_S, LATER_EVENTS, REMEMBERED_S, TRIES, Timers, firing_subject
 from jetspark.app.topology.names import escape_token
 from jetspark.app.workflows.declaring import timer_name
 from jetspark.errors import ConfigError, ServerError
@@ -56,6 +56,7 @@ async def test_a_cancel_long_before_a_timer_is_due_leaves_nothing_behind(after: 
         for end in (lambda o: o.timers.cancel(TIMER), lambda o: o.publish(Paid(order_id="o-1"), cancels=TIMER)):
             await test.do(lambda orders: set_timer(orders, 1, after=after))
             await test.do(end)
+            test.advance(2.0)  # a message ends a timer, and the server keeps each for a second
             stored = test.network.front.model.messages("ORDERS")
             assert [each.subject.rpartition(".")[2] for each in stored if "timers" in each.subject] == [
                 "cancelled"
@@ -185,7 +186,7 @@ async def test_a_timer_that_fires_while_an_event_is_about_to_end_it_does_not_cou
             await asyncio.sleep(5.0)
             answers = [read]
 
-            async def as_it_was(subject: str) -> Any:
+            async def as_it_was(subject: str, *, direct: bool = True) -> Any:
                 return answers.pop() if answers else None
 
             with mock.patch.object(timers, "_last_on", as_it_was):
@@ -196,6 +197,39 @@ async def test_a_timer_that_fires_while_an_event_is_about_to_end_it_does_not_cou
         await test.redrive()
         await test.settled()
         assert (seen, len(test.published(Paid))) == ([(1, False)], 1)
+
+
+@pytest.mark.parametrize("stale_reads", [1, 3, TRIES])
+@pytest.mark.parametrize("stale", ["nothing", "an older setting"])
+@pytest.mark.parametrize("ends_by", ["cancel", "publish"])
+async def test_a_replica_that_is_behind_leaves_no_timer_set(ends_by: str, stale: str, stale_reads: int) -> None:
+    """What is read is guarded; the last try ends what is there, whatever was read."""
+    seen: list[tuple[int, bool]] = []
+    async with TestApp(reminding(seen)) as test:
+
+        async def end(orders: AppClient) -> None:
+            timers, subject = orders.timers, f"timers.shop.{escape_token(TIMER)}"
+            await set_timer(orders, 1, after=600.0)
+            behind = await timers._last_on(subject) if stale == "an older setting" else None
+            await set_timer(orders, 2, after=600.0)
+            answers, read = [behind] * stale_reads, timers._last_on
+
+            async def last_on(asked: str, *, direct: bool = True) -> Any:
+                assert direct
+                return answers.pop() if answers and asked == subject else await read(asked)
+
+            with mock.patch.object(timers, "_last_on", last_on):
+                if ends_by == "publish":
+                    await timers.publish_ending(TIMER, orders.encode(Paid(order_id="o-1")))
+                else:
+                    is_known = stale_reads < TRIES or stale == "an older setting"
+                    assert await timers.cancel(TIMER) == is_known
+            assert await timers.get(TIMER) is None
+
+        await test.do(end)
+        test.advance(1200.0)
+        await test.settled()
+        assert (seen, len(test.published(Paid))) == ([], 1 if ends_by == "publish" else 0)
 
 
 async def test_an_event_that_a_program_published_always_counts() -> None:

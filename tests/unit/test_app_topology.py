@@ -24,6 +24,7 @@ from jetspark.app.topology.declared import (
     plan_changes,
 )
 from jetspark.app.topology.lints import lint_apps
+from jetspark.app.topology.names import is_bookkeeping
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import (
     ConsumerConfig,
@@ -39,15 +40,15 @@ from jetspark.jetstream.kv import KVConfig
 EVENT_META: Any = type(Event)
 
 
-class OrderPaid(Event, type="order.paid", key="order_id", subject="orders.{order_id}.paid"):
+class OrderPaid(Event, type="order.paid", key="order_id", subject="orders.paid.{order_id}"):
     order_id: str
 
 
-class OrderPlaced(Event, type="order.placed", key="order_id", subject="orders.{order_id}.placed"):
+class OrderPlaced(Event, type="order.placed", key="order_id", subject="orders.placed.{order_id}"):
     order_id: str
 
 
-class OrderBilled(Event, type="order.billed", key="order_id", subject="orders.{order_id}.billed"):
+class OrderBilled(Event, type="order.billed", key="order_id", subject="orders.billed.{order_id}"):
     order_id: str
 
 
@@ -127,7 +128,7 @@ def test_a_topology_follows_from_what_is_declared() -> None:
     # Several filters with wildcards would cost the server milliseconds for each message.
     assert (billing.filter_subject, billing.filter_subjects) == (">", None)
     assert (billing.ack_wait_s, billing.max_ack_pending, billing.ack_policy) == (10, 56, "explicit")
-    assert consumers["ORDERS", "mail"].filter_subject == "orders.*.paid"
+    assert consumers["ORDERS", "mail"].filter_subject == "orders.paid.*"
 
 
 def test_the_stream_of_another_app_is_read_and_not_made() -> None:
@@ -296,6 +297,90 @@ def test_advisories_that_another_stream_stores_are_read_there() -> None:
     assert "AUDIT does not store '$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.ORDERS.mail'" in str(conflict)
 
 
+PARTS: dict[tuple[str, ...], tuple[set[str], set[str], set[str]]] = {
+    ("billing",): (
+        {"ORDERS", "SHOP_DLQ", "SHOP_RETRY", "SHOP_ADVISORIES"},
+        {"shop_schemas", "shop_handlers"},
+        {"billing", "shop-billing"},
+    ),
+    ("paying",): (
+        {"ORDERS", "SHOP_DLQ", "SHOP_RETRY", "SHOP_ADVISORIES", "SHOP_paying_PARTITIONS"},
+        {"shop_schemas", "shop_handlers", "effects"},
+        {"paying-p0", "paying-p1", "shop-paying"},
+    ),
+    ("status",): ({"ORDERS", "SHOP_DLQ"}, {"shop_schemas", "shop_projections", "status"}, set()),
+    ("orders.place",): ({"ORDERS"}, {"shop_schemas"}, set()),
+    ("orders.look",): (
+        {"ORDERS", "SHOP_DLQ"},
+        {"shop_schemas", "shop_projections", "status"},
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize("only", PARTS)
+def test_some_of_an_application_need_only_what_is_theirs(only: tuple[str, ...]) -> None:
+    app = App("shop", stream="ORDERS", subjects=["orders.>"], buckets=["other"])
+
+    @app.handler(OrderPaid, durable="billing")
+    async def bill(event: OrderPaid) -> None: ...
+
+    @app.handler(OrderPaid, durable="paying", idempotent="transaction", bucket="effects", partitions=2)
+    async def pay(event: OrderPaid) -> None: ...
+
+    @app.projection("status", events=[OrderPaid], bucket="status")
+    class Status:
+        def key(self, event: OrderPaid) -> str:
+            return event.order_id
+
+        def apply(self, state: Any, event: OrderPaid) -> Any:
+            return {}
+
+    class Place(Command):
+        def reads(self) -> list[str]:
+            return ["orders.x.>"]
+
+        def decide(self, past: Past) -> None: ...
+
+    class Look(Place):
+        def snapshot_key(self) -> str:
+            return "x"
+
+    app.command("orders.place")(Place)
+    app.command("orders.look", snapshot="status")(Look)
+    whole, part = app.topology(), app.topology(only)
+    streams, buckets, consumers = PARTS[only]
+    assert {each.name for each in part.streams} == streams
+    assert {each.bucket for each in part.buckets} == buckets
+    assert {each.name for each in part.consumers} == consumers
+    for found, every in (
+        (part.streams, whole.streams),
+        (part.buckets, whole.buckets),
+        (part.consumers, whole.consumers),
+    ):
+        assert all(each in every for each in found)
+    assert {each.bucket for each in whole.buckets} >= {"other", "effects", "status"}
+
+
+@pytest.mark.parametrize(
+    ("subject", "is_ours"),
+    [
+        ("$KV.shop_handlers.parked.billing.o-1", True),
+        ("dlq.shop.billing.o-1.ORDERS.1.1", True),
+        ("retry.shop.billing.wait.ORDERS.1.1", True),
+        ("$JS.ACK.ORDERS.billing.1.1.1.1.0", True),
+        ("$JS.ACK.hub.x7.ORDERS.billing.1.1.1.1.0", True),
+        ("$JS.ACK.ORDERS2.billing.1.1.1.1.0", False),
+        ("$KV.shop_handlers2.x", False),
+        ("dlq.shopping.x", False),
+        ("orders.o-1.billed", False),
+        ("timers.shop.x", False),
+    ],
+)
+def test_what_a_worker_publishes_for_itself_is_told_from_what_its_handler_does(subject: str, is_ours: bool) -> None:
+    assert is_bookkeeping("shop", ["ORDERS", "SHOP_RETRY"], subject) == is_ours
+
+
 def test_nothing_is_declared_twice() -> None:
     with pytest.raises(ConfigError, match="app 'orders' declares bucket orders_schemas twice"):
         declared(buckets=["orders_schemas"]).topology()
@@ -317,7 +402,7 @@ STREAM = StreamConfig(
 )
 CONSUMER = ConsumerConfig(
     durable_name="billing",
-    filter_subjects=["orders.*.paid", "orders.*.placed"],
+    filter_subjects=["orders.paid.*", "orders.placed.*"],
     ack_policy="explicit",
     deliver_policy="all",
     max_deliver=-1,
@@ -474,8 +559,8 @@ def test_what_belongs_to_another_app_is_a_conflict() -> None:
 @pytest.mark.parametrize(
     ("changes", "safety"),
     [
-        ({"filter_subjects": ["orders.*.paid", "orders.*.placed", "orders.*.lost"]}, "safe"),
-        ({"filter_subjects": ["orders.*.paid"]}, "destructive"),
+        ({"filter_subjects": ["orders.paid.*", "orders.placed.*", "orders.lost.*"]}, "safe"),
+        ({"filter_subjects": ["orders.paid.*"]}, "destructive"),
         ({"ack_wait_s": 60}, "safe"),
         ({"ack_wait_s": 10}, "safe"),
         ({"deliver_policy": "new"}, "impossible"),
@@ -495,11 +580,11 @@ def test_a_change_of_a_consumer_is_safe_destructive_or_impossible(changes: dict[
 @pytest.mark.parametrize(
     ("stream", "options", "filters"),
     [
-        ({}, {"filtered": True}, ["orders.*.paid", "orders.*.placed"]),
+        ({}, {"filtered": True}, ["orders.paid.*", "orders.placed.*"]),
         ({}, {"filtered": False}, [">"]),
-        ({}, {"partitions": 2}, ["orders.*.paid", "orders.*.placed"]),
-        ({"retention": "workqueue"}, {}, ["orders.*.paid", "orders.*.placed"]),
-        ({"subjects": None}, {}, ["orders.*.paid", "orders.*.placed"]),
+        ({}, {"partitions": 2}, ["orders.paid.*", "orders.placed.*"]),
+        ({"retention": "workqueue"}, {}, ["orders.paid.*", "orders.placed.*"]),
+        ({"subjects": None}, {}, ["orders.paid.*", "orders.placed.*"]),
         ({"subjects": None}, {"filtered": False}, [">"]),
     ],
 )
@@ -515,7 +600,7 @@ def test_a_handler_reads_the_whole_stream_only_where_that_takes_nothing_from_oth
     async def mail(event: OrderPaid) -> None: ...
 
     assert app.handler_filters(app.handlers["billing"]) == filters
-    assert app.handler_filters(app.handlers["mail"]) == ["orders.*.paid"]
+    assert app.handler_filters(app.handlers["mail"]) == ["orders.paid.*"]
 
 
 def test_passing_by_messages_of_others_must_not_remove_them() -> None:
@@ -531,8 +616,8 @@ async def _nothing(event: OrderPaid) -> None: ...
 
 def test_a_wider_filter_loses_nothing() -> None:
     place = ConsumerPlace("ORDERS", ConsumerConfig(durable_name="billing", filter_subject=">"))
-    existing = ConsumerConfig(durable_name="billing", filter_subject="orders.*.placed")
-    for found in (existing, ConsumerConfig(durable_name="billing", filter_subjects=["orders.*.paid", "orders.a"])):
+    existing = ConsumerConfig(durable_name="billing", filter_subject="orders.placed.*")
+    for found in (existing, ConsumerConfig(durable_name="billing", filter_subjects=["orders.paid.*", "orders.a"])):
         [step] = plan_changes(
             Topology(app="orders", consumers=[place]),
             Found(streams={"ORDERS": StreamConfig(name="ORDERS")}, consumers={("ORDERS", "billing"): found}),
@@ -541,8 +626,8 @@ def test_a_wider_filter_loses_nothing() -> None:
 
 
 def test_one_filter_for_several_is_a_change() -> None:
-    place = ConsumerPlace("ORDERS", ConsumerConfig(durable_name="billing", filter_subject="orders.*.paid"))
-    existing = ConsumerConfig(durable_name="billing", filter_subject="orders.*.placed")
+    place = ConsumerPlace("ORDERS", ConsumerConfig(durable_name="billing", filter_subject="orders.paid.*"))
+    existing = ConsumerConfig(durable_name="billing", filter_subject="orders.placed.*")
     found = Found(streams={"ORDERS": STREAM}, consumers={("ORDERS", "billing"): existing})
     [step] = plan_changes(Topology(app="orders", consumers=[place]), found).steps
     assert step.safety == "destructive"
@@ -577,7 +662,7 @@ def test_a_bucket_is_compared_by_what_is_said_of_it() -> None:
 
 
 def define(
-    type_: str = "order.paid", subject: str = "orders.{order_id}.paid", key: str | None = "order_id", **fields: Any
+    type_: str = "order.paid", subject: str = "orders.paid.{order_id}", key: str | None = "order_id", **fields: Any
 ) -> Any:
     annotations = fields or {"order_id": str}
     namespace = {"__annotations__": annotations, "__module__": __name__}
@@ -598,7 +683,7 @@ def test_an_app_without_mistakes_has_no_lints() -> None:
         (define("order.pay"), ("warning", "imperative_type")),
         (define("order.processed"), ("warning", "ambiguous_type")),
         (define("Order.paid"), ("warning", "type_case")),
-        (define(subject="orders.{order_id}.Paid"), ("warning", "subject_case")),
+        (define(subject="orders.Paid.{order_id}"), ("warning", "subject_case")),
         (define(key=None), ("warning", "no_key")),
         (define(order_id=int), ("warning", "number_id")),
         (define(order_id=str, someName=str, other_name=str), ("warning", "field_style")),
@@ -611,7 +696,7 @@ def test_a_mistake_in_an_event_is_found(event: Any, rule: tuple[str, str]) -> No
 
 def test_events_that_no_filter_tells_apart_are_found() -> None:
     found = lint_apps(
-        [declared(events=[OrderPaid, define("order.settled", "orders.x.paid", None), define("a.b", "orders.x")])]
+        [declared(events=[OrderPaid, define("order.settled", "orders.paid.x", None), define("a.b", "orders.x")])]
     )
     assert {lint.rule for lint in found} == {"subject_depth", "no_key", "subject_overlap"}
     assert any("no filter tells them apart" in str(lint) for lint in found)
@@ -649,8 +734,8 @@ def test_what_commands_should_not_be_is_found() -> None:
 def test_a_declaration_that_does_not_hold_is_found() -> None:
     app = declared()
 
-    @app.handler(int, durable="billing")
-    async def bill(event: int) -> None: ...
+    @app.handler(Elsewhere, durable="billing")
+    async def bill(event: Elsewhere) -> None: ...
 
     assert rules(app) == [("error", "declaration")]
     assert rules(App("orders", stream="ORDERS", subjects=["dlq.orders.x"])) == []
@@ -664,7 +749,7 @@ def test_a_declaration_that_does_not_hold_is_found() -> None:
 
 def test_what_two_apps_both_claim_is_found() -> None:
     assert rules(declared(), declared()) == [("error", "app_name"), ("error", "stream_owner")]
-    shop = App("shop", stream="SHOP", subjects=["orders.*.paid"], buckets=["prices"], events=[define()])
+    shop = App("shop", stream="SHOP", subjects=["orders.paid.*"], buckets=["prices"], events=[define()])
     assert rules(declared(buckets=["prices"], events=[OrderPaid]), shop) == [
         ("error", "bucket_owner"),
         ("error", "stream_overlap"),
@@ -698,7 +783,7 @@ def test_the_asyncapi_document_describes_channels_messages_and_operations() -> N
     assert document["asyncapi"] == "3.0.0"
     assert document["info"] == {"title": "orders", "version": "2.1.0"}
     assert asyncapi(App("orders", stream="ORDERS", version="3.2.1"))["info"]["version"] == "3.2.1"
-    assert document["channels"]["orders.order_id.paid"]["address"] == "orders.{order_id}.paid"
+    assert document["channels"]["orders.paid.order_id"]["address"] == "orders.paid.{order_id}"
     assert sorted(document["operations"]) == [
         "receive.billing.order.paid.v1",
         "send.order.paid.v1",

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jetspark.app import App, Breaker, Retry
 from jetspark.core.arguments import MAX_SHOWN, flag, function, instance, iterate, octets, path, text, texts, unfit
 from jetspark.errors import ConfigError
+from jetspark.jetstream.config import ConsumerConfig, StreamConfig
+from jetspark.jetstream.kv import KVConfig
+from jetspark.jetstream.objects import ObjectStoreConfig
 
 
 @pytest.mark.parametrize(
@@ -98,3 +105,34 @@ def test_an_error_of_the_iterable_itself_is_its_own() -> None:
 def test_a_long_value_is_shown_in_part() -> None:
     assert str(unfit("n", "a" * MAX_SHOWN, "less")) == f"n='{'a' * (MAX_SHOWN - 1)}...: expected less"
     assert str(unfit("n", "a" * (MAX_SHOWN - 2), "less")) == f"n='{'a' * (MAX_SHOWN - 2)}': expected less"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: StreamConfig(max_age=60), "StreamConfig(max_age=...): no such field; did you mean max_age_s?"),  # type: ignore[call-arg]
+        (lambda: StreamConfig(name="S", max_msgs=5), "(max_msgs=...): no such field; did you mean max_messages?"),  # type: ignore[call-arg]
+        (lambda: StreamConfig(name="S", num_replicas=3), "did you mean replicas?"),  # type: ignore[call-arg]
+        (lambda: StreamConfig(name="S", replica=3), "did you mean replicas?"),  # type: ignore[call-arg]
+        (lambda: ConsumerConfig(ack_wait=3), "ConsumerConfig(ack_wait=...): no such field; did you mean ack_wait_s?"),  # type: ignore[call-arg]
+        (lambda: KVConfig(bucket="b", ttl=3), "KVConfig(ttl=...): no such field; did you mean ttl_s?"),  # type: ignore[call-arg]
+        (lambda: ObjectStoreConfig(bucket="b", ttl=3), "did you mean ttl_s?"),  # type: ignore[call-arg]
+        (lambda: Retry(attempt=3), "RetryPolicy(attempt=...): no such field; did you mean attempts?"),  # type: ignore[call-arg]
+        (lambda: Breaker(xyz=3), "Breaker(xyz=...): no such field; it has failures, open_s"),  # type: ignore[call-arg]
+        (lambda: dataclasses.replace(Breaker(), open=3), "did you mean open_s?"),  # type: ignore[call-arg]
+    ],
+    ids=range(10),
+)
+def test_a_field_that_does_not_exist_is_told_with_the_one_that_was_meant(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        make()
+    assert said in str(raised.value)
+
+
+def test_an_explained_dataclass_is_a_dataclass_like_others() -> None:
+    config = StreamConfig(name="S", max_age_s=5)
+    assert dataclasses.replace(config, max_age_s=6) == StreamConfig(name="S", max_age_s=6)
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert "max_age_s" in inspect.signature(StreamConfig).parameters
+    with pytest.raises(ConfigError, match=r"concurency: expected some of .*; did you mean concurrency\?"):
+        App("a", stream="S").handler(durable="h", concurency=3)  # type: ignore[call-arg]

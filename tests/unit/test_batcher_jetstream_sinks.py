@@ -25,6 +25,7 @@ from jetspark.errors import (
     InvalidSubject,
     JetSparkError,
     PayloadTooLarge,
+    PermissionDenied,
     ProtocolError,
     ServerError,
     UsageError,
@@ -212,9 +213,11 @@ def test_a_write_that_is_not_alone_waits_a_moment_for_the_others_and_one_that_fa
     assert bench.told[-1] == ("wait", 2, 0.0)
 
 
+@pytest.mark.parametrize(
+    "refusal", [ServerError(400, 10054, "message size exceeds maximum allowed"), PermissionDenied("publish", "s")]
+)
 @pytest.mark.parametrize("call", ["publish", "wait"])
-def test_a_message_that_the_stream_refuses_is_the_fault_of_its_own_write_only(call: str) -> None:
-    refusal = ServerError(400, 10054, "message size exceeds maximum allowed")
+def test_a_message_that_is_refused_is_the_fault_of_its_own_write_only(call: str, refusal: JetSparkError) -> None:
     for stored, is_own in ((2, True), (3, True), (1, False), (0, False)):
         bench = Bench()
         bench.write(b"1", b"2")
@@ -227,7 +230,7 @@ def test_a_message_that_the_stream_refuses_is_the_fault_of_its_own_write_only(ca
             publisher.failure = refusal
 
         publisher._maybe_fail = partial(_fail_first, publisher._maybe_fail, fail)  # type: ignore[method-assign]
-        with pytest.raises(ServerError if is_own else BatchCutShort) as raised:
+        with pytest.raises(type(refusal) if is_own else BatchCutShort) as raised:
             bench.write(b"3")
         if is_own:
             assert raised.value is refusal

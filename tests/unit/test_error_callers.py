@@ -169,11 +169,11 @@ OTHERWISE: dict[str, dict[str, str]] = {
     },
     "lease": {"KeyExists": "another process has it, and will end"},
     # A handler's own code raises these, and what is wrong for one call of a server may be right for the next event.
-    # Only what can never succeed is given up: an event that breaks its contract.
+    # Only what can never succeed is given up: an event that breaks its contract, and what this user may not publish.
     "handler": {
         type(error).__name__: "the policy says that unknown errors are tried again"
         for error in EXAMPLES
-        if not error.may_pass and type(error).__name__ not in CONTRACTS
+        if not error.may_pass and type(error).__name__ not in CONTRACTS | {"PermissionDenied"}
     },
 }
 

@@ -168,6 +168,7 @@ MAY_PASS = {
     "NoResponders": "somebody may subscribe; between two leaders nobody has",
     "NoWorkers": "a worker may be started",
     "WorkersBusy": "commands are decided",
+    "WorkflowNotOver": "the run may end later",
     "CommandInDoubt": "a worker may be back, and the stream have a leader",
     "BoundaryConflict": "others may write less",
     "JetStreamUnavailable": "between two leaders nobody answers",

@@ -84,6 +84,13 @@ class Peer:
             self.connection.receive_data(frame)
         self.batch.on_replies(now)
 
+    def deny(self, subject: str) -> None:
+        """The server denies a publish, and the batch is told."""
+        self.connection.receive_data(b"-ERR 'Permissions Violation for Publish to \"%b\"'\r\n" % subject.encode())
+        for event in self.connection.events():
+            if isinstance(event, ErrorReported):
+                self.batch.on_event(event, NOW)
+
     def open(self, msgs: int = 10) -> FastMachine:
         self.batch.start(A, NOW)
         self.say(ack(0, msgs))
@@ -633,12 +640,40 @@ def test_a_batch_that_was_cut_short_for_want_of_permission_does_not_pass() -> No
     batch = peer.open()
     peer.add(1)
     batch.sender.add(("s.b", b""), NOW)
-    batch.on_event(ErrorReported(PermissionDenied("publish", "s.b")), NOW)
-    batch.on_time(NOW + 0.1)
+    peer.sent()
+    peer.deny("s.b")
+    peer.deny("s.b")
+    assert peer.sent() == [(3, 4)]  # asked at once, and not for each of many denied messages
+    assert not batch.is_ended
     peer.say(gap(3, 4), final(2))
-    assert isinstance(batch.failure, BatchCutShort)
-    assert isinstance(batch.failure.__cause__, PermissionDenied)
-    assert not batch.failure.may_pass
+    assert isinstance(batch.failure, PermissionDenied)
+    assert (batch.failure.subject, batch.failure.may_pass, batch.stored) == ("s.b", False, 2)
+    assert isinstance(batch.failure.__cause__, BatchCutShort)
+    assert batch.failure.__cause__.stored == 2
+
+
+def test_a_batch_that_the_server_says_is_whole_is_not_ended_by_a_denial_of_before() -> None:
+    peer = Peer()
+    batch = peer.open()
+    batch.sender.add(("s.b", b""), NOW)
+    peer.deny("s.b")  # of a message published before the batch, by a user who was allowed to in the meantime
+    batch.end(NOW)
+    peer.say(final(2))
+    assert (batch.failure, batch.stored) == (None, 2)
+
+
+def test_a_denied_message_of_a_batch_with_gaps_ends_it_and_everything_else_is_stored() -> None:
+    peer = Peer(gap="ok")
+    batch = peer.open()
+    batch.sender.add(("s.b", b""), NOW)
+    peer.deny("s.b")
+    peer.say(gap(2, 3))
+    assert batch.state is FastState.COMMITTING
+    with pytest.raises(PermissionDenied, match=r"s\.b"):
+        batch.check()
+    peer.say(final(3))
+    assert isinstance(batch.failure, PermissionDenied)
+    assert (batch.stored, batch.losses.gaps) == (1, [range(2, 3)])
 
 
 def test_a_lost_end_that_lost_no_message_is_no_failure() -> None:
@@ -1004,12 +1039,24 @@ def test_a_lost_session_leaves_no_doubts_in_mode_fail_whose_final_count_says_it_
     assert batch.losses.doubts == []
 
 
-def test_a_subject_that_is_forbidden_while_the_batch_is_open_makes_a_hole() -> None:
+def test_a_first_subject_that_is_forbidden_while_the_batch_is_open_leaves_it_in_doubt_at_once() -> None:
+    """Pings and the end of the batch go there too, so the server cannot be asked how far the batch came."""
     peer = Peer()
     batch = peer.open()
     peer.add(3)
-    batch.on_event(ErrorReported(PermissionDenied("publish", "s.a")), NOW)
-    assert (batch.state, batch.failure, batch.sender.room) == (FastState.OPEN, None, 0)
+    peer.say(ack(2, 10))
+    peer.deny("s.a")
+    assert isinstance(batch.failure, BatchInDoubt)
+    assert (batch.failure.stored, batch.failure.may_pass) == (2, False)
+    assert isinstance(batch.failure.__cause__, PermissionDenied)
+
+
+def test_a_batch_is_not_concerned_by_denials_of_other_subjects() -> None:
+    peer = Peer()
+    batch = peer.open()
+    peer.sent()
+    peer.deny("s.other")
+    assert (batch.state, batch.failure, peer.sent()) == (FastState.OPEN, None, [])
 
 
 def test_a_first_message_nobody_listens_to_is_sent_again_for_a_second_and_the_caller_told() -> None:
@@ -1070,9 +1117,9 @@ def test_why_a_batch_could_not_open_is_not_why_the_next_attempt_is_not_answered(
 def test_a_first_message_without_permission_is_not_sent_again(is_only: bool) -> None:
     peer = Peer()
     peer.batch.start(A, NOW, is_only=is_only)
-    denied = PermissionDenied("publish", "s.a")
-    peer.batch.on_event(ErrorReported(denied), NOW)
-    assert (peer.batch.failure, peer.batch.opening.reopen_at) == (denied, None)
+    peer.deny("s.a")
+    assert isinstance(peer.batch.failure, PermissionDenied)
+    assert (peer.batch.failure.subject, peer.batch.opening.reopen_at) == ("s.a", None)
 
 
 def test_a_batch_that_is_opened_again_has_no_doubts_of_the_attempt_before() -> None:

@@ -10,7 +10,15 @@ import pytest
 from jetspark.core.message import CoreMessage
 from jetspark.errors import MessageNotFound, ProtocolError, ServerError
 from jetspark.jetstream import wire
-from jetspark.jetstream.info import AccountInfo, ConsumerInfo, PubAck, StoredMessage, StreamInfo
+from jetspark.jetstream.info import (
+    AccountInfo,
+    AccountLimits,
+    AccountTier,
+    ConsumerInfo,
+    PubAck,
+    StoredMessage,
+    StreamInfo,
+)
 
 UTC = datetime.UTC
 STAMP = "2026-11-15T10:25:48.893408446Z"
@@ -202,9 +210,44 @@ def test_the_account_tells_its_api_level() -> None:
         },
     )
     assert (info.memory, info.storage, info.streams, info.consumers, info.domain) == (1, 2, 8, 7, "hub")
-    assert info.limits["max_memory"] == -1
     assert info.api_level == 5
-    assert info.extra == {"reserved_memory": 3, "tiers": {"R1": {"memory": 0}}}
+    assert info.extra["reserved_memory"] == 3
+
+
+def test_the_limits_of_an_account_and_of_its_tiers_are_typed() -> None:
+    limits = {
+        "max_memory": 1,
+        "max_storage": 2,
+        "max_streams": 3,
+        "max_consumers": 4,
+        "max_ack_pending": 5,
+        "memory_max_stream_bytes": 6,
+        "storage_max_stream_bytes": 7,
+        "max_bytes_required": True,
+        "new": 8,
+    }
+    tier = {"memory": 9, "storage": 10, "streams": 11, "consumers": 12, "limits": limits, "reserved_storage": 13}
+    info = wire.decode(AccountInfo, {"limits": limits, "tiers": {"R1": tier, "R3": {}}})
+    expected = AccountLimits(
+        max_memory=1,
+        max_storage=2,
+        max_streams=3,
+        max_consumers=4,
+        max_ack_pending=5,
+        max_stream_memory=6,
+        max_stream_storage=7,
+        is_max_bytes_required=True,
+        extra={"new": 8},
+    )
+    assert info.limits == expected
+    assert info.tiers == {
+        "R1": AccountTier(
+            memory=9, storage=10, streams=11, consumers=12, limits=expected, extra={"reserved_storage": 13}
+        ),
+        "R3": AccountTier(),
+    }
+    assert wire.decode(AccountInfo, {}).limits.max_streams == -1
+    assert wire.decode(AccountInfo, {}).tiers == {}
 
 
 def test_a_server_before_api_levels_has_level_zero() -> None:

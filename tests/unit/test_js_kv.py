@@ -8,7 +8,7 @@ import pytest
 
 from jetspark.core.headers import Headers
 from jetspark.core.message import CoreMessage
-from jetspark.errors import ConfigError, Conflict, KeyExists, KeyNotFound
+from jetspark.errors import ConfigError, Conflict, KeyExists, KeyNotFound, PermissionDenied, RequestTimeout
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.config import External, StreamSource, SubjectTransform
 from jetspark.jetstream.features import ServerFacts
@@ -28,23 +28,28 @@ from jetspark.jetstream.kv import (
     operation_of,
     watch_options,
 )
-from jetspark.jetstream.operations import Api, Operation, Request
+from jetspark.jetstream.operations import Api, Operation, Pause, Request
 
 
 def bucket(**config: Any) -> Bucket:
     return Bucket.of(Api(), KVConfig(bucket="b", **config).to_stream(api_level=5))
 
 
-def run(operation: Operation[Any], *replies: dict[str, Any] | CoreMessage) -> tuple[Any, list[Request]]:
+def run(operation: Operation[Any], *replies: dict[str, Any] | CoreMessage | Exception) -> tuple[Any, list[Request]]:
     """The result, and what was asked."""
     waiting = iter(replies)
     requests = []
     try:
         request = next(operation)
         while True:
-            assert isinstance(request, Request)
+            if isinstance(request, Pause):
+                request = operation.send(CoreMessage("", b"", None, None, None))
+                continue
             requests.append(request)
             reply = {} if request.is_silent else next(waiting)
+            if isinstance(reply, Exception):
+                request = operation.throw(reply)
+                continue
             if not isinstance(reply, CoreMessage):
                 reply = CoreMessage("inbox", json.dumps(reply).encode(), None, None, None)
             request = operation.send(reply)
@@ -244,7 +249,7 @@ def test_a_bucket_is_created_as_the_server_allows() -> None:
 
 def test_an_entry_is_the_last_value_of_a_key_or_a_revision_of_it() -> None:
     entry, [request] = run(bucket().get("k", None), direct("k", 7))
-    assert (request.subject, body_of(request)) == ("$JS.API.DIRECT.GET.KV_b", {"last_by_subj": "$KV.b.k"})
+    assert (request.subject, request.data) == ("$JS.API.DIRECT.GET.KV_b.$KV.b.k", b"")
     created = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     assert entry == KVEntry(bucket="b", key="k", value=b"v", revision=7, created=created)
     assert (entry.operation, entry.pending) == ("put", 0)
@@ -378,8 +383,30 @@ def test_revision_0_says_that_there_is_no_value() -> None:
             writes.put("d", b"", wrong)  # type: ignore[arg-type]
 
 
+ABSENT = CoreMessage("inbox", b"", None, b"NATS/1.0 404 Message Not Found\r\n\r\n", None)
+DENIED = PermissionDenied("publish", "$JS.API.STREAM.MSG.GET.KV_b")
+
+
 def test_a_key_that_never_was_is_vacant_at_revision_0() -> None:
-    assert run(bucket().vacant_revision("k"), NOTHING)[0] == 0
+    assert run(bucket().vacant_revision("k"), ABSENT)[0] == 0
+    leader = Bucket(Api(), "b", "b", direct=False, atomic=False)
+    assert run(leader.vacant_revision("k"), NOTHING)[0] == 0
+
+
+def test_a_value_that_a_replica_shows_is_looked_for_at_the_leader_where_we_may() -> None:
+    revision, requests = run(bucket().vacant_revision("k"), direct("k", 7), found(9, "KV-Operation: DEL"))
+    assert (revision, requests[-1].subject) == (9, "$JS.API.STREAM.MSG.GET.KV_b")
+    with pytest.raises(KeyExists):
+        run(bucket().vacant_revision("k"), direct("k", 7), found(9))
+    with pytest.raises(KeyExists):
+        run(bucket().vacant_revision("k"), direct("k", 7), DENIED)
+
+
+def test_a_conflict_whose_keys_may_not_be_read_names_all_of_them() -> None:
+    writes = Writes(bucket(allow_atomic=True))
+    writes.update("a", b"", 3)
+    writes.update("b", b"", 4)
+    assert run(writes.conflict(), found(3), DENIED)[0].keys == ("a", "b")
 
 
 def test_markers_say_what_happened() -> None:
@@ -396,13 +423,43 @@ def test_markers_say_what_happened() -> None:
 
 
 def test_create_writes_over_a_deletion_and_not_over_a_value() -> None:
-    revision, requests = run(bucket().create("k", b"v", None), WRONG, found(7, "KV-Operation: DEL"), ack(8))
-    assert revision == 8
-    assert dict(requests[-1].headers or {})["Nats-Expected-Last-Subject-Sequence"] == "7"
+    deleted = direct("k", 9, block="KV-Operation: DEL\r\n")
+    revision, requests = run(bucket().create("k", b"v", None), WRONG, deleted, ack(10))
+    assert revision == 10
+    assert headers_of(requests[-1])["Nats-Expected-Last-Subject-Sequence"] == "9"
+    # The right to read this key is enough.
+    assert [each.subject for each in requests] == ["$KV.b.k", "$JS.API.DIRECT.GET.KV_b.$KV.b.k", "$KV.b.k"]
+    for value in (direct("k", 9), direct("k", 12)):
+        with pytest.raises(KeyExists):
+            run(bucket().create("k", b"v", None), WRONG, value)
     with pytest.raises(KeyExists):
-        run(bucket().create("k", b"v", None), WRONG, found(7))
+        run(bucket().create("k", b"v", None), WRONG, deleted, WRONG)
+
+
+@pytest.mark.parametrize("stale", [ABSENT, direct("k", 7), direct("k", 7, block="KV-Operation: DEL\r\n")])
+def test_create_does_not_believe_a_replica_that_is_behind_the_refusal(stale: CoreMessage) -> None:
+    gone = direct("k", 9, block="KV-Operation: DEL\r\n")
+    revision, requests = run(bucket().create("k", b"v", None), WRONG, stale, found(9, "KV-Operation: DEL"), ack(10))
+    assert (revision, requests[2].subject) == (10, "$JS.API.STREAM.MSG.GET.KV_b")
+    revision, _ = run(bucket().create("k", b"v", None), WRONG, stale, DENIED, stale, gone, ack(10))
+    assert revision == 10
     with pytest.raises(KeyExists):
-        run(bucket().create("k", b"v", None), WRONG, NOTHING, WRONG)
+        run(bucket().create("k", b"v", None), WRONG, stale, DENIED, stale, direct("k", 9))
+    with pytest.raises(RequestTimeout):  # the time of the call bounds it
+        run(bucket().create("k", b"v", None), WRONG, stale, DENIED, stale, RequestTimeout("request", 5))
+
+
+def test_a_refusal_that_names_no_sequence_leaves_the_last_word_to_the_leader() -> None:
+    unnamed = {"error": {"code": 400, "err_code": 10071, "description": "wrong last sequence"}}
+    with pytest.raises(KeyExists):
+        run(bucket().create("k", b"v", None), unnamed, direct("k", 7), found(9))
+    assert run(bucket().create("k", b"v", None), unnamed, ABSENT, ack(10))[0] == 10
+
+
+def test_a_snapshot_of_one_key_asks_for_this_key_alone() -> None:
+    [message], [request] = run(bucket().snapshot_of_one("k"), direct("k", 7))
+    assert (message.sequence, request.subject) == (7, "$JS.API.DIRECT.GET.KV_b.$KV.b.k")
+    assert run(bucket().snapshot_of_one("k"), ABSENT)[0] == []
 
 
 def test_a_late_update_is_a_conflict() -> None:

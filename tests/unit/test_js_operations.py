@@ -14,6 +14,7 @@ from jetspark.core.connection import Connection
 from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import Server
+from jetspark.core.subjects import MAX_SUBJECT_BYTES
 from jetspark.errors import (
     ConfigError,
     ConsumerNameInUse,
@@ -40,6 +41,7 @@ from jetspark.jetstream.operations import (
     Pause,
     Request,
     api_prefix,
+    direct_get,
     message_query,
 )
 
@@ -657,12 +659,25 @@ def test_a_message_that_is_not_there_is_named_as_it_was_asked_for(query: dict[st
 
 def test_a_message_is_asked_from_any_replica() -> None:
     reply = _direct(b"not { json", "A: 1\r\n")
-    done = _ask(API.get_message("S", {"last_by_subj": "s.1"}, direct=True), reply)
-    assert done.requests == [("$JS.API.DIRECT.GET.S", {"last_by_subj": "s.1"})]
+    done = _ask(API.get_message("S", {"seq": 4}, direct=True), reply)
+    assert done.requests == [("$JS.API.DIRECT.GET.S", {"seq": 4})]
     assert (done.result.data, done.result.headers) == (b"not { json", {"A": "1"})
     missing = CoreMessage("_INBOX.x.1", b"", None, b"NATS/1.0 404 Message Not Found\r\n\r\n", None)
     with pytest.raises(MessageNotFound):
         _ask(API.get_message("S", {"seq": 4}, direct=True), missing)
+
+
+@pytest.mark.parametrize("subject", ["s.1", "$KV.b.a", "s.a*b", "s." + "x" * (MAX_SUBJECT_BYTES - 23)])
+def test_the_last_message_of_a_subject_is_asked_for_on_a_subject_that_permissions_can_name(subject: str) -> None:
+    asked = direct_get("$JS.API", "S", message_query(last_for=subject))
+    assert (asked.subject, asked.data) == (f"$JS.API.DIRECT.GET.S.{subject}", b"")
+    assert len(asked.subject) <= MAX_SUBJECT_BYTES
+
+
+@pytest.mark.parametrize("subject", ["s.*", "s.>", ">", "s." + "x" * (MAX_SUBJECT_BYTES - 22)], ids=lambda s: s[:4])
+def test_a_pattern_or_a_subject_that_is_too_long_for_it_is_asked_for_in_the_body(subject: str) -> None:
+    asked = direct_get("$JS.API", "S", message_query(last_for=subject))
+    assert (asked.subject, json.loads(asked.data)) == ("$JS.API.DIRECT.GET.S", {"last_by_subj": subject})
 
 
 def test_a_message_is_deleted_and_erased_only_when_asked_to() -> None:
@@ -966,6 +981,8 @@ OPERATIONS: dict[str, Callable[[], Operation[Any]]] = {
     "create_consumer": lambda: API.create_consumer("S", ConsumerConfig()),
     "create_or_update_consumer": lambda: API.create_or_update_consumer("S", ConsumerConfig()),
     "update_consumer": lambda: API.update_consumer("S", ConsumerConfig(name="c")),
+    "get_or_create_stream": lambda: API.get_or_create_stream("S"),
+    "get_or_create_consumer": lambda: API.get_or_create_consumer("S", ConsumerConfig(name="c")),
     "consumer_info": lambda: API.consumer_info("S", "c"),
     "delete_consumer": lambda: API.delete_consumer("S", "c"),
     "pause_consumer": lambda: API.pause_consumer("S", "c", None, 1.0),
@@ -981,6 +998,8 @@ def test_every_operation_is_in_the_table() -> None:
     # What the server is, is asked about by whoever needs it.
     public = {name for name in vars(Api) if not name.startswith("_")}
     public -= {"prefix", "connection", "known", "facts", "require"}
+    # It raises nothing: what the server says of a stream is noted in the deadline of a publish.
+    public -= {"look_for_stream"}
     assert public <= OPERATIONS.keys()
 
 
@@ -991,7 +1010,8 @@ def test_every_operation_raises_the_error_of_a_reply(name: str) -> None:
     # It says what it is about, unless that is the account or all streams.
     is_about_one = name not in ("account_info", "stream_page", "stream_name_page")
     assert bool(raised.value.stream) == is_about_one
-    assert bool(raised.value.consumer) == ("consumer" in name and "page" not in name and "create" not in name)
+    names_consumer = "consumer" in name and "page" not in name and ("create" not in name or name.startswith("get"))
+    assert bool(raised.value.consumer) == names_consumer
 
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS))

@@ -43,6 +43,11 @@ LOGGER = logging.getLogger("jetspark.test")
             logging.ERROR,
             "permission denied: this user may not publish to 'a'",
         ),
+        (
+            ErrorReported(PermissionDenied("publish", "a"), is_raised=True),
+            logging.DEBUG,
+            "permission denied: this user may not publish to 'a'",
+        ),
         (LameDuck("nats://a:1"), logging.INFO, "nats://a:1 is about to shut down"),
         (ServersDiscovered(("nats://b:1",)), logging.DEBUG, "ServersDiscovered(servers=('nats://b:1',))"),
         (Closed(None), logging.DEBUG, "Closed(error=None, unsent_messages=0)"),

@@ -228,9 +228,9 @@ def test_what_is_argued_is_not_open() -> None:
 
 
 def test_modules_are_chosen_by_name_or_folder() -> None:
-    assert tool.chosen(["state/scan", "src/jetspark/state/fold.py", "state/scan.py"]) == [
+    assert tool.chosen(["state/scan", "src/jetspark/state/store.py", "state/scan.py"]) == [
         "state/scan.py",
-        "state/fold.py",
+        "state/store.py",
     ]
     assert set(tool.chosen(["publish/"])) == {each for each in tool.MODULES if each.startswith("publish/")}
     assert tool.chosen([]) == list(tool.MODULES)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import ConfigError, ConnectionClosed, ConsumerNotFound, JetStreamUnavailable, ServerError
 from jetspark.jetstream import pull
-from jetspark.jetstream.acks import AckableMessage
+from jetspark.jetstream.acks import AckableMessage, mark_answered
 from jetspark.jetstream.pull import Ask, Fetch, Flow, Priority, Puller, PullLimits, Wait
 
 SUBJECT = "$JS.API.CONSUMER.MSG.NEXT.S.c"
@@ -42,6 +42,15 @@ def puller() -> Puller[AckableMessage]:
 def fetch(
     machine: Puller[AckableMessage], count: int = 1, now: float = 0.0, timeout_s: float = 1.0, **options: Any
 ) -> Fetch[AckableMessage]:
+    """A fetch that waits until it has all of them, or never."""
+    options.setdefault("fill", not options.get("no_wait", False))
+    return Fetch(machine, count, now=now, timeout_s=timeout_s, **options)
+
+
+def eager(
+    machine: Puller[AckableMessage], count: int = 5, now: float = 0.0, timeout_s: float = 1.0, **options: Any
+) -> Fetch[AckableMessage]:
+    """A fetch that waits only while there is nothing: the default."""
     return Fetch(machine, count, now=now, timeout_s=timeout_s, **options)
 
 
@@ -73,6 +82,170 @@ def test_a_fetch_asks_waits_and_ends_when_it_has_enough() -> None:
     assert reader.step(0.2, 1) is None
     assert len(reader.messages) == 3
     assert (machine.owed, machine.outstanding) == (0, 0)
+
+
+# ---- a fetch that takes what is there ------------------------------------------------------------------------------
+
+
+def test_a_fetch_asks_in_one_request_for_what_is_there_or_the_first_that_comes() -> None:
+    machine = puller()
+    reader = eager(machine, 3)
+    assert body(reader.step(0.0, 1)) == {"batch": 3, "no_wait": True, "expires": 950_000_000}
+
+
+def test_a_fetch_is_over_when_the_server_says_that_this_is_all() -> None:
+    machine = puller()
+    reader = eager(machine, 5)
+    ask = asked(reader.step(0.0, 1))
+    machine.absorb([message(1), message(2)], 0.1)
+    assert isinstance(reader.step(0.1, 1), Wait), "more may be on its way"
+    machine.absorb([status(ask, "404 No Messages")], 0.2)
+    assert machine.wants_wake()
+    assert reader.step(0.2, 1) is None
+    assert len(reader.messages) == 2
+    assert machine.may_ask_at() <= 0.2, "that this is all is no refusal: the next fetch asks at once"
+
+
+def test_a_fetch_with_nothing_waits_for_its_request_and_asks_again_when_that_is_refused() -> None:
+    machine = puller()
+    reader = eager(machine, 5)
+    ask = asked(reader.step(0.0, 1))
+    assert isinstance(reader.step(0.1, 1), Wait)
+    machine.absorb([status(ask, "408 Requests Pending")], 0.2)
+    wait = reader.step(0.2, 1)
+    assert isinstance(wait, Wait)
+    assert wait.until is not None
+    assert 0.2 < wait.until < 1.0
+    assert body(reader.step(wait.until, 1))["no_wait"] is True
+
+
+@pytest.mark.parametrize(
+    "end", ["409 Leadership Change", "409 Server Shutdown", "408 Request Timeout", "418 ?"], ids=str
+)
+def test_a_fetch_that_has_some_is_over_when_its_request_ends_for_whatever_reason(end: str) -> None:
+    machine = puller()
+    reader = eager(machine, 5)
+    ask = asked(reader.step(0.0, 1))
+    machine.absorb([message(1)], 0.1)
+    machine.absorb([status(ask, end)], 0.2)
+    assert reader.step(0.2, 1) is None
+    assert len(reader.messages) == 1
+
+
+def test_a_fetch_that_has_some_is_over_when_its_connection_is_lost_or_new() -> None:
+    for session in (None, 2):
+        machine = puller()
+        reader = eager(machine, 5)
+        asked(reader.step(0.0, 1))
+        machine.absorb([message(1)], 0.1)
+        assert reader.step(0.2, session) is None
+
+
+def test_what_an_earlier_fetch_left_behind_is_returned_at_once() -> None:
+    machine = puller()
+    machine.absorb([message(1)], 0.0)
+    reader = eager(machine, 5)
+    assert reader.step(0.0, 1) is None
+    assert len(reader.messages) == 1
+
+
+def test_a_fetch_of_one_keeps_its_place_in_the_queue_of_the_server() -> None:
+    assert "no_wait" not in body(eager(puller(), 1).step(0.0, 1))
+
+
+def test_a_fetch_asks_for_no_more_than_the_server_sends_without_an_ack() -> None:
+    assert body(eager(puller(), 5000, max_ack_pending=1000).step(0.0, 1))["batch"] <= 1000
+    machine = puller()
+    machine.message_bytes = 100.0
+    reader = eager(machine, 5000, max_ack_pending=1000)
+    assert body(reader.step(0.0, 1))["batch"] == 1000
+    machine.absorb([message(number) for number in range(1000)], 0.1)
+    assert reader.step(0.1, 1) is None
+
+
+def test_a_fetch_takes_the_rest_when_the_bytes_did_not_let_it_ask_for_all() -> None:
+    machine = puller()
+    reader = eager(machine, 100)
+    assert body(reader.step(0.0, 1))["batch"] == pull.FIRST_AHEAD
+    machine.absorb([message(number) for number in range(pull.FIRST_AHEAD)], 0.1)
+    assert machine.wants_wake()
+    rest = asked(reader.step(0.1, 1))
+    assert json.loads(rest.body) == {"batch": 100 - pull.FIRST_AHEAD, "no_wait": True}, "what is there, and no waiting"
+    machine.absorb([message(1), status(rest, "404 No Messages")], 0.2)
+    assert reader.step(0.2, 1) is None
+    assert len(reader.messages) == pull.FIRST_AHEAD + 1
+
+
+def test_a_server_that_does_not_answer_for_the_rest_is_not_waited_for() -> None:
+    """A consumer at its ``max_ack_pending`` leaves a request without ``expires`` unanswered."""
+    machine = puller()
+    reader = eager(machine, 100, timeout_s=60.0)
+    asked(reader.step(0.0, 1))
+    machine.absorb([message(number) for number in range(pull.FIRST_AHEAD)], 0.1)
+    asked(reader.step(0.1, 1))
+    wait = reader.step(0.1, 1)
+    assert isinstance(wait, Wait)
+    assert wait.until is not None
+    assert wait.until == pytest.approx(0.1 + pull.NO_WAIT_S)
+    machine.on_time(wait.until)
+    assert reader.step(wait.until, 1) is None
+    assert len(reader.messages) == pull.FIRST_AHEAD
+
+
+def test_fetches_at_a_time_have_one_request_that_waits() -> None:
+    machine = puller()
+    first, second = eager(machine, 3), eager(machine, 4)
+    ask = asked(first.step(0.0, 1))
+    assert isinstance(second.step(0.0, 1), Wait)
+    machine.absorb([message(1), status(ask, "404 No Messages")], 0.1)
+    assert machine.wants_wake()
+    assert first.step(0.1, 1) is None
+    assert body(second.step(0.1, 1))["batch"] == 4, "its turn, at once"
+
+
+def test_a_fetch_whose_messages_another_took_asks_for_itself() -> None:
+    machine = puller()
+    first, second = eager(machine, 3), eager(machine, 3)
+    asked(first.step(0.0, 1))
+    assert isinstance(second.step(0.0, 1), Wait)
+    machine.absorb([message(1), message(2), message(3)], 0.1)
+    assert machine.wants_wake(), "its batch is complete, and no status says so"
+    assert second.step(0.1, 1) is None
+    assert body(first.step(0.1, 1))["batch"] == 3
+
+
+def test_a_fetch_takes_the_first_of_what_a_filling_one_waits_for() -> None:
+    machine = puller()
+    filling, reader = fetch(machine, 100, timeout_s=60.0), eager(machine, 5)
+    asked(filling.step(0.0, 1))
+    assert isinstance(reader.step(0.0, 1), Wait), "a request waits, so nothing is there"
+    machine.absorb([message(1)], 0.1)
+    assert machine.wants_wake()
+
+
+def test_not_to_wait_and_to_fill_contradict_each_other() -> None:
+    with pytest.raises(ConfigError, match="no_wait=True and fill=True"):
+        fetch(puller(), 5, no_wait=True, fill=True)
+
+
+def test_the_first_request_of_a_fetch_acknowledges_a_message() -> None:
+    machine = puller()
+    done = AckableMessage("s", b"", b"$JS.ACK.S.c.1.1.1.1.0", None, object())
+    reader = eager(machine, 1, acknowledges=done)
+    ask = asked(reader.step(0.0, 1))
+    assert ask.acknowledges is done
+    assert ask.body == b'+NXT {"batch":1,"expires":950000000}'
+    mark_answered(done)
+    machine.absorb([status(Ask(ask.reply, b""), "409 Leadership Change")], 0.1)
+    wait = reader.step(0.1, 1)
+    assert isinstance(wait, Wait)
+    assert wait.until is not None
+    again = asked(reader.step(wait.until, 1))
+    assert again.acknowledges is None
+    assert not again.body.startswith(b"+NXT")
+
+
+# ---- a fetch that waits until it is full ---------------------------------------------------------------------------
 
 
 def test_the_request_ends_before_the_fetch_and_its_408_ends_the_fetch() -> None:
@@ -1261,13 +1434,15 @@ class _Server:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.booleans(), st.lists(_EVENTS, max_size=60), st.integers(1, 50))
-def test_nobody_ever_waits_for_nothing(is_flow: bool, events: list[tuple[str, Any, int]], window: int) -> None:
+@given(st.sampled_from(["flow", "fill", "fetch"]), st.lists(_EVENTS, max_size=60), st.integers(1, 50))
+def test_nobody_ever_waits_for_nothing(kind_of_reader: str, events: list[tuple[str, Any, int]], window: int) -> None:
     machine = puller()
     server = _Server()
     now, session, taken = 0.0, 1, 0
     reader: Fetch[AckableMessage] | Flow[AckableMessage] = (
-        Flow(machine, PullLimits(max_messages=window)) if is_flow else fetch(machine, window, timeout_s=1e6)
+        Flow(machine, PullLimits(max_messages=window))
+        if kind_of_reader == "flow"
+        else fetch(machine, window, timeout_s=1e6, fill=kind_of_reader == "fill")
     )
 
     def settle() -> Wait | None:

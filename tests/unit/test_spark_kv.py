@@ -101,6 +101,7 @@ def test_connections_are_kept_by_what_is_needed_to_connect() -> None:
         ("key string, value string", {"guard": "revision"}, "no column 'revision'"),
         ("key string, value string, revision int", {"guard": "sequence"}, "no column 'sequence'"),
         ("key string, value string, sequence int", {}, "'sequence' with guard=none: expected guard=sequence"),
+        ("key string, value string, stream_created timestamp", {}, "'stream_created' with guard=none: expected guard="),
     ],
 )
 def test_a_frame_without_what_is_needed_is_refused(schema: str, options: dict[str, str], message: str) -> None:
@@ -189,6 +190,16 @@ def test_rows_become_changes_with_what_their_guard_needs() -> None:
         ("none", {"key": ["a"], "value": ["1"], "operation": ["drop"]}, "operation 'drop': expected put, delete or"),
         ("revision", {"key": ["a"], "value": ["1"], "revision": pa.array([None], pa.int64())}, "revision None"),
         ("sequence", {"key": ["a"], "value": ["1"], "sequence": [-1]}, "sequence -1: expected 0 or more"),
+        (
+            "sequence",
+            {
+                "key": ["a"],
+                "value": ["1"],
+                "sequence": [1],
+                "stream_created": pa.array([None], pa.timestamp("us", "UTC")),
+            },
+            "key 'a' has no stream_created",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_written_is_refused(guard: str, columns: dict[str, Any], message: str) -> None:

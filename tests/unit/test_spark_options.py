@@ -12,6 +12,7 @@ import pytest
 from jetspark.core.auth import Credentials, NKey, Token, UserPassword, create_seed
 from jetspark.core.options import TLSConfig
 from jetspark.errors import ConfigError
+from jetspark.spark.kv.options import ReadOptions, WriteOptions
 from jetspark.spark.options import (
     LOSS_REMEDY,
     Connecting,
@@ -24,6 +25,7 @@ from jetspark.spark.options import (
     read_options,
     size,
 )
+from jetspark.spark.stream.sink import SinkOptions
 from jetspark.spark.stream.source_options import SourceOptions
 
 
@@ -173,3 +175,25 @@ def test_every_option_says_what_it_is_for() -> None:
     assert [entry.name for entry in described[-5:]] == ["maxRows", "chunk", "waitMs", "includeHeaders", "mode"]
     assert all(entry.doc for entry in described)
     assert [entry.name for entry in described if entry.is_secret] == ["password", "token"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "meant"),
+    [
+        (SourceOptions, "subscribe", "stream"),
+        (SourceOptions, "subscribePattern", "streamPattern"),
+        (SourceOptions, "kafka.bootstrap.servers", "servers"),
+        (SourceOptions, "topic", "stream"),
+        (SourceOptions, "filter", "subjects"),
+        (SourceOptions, "max_offsets_per_trigger", "maxOffsetsPerTrigger"),
+        (SinkOptions, "topic", "subject"),
+        (SinkOptions, "url", "servers"),
+        (SinkOptions, "write_id", "writeId"),
+        (ReadOptions, "filter", "keys"),
+        (ReadOptions, "table", "bucket"),
+        (WriteOptions, "on_conflict", "onConflict"),
+    ],
+)
+def test_a_name_from_elsewhere_is_answered_with_the_one_it_has_here(kind: type, given: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown option '{given}'; did you mean '{meant}'"):
+        read_options(kind, "jetstream", {given: "x"})

@@ -23,7 +23,7 @@ from jetspark.jetstream.info import StreamInfo, StreamState
 from jetspark.spark.options import describe, read_options
 from jetspark.spark.stream.ledger import Committed
 from jetspark.spark.stream.sink import SinkOptions, Target, TaskPlace, Unnamed, batch_writer, stream_writer
-from jetspark.spark.stream.writing import Encoder, Layout, Rows
+from jetspark.spark.stream.writing import Encoder, Layout, Rows, added_up
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark-sink.md"
 
@@ -137,6 +137,56 @@ def test_rows_that_differ_in_anything_never_share_an_id(changed: str) -> None:
         changed: {"data": ["y"], "subject": ["a.2"], "headers": pa.array([[("A", "2")]], _MAP), "ttl": [6]}[changed]
     }
     assert encoder(kinds).encode(pa.record_batch(row)).ids != encoder(kinds).encode(pa.record_batch(other)).ids
+
+
+def digest(rows: dict[str, Any], *parts: tuple[int, int]) -> int:
+    kinds = layout("data string,subject string,headers map,ttl int,key string", msg_id_column="key")
+    batch = pa.record_batch(rows)
+    encoders = [encoder(kinds, adds_up=True) for _ in parts]
+    for each, (start, length) in zip(encoders, parts, strict=True):
+        each.encode(batch.slice(start, length))
+    return added_up(each.digest for each in encoders)
+
+
+def rows_of(*order: int, **changed: Any) -> dict[str, Any]:
+    columns: dict[str, list[Any]] = {
+        "data": ["x", "y", "z"],
+        "subject": ["a.1", "a.2", "a.2"],
+        "headers": [[("A", "1")], [], [("A", "2")]],
+        "ttl": [5, None, 6],
+        "key": ["k1", "k2", "k3"],
+    }
+    columns |= {name: [value, *columns[name][1:]] for name, value in changed.items()}
+    found = {name: [values[number] for number in order or (0, 1, 2)] for name, values in columns.items()}
+    return found | {"headers": pa.array(found["headers"], _MAP)}
+
+
+def test_the_digest_of_rows_is_the_same_whatever_their_order_and_partitions() -> None:
+    whole = digest(rows_of(), (0, 3))
+    assert whole == digest(rows_of(2, 0, 1), (0, 3)) == digest(rows_of(1, 2, 0), (0, 1), (1, 2))
+    assert 0 < whole < 1 << 128
+    assert digest(rows_of(0), (0, 1)) not in (0, whole)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"data": "y"}, {"subject": "a.2"}, {"headers": [("A", "2")]}, {"ttl": 6}, {"key": "k2"}], ids=str
+)
+def test_the_digest_of_rows_tells_others_by_every_column(changed: dict[str, Any]) -> None:
+    assert digest(rows_of(**changed), (0, 3)) != digest(rows_of(), (0, 3))
+
+
+def test_the_digest_of_rows_tells_one_that_is_there_twice_and_values_that_changed_their_rows() -> None:
+    assert digest(rows_of(0, 0, 1), (0, 3)) != digest(rows_of(0, 1, 1), (0, 3))
+    swapped = rows_of() | {"data": ["y", "x", "z"]}
+    assert digest(swapped, (0, 3)) != digest(rows_of(), (0, 3))
+    # What one column ends with is not what the next begins with.
+    assert digest(rows_of(subject="a.1x", data=""), (0, 3)) != digest(rows_of(subject="a.1", data="x"), (0, 3))
+
+
+def test_rows_without_a_name_have_no_digest() -> None:
+    made = encoder(layout("data string", subject="a.b"))
+    made.encode(pa.record_batch({"data": ["x"]}))
+    assert made.digest == 0
 
 
 _MAP = pa.map_(pa.string(), pa.string())

@@ -145,21 +145,23 @@ def test_every_option_is_in_the_documentation_with_its_own_words() -> None:
     assert missing == []
 
 
+CREATED = "2026-03-20T10:14:30.000001Z"
+
 # ---- schema --------------------------------------------------------------------------------------------------------
 
 
 def test_the_schema_is_what_the_documentation_says() -> None:
     assert SCHEMA.simpleString() == (
         "struct<subject:string,data:binary,headers:map<string,array<string>>,"
-        "stream:string,sequence:bigint,timestamp:timestamp>"
+        "stream:string,sequence:bigint,timestamp:timestamp,stream_created:timestamp>"
     )
 
 
 def test_a_narrower_schema_is_honoured() -> None:
     narrower = StructType([StructField("sequence", LongType()), StructField("subject", StringType())])
-    assert Columns(check_schema(narrower), has_headers=False).of_messages("S", [message()]).to_pylist() == [
-        {"sequence": 7, "subject": "s.a"}
-    ]
+    assert Columns(check_schema(narrower), has_headers=False, created=CREATED).of_messages(
+        "S", [message()]
+    ).to_pylist() == [{"sequence": 7, "subject": "s.a"}]
 
 
 def test_an_unknown_column_is_refused_with_those_there_are() -> None:
@@ -187,37 +189,51 @@ def message(
     ],
 )
 def test_rows_are_made_of_either_form_of_the_reply_subject(reply: str) -> None:
-    rows = Columns(SCHEMA, has_headers=False).of_messages("S", [message(7, reply=reply), message(8, reply=reply)])
+    rows = Columns(SCHEMA, has_headers=False, created=CREATED).of_messages(
+        "S", [message(7, reply=reply), message(8, reply=reply)]
+    )
     time = datetime.datetime(2026, 3, 20, 10, 14, 30, 123456, tzinfo=UTC)
     assert rows.to_pylist() == [
-        {"subject": "s.a", "data": b"data", "headers": None, "stream": "S", "sequence": sequence, "timestamp": time}
+        {
+            "subject": "s.a",
+            "data": b"data",
+            "headers": None,
+            "stream": "S",
+            "sequence": sequence,
+            "timestamp": time,
+            "stream_created": datetime.datetime(2026, 3, 20, 10, 14, 30, 1, tzinfo=UTC),
+        }
         for sequence in (7, 8)
     ]
 
 
 def test_headers_keep_every_value_and_are_empty_when_there_are_none() -> None:
     block = b"NATS/1.0\r\nA: 1\r\nB: x\r\nA: 2\r\n\r\n"
-    rows = Columns(SCHEMA, has_headers=True).of_messages("S", [message(headers=block), message()])
+    rows = Columns(SCHEMA, has_headers=True, created=CREATED).of_messages("S", [message(headers=block), message()])
     assert rows.column("headers").to_pylist() == [[("A", ["1", "2"]), ("B", ["x"])], []]
 
 
 def test_headers_that_cannot_be_read_are_null() -> None:
-    rows = Columns(SCHEMA, has_headers=True).of_messages("S", [message(headers=b"NATS/1.0\r\nnonsense\r\n\r\n")])
+    rows = Columns(SCHEMA, has_headers=True, created=CREATED).of_messages(
+        "S", [message(headers=b"NATS/1.0\r\nnonsense\r\n\r\n")]
+    )
     assert rows.column("headers").to_pylist() == [None]
 
 
 def test_headers_are_not_looked_at_unless_asked_for() -> None:
-    rows = Columns(SCHEMA, has_headers=False).of_messages("S", [message(headers=b"not even headers")])
+    rows = Columns(SCHEMA, has_headers=False, created=CREATED).of_messages("S", [message(headers=b"not even headers")])
     assert rows.column("headers").to_pylist() == [None]
 
 
 def test_a_subject_that_is_not_utf8_is_shown_with_replacement_characters() -> None:
     odd = CoreMessage("s.\udcff", b"", message().raw_reply, None, None)
-    assert Columns(SCHEMA, has_headers=False).of_messages("S", [odd]).column("subject").to_pylist() == ["s.\ufffd"]
+    assert Columns(SCHEMA, has_headers=False, created=CREATED).of_messages("S", [odd]).column(
+        "subject"
+    ).to_pylist() == ["s.\ufffd"]
 
 
 def test_record_batches_have_exactly_the_types_spark_wants() -> None:
-    found = Columns(SCHEMA, has_headers=True).of_messages("S", [message()]).schema
+    found = Columns(SCHEMA, has_headers=True, created=CREATED).of_messages("S", [message()]).schema
     assert found.field("timestamp").type == pa.timestamp("us", "UTC")
     assert found.field("sequence").type == pa.int64()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from jetspark.core.headers import decode
 from jetspark.errors import ConfigError, InvalidHeader
 from jetspark.state.changes import (
+    DELETE,
     Change,
     Current,
     Outcome,
@@ -17,6 +20,7 @@ from jetspark.state.changes import (
     is_written,
     newer,
     newest,
+    some_keys,
 )
 
 
@@ -106,8 +110,10 @@ def test_outcomes_add_up() -> None:
         Change("a", b"1", sequence=5, mark="1 parked 4 not UTF-8: \udcff"),
         Change("a", b"", "delete", 5, 7, mark="1"),
         Change("a", b"", "purge"),
-        Change("a", b"1", sequence=5, revision=7, stamp="q:1:2", mark="1"),
+        Change("a", b"1", sequence=5, revision=7, mark="1"),
         Change("a", b"1", revision=7),
+        Change("a", b"1", sequence=5, revision=7, stream_created=1_774_001_670_000_001),
+        Change("a", b"", "delete", sequence=5, stream_created=1),
     ],
 )
 def test_headers_as_bytes_are_the_same_as_those_in_fields(change: Change) -> None:
@@ -119,3 +125,43 @@ def test_headers_as_bytes_are_the_same_as_those_in_fields(change: Change) -> Non
 def test_a_mark_cannot_smuggle_in_a_header(mark: str) -> None:
     with pytest.raises(InvalidHeader, match="line break"):
         header_bytes(Change("a", b"1", sequence=5, mark=mark), "w")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(1, "key '0'"), (2, "keys '0', '1'"), (5, "keys '0', '1', '2', '3', '4'"), (7, "'3', '4' and 2 more")],
+)
+def test_an_error_names_some_keys_and_counts_the_rest(count: int, text: str) -> None:
+    named = some_keys([str(number) for number in range(count)])
+    assert named.endswith(text)
+    assert ("more" in named) == (count > 5)
+
+
+def test_delete_is_the_same_object_after_a_journey_between_processes() -> None:
+    assert pickle.loads(pickle.dumps({"state": DELETE}))["state"] is DELETE
+    assert repr(DELETE) == "DELETE"
+
+
+# ---- streams that were re-created ----------------------------------------------------------------------------------
+
+
+def test_of_a_stream_that_was_created_later_every_sequence_is_newer() -> None:
+    old, new = Change("a", sequence=9, stream_created=100), Change("a", sequence=1, stream_created=200)
+    assert newest([old, new]) == newest([new, old]) == {"a": new}
+    assert newer([new], {"a": Current(b"", 9, 17, None, 100)}) == [new._replace(revision=17)]
+    assert newer([old], {"a": Current(b"", 1, 17, None, 200)}) == []
+    assert newer([old], {"a": Current(b"", 9, 17, None, 100)}) == []
+    # A value whose writer did not say is older than one that does.
+    assert newer([new], {"a": Current(b"", 9, 17)}) == [new._replace(revision=17)]
+
+
+def test_a_change_that_does_not_say_of_which_stream_it_is_is_refused_where_the_bucket_does() -> None:
+    with pytest.raises(ConfigError, match=r"key='a': .* does not, so nothing tells which is newer.*stream_created"):
+        newer([Change("a", sequence=10)], {"a": Current(b"", 9, 17, None, 100)})
+
+
+def test_the_stream_of_a_sequence_is_part_of_what_a_change_is_recognised_by() -> None:
+    change = Change("a", b"1", sequence=5, stream_created=100)
+    assert is_written(change, Stored("s", 9, b"1", "put", 5, None, None, 100), "")
+    assert not is_written(change, Stored("s", 9, b"1", "put", 5, None, None, 200), "")
+    assert not is_written(change, Stored("s", 9, b"1", "put", 5, None), "")

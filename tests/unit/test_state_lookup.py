@@ -12,7 +12,7 @@ from jetspark.core.message import CoreMessage
 from jetspark.errors import JetStreamUnavailable, ProtocolError, ServerError
 from jetspark.jetstream.info import StoredMessage
 from jetspark.state.changes import Stored
-from jetspark.state.lookup import Lookup, lookup_requests, stored_of
+from jetspark.state.lookup import Lookup, lookup_requests, stored_delivery, stored_of
 
 
 def test_requests_have_each_subject_once_and_are_not_too_large() -> None:
@@ -39,7 +39,7 @@ OWN = [
     b"JetSpark-Projection: 3\r\nJetSpark-Sequence: 5\r\n",
     b"KV-Operation: DEL\r\nJetSpark-Sequence: 5\r\nJetSpark-Projection: 3\r\n",
     b"JetSpark-Sequence: 5\r\nKV-Operation: PURGE\r\n",
-    b"JetSpark-Sequence: 5\r\nJetSpark-Batch: b\r\nJetSpark-Projection: 3\r\n",
+    b"JetSpark-Sequence: 5\r\nX-Other: b\r\nJetSpark-Projection: 3\r\n",
     b"JetSpark-Writer: w\r\nJetSpark-Sequence: 5\r\n",
     b"A: 1\r\nJetSpark-Sequence: 5\r\nJetSpark-Projection: 3\r\n",
 ]
@@ -79,6 +79,16 @@ def test_a_plain_state_is_read_as_if_header_by_header(own: bytes, monkeypatch: p
         monkeypatch.setattr("jetspark.state.lookup._plain_state", lambda raw: None)
     assert len(read[0]) == 1
     assert read[0] == read[1]
+
+
+@pytest.mark.parametrize("own", [*OWN, b"JetSpark-Sequence: 5\r\nJetSpark-Batch: b\r\n"])
+def test_a_plain_state_that_a_consumer_delivers_is_read_as_if_header_by_header(
+    own: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = CoreMessage("$KV.b.a", b"5", None, b"NATS/1.0\r\n" + own + b"\r\n", None)
+    plain = stored_delivery("$KV.b.a", 8, message)
+    monkeypatch.setattr("jetspark.state.lookup._plain_delivery", lambda raw: None)
+    assert stored_delivery("$KV.b.a", 8, message) == plain
 
 
 def test_a_message_that_names_none_before_it_is_the_first() -> None:
@@ -181,9 +191,11 @@ def test_markers_of_the_server_and_headers_without_a_blank_are_understood() -> N
     lookup = Lookup("$JS.API", "KV_b", ["a", "b"])
     lookup.request()
     lookup.accept_all([answer("a", 3, 0, b"Nats-Marker-Reason: MaxAge\r\n", b"")])
-    lookup.accept_all([answer("b", 4, 3, b"JetSpark-Sequence:12\r\nJetSpark-Batch:q:0:1:5\r\n")])
+    lookup.accept_all(
+        [answer("b", 4, 3, b"JetSpark-Sequence:12\r\nJetSpark-Projection:1\r\nJetSpark-Stream-Created:9\r\n")]
+    )
     lookup.accept_all([end(4)])
-    assert lookup.found == [Stored("a", 3, b"", "purge", None, None), Stored("b", 4, b"v", "put", 12, None, "q:0:1:5")]
+    assert lookup.found == [Stored("a", 3, b"", "purge", None, None), Stored("b", 4, b"v", "put", 12, None, "1", 9)]
 
 
 def test_an_end_that_says_nothing_more_ends_an_empty_answer() -> None:
@@ -206,11 +218,11 @@ def test_a_message_that_does_not_say_where_it_was_is_an_error(missing: bytes) ->
 
 def test_a_message_of_the_leader_says_the_same() -> None:
     headers = Headers(
-        {"JetSpark-Sequence": "12", "JetSpark-Writer": "job", "JetSpark-Batch": "q", "KV-Operation": "DEL"}
+        {"JetSpark-Sequence": "12", "JetSpark-Writer": "job", "JetSpark-Projection": "1", "KV-Operation": "DEL"}
     )
     now = datetime.datetime(2026, 3, 20, tzinfo=datetime.UTC)
     message = StoredMessage(stream="KV_b", subject="a", sequence=3, timestamp=now, data=b"v", headers=headers)
-    assert stored_of(message) == Stored("a", 3, b"v", "delete", 12, "job", "q")
+    assert stored_of(message) == Stored("a", 3, b"v", "delete", 12, "job", "1")
 
 
 def test_an_answer_may_be_that_there_is_nothing_or_nobody() -> None:

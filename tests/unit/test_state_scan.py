@@ -546,10 +546,10 @@ def test_a_stream_is_whole_from_where_it_begins_or_from_where_it_is_known_to_be(
 
 def test_a_stream_that_is_consumed_by_reading_is_read_by_direct_get() -> None:
     for retention in (None, "limits"):
-        assert scan._is_consumed(StreamConfig(name="S", retention=retention)) is False
-    assert scan._is_consumed(StreamConfig(name="S", retention="workqueue", allow_direct=True)) is True
+        assert scan.is_consumed(StreamConfig(name="S", retention=retention)) is False
+    assert scan.is_consumed(StreamConfig(name="S", retention="workqueue", allow_direct=True)) is True
     with pytest.raises(ConfigError, match=r"interest retention.*set allow_direct"):
-        scan._is_consumed(StreamConfig(name="S", retention="interest"))
+        scan.is_consumed(StreamConfig(name="S", retention="interest"))
 
 
 # ---- direct gets ---------------------------------------------------------------------------------------------------

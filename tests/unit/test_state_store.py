@@ -1,4 +1,5 @@
-"""Load, store and fold as procedures, on a bucket in memory that loses what it likes: nothing lost, nothing twice."""
+"""Load, store, and the rounds of a fold as procedures, on a bucket in memory that loses what it likes: nothing lost,
+nothing twice."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import random
 from typing import Any
 
 import pytest
-from support.folds import Chain
+from support.folds import Rows, chained, fold_into
 from support.procedures import MemoryBucket
 
 from jetspark.core.message import CoreMessage
@@ -27,9 +28,7 @@ from jetspark.errors import (
 from jetspark.jetstream.operations import Pause, Request
 from jetspark.publish.fast_options import Refusal
 from jetspark.publish.steps import AskMany, IngestAll, IngestReport, PublishEach
-from jetspark.state.apply import Folding, fold_into, store_values
 from jetspark.state.changes import Change, Current, Outcome
-from jetspark.state.fold import Applied, Piece
 from jetspark.state.lookup import Lookup
 from jetspark.state.rounds import MAX_ROUNDS
 from jetspark.state.store import load, open_bucket, store, store_newest
@@ -42,22 +41,15 @@ def faulty(seed: int) -> tuple[MemoryBucket, random.Random]:
     return MemoryBucket(is_batched=seed % 2 == 0, faults=rng.choice([0.02, 0.1, 0.3]), rng=rng), rng
 
 
-def folded(numbers: list[int]) -> Any:
-    state = None
-    for number in numbers:
-        state = Chain().apply(state, {"number": number}, number)
-    return state
-
-
 # ---- without faults --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_stored_is_loaded_with_its_sequence_revision_and_stamp() -> None:
+def test_what_is_stored_is_loaded_with_its_sequence_revision_and_mark() -> None:
     bucket = MemoryBucket()
-    changes = [Change("a", b"1", sequence=5, revision=0, stamp="q:0:1:5"), Change("b", operation="delete", sequence=6)]
+    changes = [Change("a", b"1", sequence=5, revision=0, mark="1"), Change("b", operation="delete", sequence=6)]
     assert bucket.run(store("b", changes)) == Outcome(written=2)
     found = bucket.run(load("b", ["a", "never", "b"]))
-    assert found == {"a": Current(b"1", 5, 1, "q:0:1:5"), "b": Current(None, 6, 2)}
+    assert found == {"a": Current(b"1", 5, 1, "1"), "b": Current(None, 6, 2)}
 
 
 def test_the_revisions_of_a_whole_batch_are_known_unless_somebody_else_wrote_meanwhile() -> None:
@@ -681,17 +673,15 @@ def test_events_are_folded_once_and_in_order_while_another_folds_the_same(block:
             end = rng.randrange(1, 61)
             done = [number for number in of_key[key] if number <= end]
             if done and done[-1] > present:
-                bucket.put(key, json.dumps(folded(done)).encode(), {"JetSpark-Sequence": str(done[-1])})
+                bucket.put(key, json.dumps(chained(done)).encode(), {"JetSpark-Sequence": str(done[-1])})
 
         bucket.before_step = meddle
         bucket.lag = lambda rng=rng: rng.choice([0] * 8 + [1, 5])  # type: ignore[misc]
         for start in range(0, 60, 20):
-            given: dict[str, list[Applied]] = {}
-            for key, sequence in events[: start + 20]:  # those before are known already
-                given.setdefault(key, []).append(Applied(sequence, {"number": sequence}))
-            bucket.run(fold_into("b", Chain(), given))
+            pieces = [events[: start + 20]]  # those before are known already
+            bucket.run(fold_into("b", lambda pieces=pieces: pieces))  # type: ignore[misc]
         found = {key: (json.loads(value), sequence) for key, (value, sequence) in bucket.table().items()}
-        assert found == {key: (folded(numbers), numbers[-1]) for key, numbers in of_key.items()}, seed
+        assert found == {key: (chained(numbers), numbers[-1]) for key, numbers in of_key.items()}, seed
         for key in of_key:
             sequences = [int(head["JetSpark-Sequence"]) for subject, _, head in bucket.log if subject.endswith(key)]
             assert sequences == sorted(set(sequences)), seed
@@ -712,14 +702,14 @@ def test_a_fold_that_loses_every_race_gives_up() -> None:
 
     bucket.before_step = win
     with pytest.raises(Conflict, match="'a'"):
-        bucket.run(fold_into("b", Chain(), {"a": [Applied(1, {"number": 1})]}))
+        bucket.run(fold_into("b", lambda: [[("a", 1)]]))
     assert rounds == MAX_ROUNDS == 20
 
 
 def test_a_fold_that_loses_one_race_folds_that_key_again_and_counts_everything_once() -> None:
     bucket = MemoryBucket()
     for key in ("a", "b"):
-        bucket.put(key, json.dumps(folded([1])).encode(), {"JetSpark-Sequence": "1"})
+        bucket.put(key, json.dumps(chained([1])).encode(), {"JetSpark-Sequence": "1"})
     asked: list[list[str]] = []
     pauses: list[float] = []
     wins = 3
@@ -733,59 +723,14 @@ def test_a_fold_that_loses_one_race_folds_that_key_again_and_counts_everything_o
             pauses.append(step.seconds)
         if isinstance(step, IngestAll) and wins:
             wins -= 1
-            bucket.put("b", json.dumps(folded([1])).encode(), {"JetSpark-Sequence": "1"})
+            bucket.put("b", json.dumps(chained([1])).encode(), {"JetSpark-Sequence": "1"})
 
     bucket.before_step = meddle
-    events = {key: [Applied(number, {"number": number}) for number in (1, 2)] for key in ("a", "b")}
-    assert bucket.run(fold_into("b", Chain(), events)) == Outcome(written=2, dropped=2)
+    rows: Rows = [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+    assert bucket.run(fold_into("b", lambda: [rows])) == Outcome(written=2, dropped=2)
     # After a lost race that key alone is looked up, once.
     assert asked == [["$KV.b.a", "$KV.b.b"], *[["$KV.b.b"]] * 3]
     assert pauses == pytest.approx([0.01, 0.02, 0.03])
-    assert {key: json.loads(value) for key, (value, _) in bucket.table().items()} == dict.fromkeys("ab", folded([1, 2]))
-
-
-def test_a_piece_has_as_many_sequences_and_events_as_keys() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        MemoryBucket().run(Folding("b", Chain()).fold([Piece(["a", "a"], [1], ['{"number": 1}'] * 2)]))
-
-
-def test_folding_without_storing_gives_what_would_be_stored_and_stores_nothing() -> None:
-    bucket = MemoryBucket()
-    states = bucket.run(Folding("b", Chain()).fold([Piece(["a"], [1], ['{"number": 1}'])]))
-    [change] = states.changes()
-    assert (change.key, json.loads(change.value)) == ("a", folded([1]))
-    assert bucket.log == []
-
-
-def test_keys_are_counted_before_they_are_loaded() -> None:
-    bucket, counts = MemoryBucket(), []
-
-    def check(count: int) -> None:
-        counts.append(count)
-        if count > 3:
-            raise ConfigError("too many")
-
-    folding = Folding("b", Chain(), check_keys=check)
-    rows = [Piece(["a", "b"], [1, 2], ['{"number": 1}'] * 2), Piece(["b", "c", "d"], [3, 4, 5], ['{"number": 1}'] * 3)]
-    with pytest.raises(ConfigError, match="too many"):
-        bucket.run(folding.fold(rows))
-    assert counts == [2, 4]
-
-
-def test_values_without_their_events_are_stored_dropped_or_in_conflict() -> None:
-    bucket = MemoryBucket()
-    bucket.put("beyond", b"", {"JetSpark-Sequence": "9"})
-    bucket.put("behind", b"", {"JetSpark-Sequence": "1"})
-    new, beyond, behind = (Change(key, b"1", sequence=5, revision=0) for key in ("new", "beyond", "behind"))
-    assert bucket.run(store_values("b", [new, beyond])) == Outcome(written=1, dropped=1)
-    assert bucket.run(store_values("b", [Change("newer", b"1", sequence=5, revision=0)])) == Outcome(written=1)
-    # Who is at the same event is not behind; a key that is gone is.
-    bucket.put("level", b"", {"JetSpark-Sequence": "5"})
-    assert bucket.run(store_values("b", [Change("level", b"1", sequence=5, revision=0)])) == Outcome(dropped=1)
-    with pytest.raises(Conflict, match="'never'"):
-        bucket.run(store_values("b", [Change("never", b"1", sequence=1, revision=99)]))
-    with pytest.raises(Conflict, match="'behind'"):
-        bucket.run(store_values("b", [new, behind]))
-    bucket.put("same", b"", {"JetSpark-Sequence": "9", "JetSpark-Batch": "q:1:2:7"})
-    with pytest.raises(UsageError, match="another write of the same micro-batch has stored other events of key 'same'"):
-        bucket.run(store_values("b", [Change("same", b"1", sequence=5, revision=0, stamp="q:1:1:5")]))
+    assert {key: json.loads(value) for key, (value, _) in bucket.table().items()} == dict.fromkeys(
+        "ab", chained([1, 2])
+    )

@@ -27,6 +27,8 @@ from jetspark.server import NatsServer
 # other tests damage that.
 MADE_BY_US = {
     "AccountInfo",
+    "AccountLimits",
+    "AccountTier",
     "AtomicBatch",
     "BatchAbandoned",
     "Client",

@@ -124,6 +124,7 @@ class AtomicBatch(AtomicBatchBase, Block):
 
         Raises:
             WrongLastSequence, DuplicateMessageId, BatchIncomplete, BatchTooLarge, ServerError: Nothing is stored.
+            PermissionDenied: The server denied a message with this subject; nothing is stored.
             BatchInDoubt: No answer came: all is stored or nothing, and :meth:`resolve` finds out.
             FeatureUnavailable: The server is too old for atomic batches; nothing was sent.
         """

@@ -282,7 +282,8 @@ class Client(ClientBase):
         While disconnected, waits for the next session.
 
         Raises:
-            PermissionDenied: The server refused one of the messages published since the last flush.
+            PermissionDenied: The server denied one of the messages published since the last flush, and the call that
+                published it has not raised this.
             ConnectionLost: The session ended first; ``unconfirmed_messages`` says how many messages are in doubt.
             RequestTimeout: No answer within ``timeout`` (default ``request_timeout_s``).
         """
@@ -299,7 +300,7 @@ class Client(ClientBase):
             RequestTimeout: Readers did not finish in time, or the server did not confirm everything; the connection is
                 closed all the same.
             ConnectionLost: The session, or the connection itself, ended with ``unconfirmed_messages`` on their way.
-            PermissionDenied: The server refused one of the messages published since the last flush; it has the others.
+            PermissionDenied: As for :meth:`flush`; the server has the other messages.
         """
         timeout = timeout_of(timeout, self.options.drain_timeout_s)
         await self._end_by(ending.drain(self._machine, timeout), timeout)
@@ -313,7 +314,7 @@ class Client(ClientBase):
             ConnectionLost: The server did not confirm everything within ``timeout`` (default ``drain_timeout_s``);
                 the connection is closed all the same, and ``unconfirmed_messages`` are in doubt. Also when the
                 connection has ended by itself with messages that were never sent; told once, to the first who closes.
-            PermissionDenied: The server refused one of the messages published since the last flush; it has the others.
+            PermissionDenied: As for :meth:`flush`; the server has the other messages.
         """
         timeout = timeout_of(timeout, self.options.drain_timeout_s)
         await self._end_by(ending.close(self._machine), timeout)

@@ -17,26 +17,36 @@ __all__ = ["Consumer"]
 class Consumer(PullConsumer):
     """One consumer. ``cached_info`` is the server's last answer about it; :meth:`info` asks again.
 
+    A consumer that was opened with ``verify=False`` has no ``cached_info`` before the first :meth:`info`, and
+    ``UsageError`` says so.
+
     Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
     nobody answers for it, and ``RequestTimeout`` when no answer came in time.
     """
 
-    def __init__(self, context: DriverContext, info: ConsumerInfo) -> None:
+    def __init__(self, context: DriverContext, info: ConsumerInfo, *, is_verified: bool = True) -> None:
+        """Without ``is_verified``, ``info`` has what a pull consumer usually is."""
         self._context = context
-        self.cached_info = info
+        self._known, self._is_verified = info, is_verified
 
     @property
     def name(self) -> str:
-        return self.cached_info.name
+        return self._known.name
 
     @property
     def stream_name(self) -> str:
-        return self.cached_info.stream_name
+        return self._known.stream_name
+
+    @property
+    def cached_info(self) -> ConsumerInfo:
+        """The server's last answer about the consumer."""
+        if not self._is_verified:
+            raise UsageError(f"consumer {self.name!r} was opened with verify=False: call info() first")
+        return self._known
 
     async def info(self) -> ConsumerInfo:
         """Configuration and position now."""
-        self.cached_info = await self._context.run(self._context.api.consumer_info(self.stream_name, self.name))
-        return self.cached_info
+        return self._heard(await self._context.run(self._context.api.consumer_info(self.stream_name, self.name)))
 
     async def delete(self) -> None:
         await self._context.run(self._context.api.delete_consumer(self.stream_name, self.name))
@@ -60,8 +70,11 @@ class Consumer(PullConsumer):
     async def reset(self, sequence: int | None = None) -> ConsumerInfo:
         """Start again from ``sequence``, or after the last message acknowledged in order (needs nats-server 2.14)."""
         operation = self._context.api.reset_consumer(self.stream_name, self.name, sequence)
-        self.cached_info = await self._context.run(operation)
-        return self.cached_info
+        return self._heard(await self._context.run(operation))
+
+    def _heard(self, info: ConsumerInfo) -> ConsumerInfo:
+        self._known, self._is_verified = info, True
+        return info
 
     async def unpin(self, group: str) -> None:
         """Let another client of a ``pinned_client`` group take over."""

@@ -98,6 +98,7 @@ class FastBatch(_FastBlock, FastBatchBase):
 
         Raises:
             BatchCutShort, BatchInDoubt: The batch is over.
+            PermissionDenied: The batch is over: the server denied one of its messages, and this is its subject.
             ServerError: It was refused from the start: nothing is stored.
             JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
             UsageError: Outside of its block; nothing is sent.
@@ -177,6 +178,7 @@ class FastBatch(_FastBlock, FastBatchBase):
 
         Raises:
             BatchCutShort, BatchInDoubt: Not everything is stored, or nobody knows.
+            PermissionDenied: The server denied a message with this subject; ``stored`` has the count of the others.
         """
         item = last_message(subject, data, publish_headers(headers, msg_id, expect, ttl))
         return await self._commit(item)
@@ -257,6 +259,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             InvalidSubject, InvalidHeader, PayloadTooLarge: It was not accepted.
             UsageError: Outside of its block, or after ``close``; it was not accepted.
             JetStreamUnavailable: Nobody listens to the first message: nothing is stored.
+            PermissionDenied: The publisher gave up, because the server denied a message with this subject.
             JetSparkError: The publisher gave up; it was not accepted. ``unpublished()`` has those that were.
         """
         checked = publish_headers(headers, msg_id, expect, ttl)

@@ -17,12 +17,14 @@ from jetspark.aio.objects import ObjectStore
 from jetspark.aio.publisher import AckFuture
 from jetspark.aio.stream import Stream
 from jetspark.aio.subscription import Subscription
+from jetspark.core.arguments import flag
 from jetspark.core.headers import HeadersLike
 from jetspark.jetstream.advisories import BatchAbandoned, abandoned_subject
+from jetspark.jetstream.checks import check_name
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.features import FAST_INGEST, MESSAGE_TTL
-from jetspark.jetstream.info import AccountInfo, PubAck, StreamInfo
-from jetspark.jetstream.kv import KVConfig, check_bucket, create_bucket
+from jetspark.jetstream.info import AccountInfo, PubAck, StreamInfo, StreamState
+from jetspark.jetstream.kv import KVConfig, check_bucket, create_bucket, create_or_update_bucket
 from jetspark.jetstream.objects import ObjectStoreConfig, stream_of
 from jetspark.jetstream.objects import create_bucket as create_object_bucket
 from jetspark.jetstream.publishing import Expect, publish, publish_headers, publish_with_ttl
@@ -71,13 +73,22 @@ class JetStream:
         """Make sure that the stream exists and has everything ``config`` mentions."""
         return Stream(self._context, await self._context.run(self._context.api.create_or_update_stream(config)))
 
-    async def stream(self, name: str) -> Stream:
-        """A stream that exists.
+    async def get_or_create_stream(self, config: StreamConfig | str) -> Stream:
+        """Return the stream of that name as it is, whatever its configuration; create it if it does not exist."""
+        return Stream(self._context, await self._context.run(self._context.api.get_or_create_stream(config)))
+
+    async def stream(self, name: str, *, verify: bool = True) -> Stream:
+        """A stream that exists. With ``verify=False`` the server is not asked, and needs no right to its info.
 
         Raises:
-            StreamNotFound: There is no such stream.
+            StreamNotFound: There is no such stream. Without ``verify``, its first use raises an error.
         """
+        if not flag("verify", verify):
+            return self._taken_to_be(StreamConfig(name=check_name("name", name), allow_direct=True))
         return Stream(self._context, await self._context.run(self._context.api.stream_info(name)))
+
+    def _taken_to_be(self, config: StreamConfig) -> Stream:
+        return Stream(self._context, StreamInfo(config=config, state=StreamState()), is_verified=False)
 
     async def delete_stream(self, name: str) -> None:
         """Delete a stream with all its messages and consumers."""
@@ -110,14 +121,21 @@ class JetStream:
 
     async def create_or_update_kv(self, config: KVConfig | str) -> KeyValue:
         """Make sure that the bucket exists and has everything ``config`` mentions."""
-        return KeyValue(self._context, await self.create_or_update_stream(KVConfig.of(config).to_stream()))
+        making = create_or_update_bucket(self._context.api, KVConfig.of(config))
+        return KeyValue(self._context, Stream(self._context, await self._context.run(making)))
 
-    async def kv(self, bucket: str) -> KeyValue:
+    async def kv(self, bucket: str, *, verify: bool = True) -> KeyValue:
         """A bucket that exists.
 
+        With ``verify=False`` the server is not asked, and needs no right to its info: the bucket is taken to be one
+        that allows direct gets and is no mirror, as :meth:`create_kv` makes it.
+
         Raises:
-            StreamNotFound: There is no such bucket.
+            StreamNotFound: There is no such bucket. Without ``verify``, its first use raises an error.
         """
+        if not flag("verify", verify):
+            usual = StreamConfig(name=f"KV_{check_bucket(bucket)}", allow_direct=True, allow_atomic=True)
+            return KeyValue(self._context, self._taken_to_be(usual))
         return KeyValue(self._context, await self.stream(f"KV_{check_bucket(bucket)}"))
 
     async def delete_kv(self, bucket: str) -> None:
@@ -141,12 +159,19 @@ class JetStream:
         creating = create_object_bucket(self._context.api, ObjectStoreConfig.of(config))
         return ObjectStore(self._context, Stream(self._context, await self._context.run(creating)))
 
-    async def object_store(self, bucket: str) -> ObjectStore:
+    async def object_store(self, bucket: str, *, verify: bool = True) -> ObjectStore:
         """A bucket for objects that exists.
 
+        With ``verify=False`` the server is not asked, and needs no right to its info: the bucket is taken to be one
+        that allows direct gets, and chunks are sent without fast ingest.
+
         Raises:
-            StreamNotFound: There is no such bucket.
+            StreamNotFound: There is no such bucket. Without ``verify``, its first use raises an error.
         """
+        if not flag("verify", verify):
+            # It may be replicated: a read that another replica is ahead of waits for a moment.
+            usual = StreamConfig(name=stream_of(bucket), allow_direct=True, replicas=3)
+            return ObjectStore(self._context, self._taken_to_be(usual))
         return ObjectStore(self._context, await self.stream(stream_of(bucket)))
 
     async def delete_object_store(self, bucket: str) -> None:
@@ -174,6 +199,8 @@ class JetStream:
     ) -> PubAck:
         """Store a message, and return when the stream has it.
 
+        While a cluster elects the stream's leader, it is published again, within ``timeout``: nothing was stored then.
+
         Args:
             msg_id: Within the stream's duplicate window a second message with the same id is not stored;
                 ``PubAck.duplicate`` tells.
@@ -182,7 +209,8 @@ class JetStream:
 
         Raises:
             WrongLastSequence: ``expect`` was not true; nothing was stored.
-            JetStreamUnavailable: No stream stores this subject, or it has no leader; nothing was stored.
+            JetStreamUnavailable: No stream stores this subject, or it had no leader for all of ``timeout``; nothing was
+                stored.
             FeatureUnavailable: ``ttl``, and the server is older than 2.11; nothing was sent.
             RequestTimeout: No acknowledgement in time. The message may or may not be stored: publish it again with the
                 same ``msg_id``, or look.

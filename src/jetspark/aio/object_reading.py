@@ -9,7 +9,7 @@ from typing import cast
 from jetspark.aio import clock
 from jetspark.aio.context import DriverContext
 from jetspark.aio.files import write_to
-from jetspark.aio.stream import Stream
+from jetspark.aio.stream import Stream, known_config
 from jetspark.errors import MessageNotFound, ObjectNotFound
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.objects import BinaryWriter, Download, ObjectInfo, Objects, chunk_subject, lag_pauses
@@ -22,7 +22,7 @@ class ObjectReader:
 
     def __init__(self, context: DriverContext, stream: Stream) -> None:
         self._context, self._stream = context, stream
-        self._objects = Objects(context.api, stream.cached_info.config)
+        self._objects = Objects(context.api, known_config(stream))
 
     async def is_replaced(self, info: ObjectInfo) -> bool:
         """Whether the name has another object by now, or none."""
@@ -39,7 +39,7 @@ class ObjectReader:
         """The content, piece by piece; wrong content is found out at the end."""
         download = Download(info)
         subject = chunk_subject(self._objects.name, info.nuid)
-        config = self._stream.cached_info.config
+        config = known_config(self._stream)
         read = self._read_direct if config.allow_direct else self._read_singly
         pauses = lag_pauses(config)
         sequence = 0

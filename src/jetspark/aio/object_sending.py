@@ -11,7 +11,7 @@ from jetspark.aio.ack_waits import NOT_SENT, errors_of, wait_for
 from jetspark.aio.context import DriverContext
 from jetspark.aio.fast import FastPublisher
 from jetspark.aio.publisher import AckFuture
-from jetspark.errors import JetSparkError, JetStreamUnavailable, ServerError
+from jetspark.errors import JetSparkError, JetStreamUnavailable, PermissionDenied, ServerError
 from jetspark.jetstream.features import FAST_INGEST
 from jetspark.jetstream.objects import FLUSH_EVERY_S, WINDOW_BYTES, Progress
 from jetspark.jetstream.operations import Operation
@@ -55,7 +55,7 @@ class Sending:
         """After a failure: wait until nothing is on its way any more; whether something may be stored."""
         deadline = clock.now() + timeout
         for error in await errors_of([future for future, _ in self._waiting], timeout):
-            self._is_anything_stored |= not isinstance(error, ServerError | JetStreamUnavailable)
+            self._is_anything_stored |= not isinstance(error, ServerError | JetStreamUnavailable | PermissionDenied)
         if self._is_in_hand:
             self._is_anything_stored = True
             with suppress(JetSparkError):
@@ -132,7 +132,7 @@ class FastSending:
         try:
             # The end of the batch is acknowledged after everything before it.
             await self._publisher.close(timeout)
-        except (ServerError, JetStreamUnavailable):
+        except (ServerError, JetStreamUnavailable, PermissionDenied):
             return self._publisher.published() > 0
         except JetSparkError as error:
             _logger.debug("chunks of a failed put may still arrive: %s", error)

@@ -45,25 +45,27 @@ class OrderedConsumer:
         self.stream_name = stream_name
         self.options = options
 
-    async def messages(self) -> AsyncIterator[JetStreamMessage]:
+    async def messages(self, *, stored_only: bool = False) -> AsyncIterator[JetStreamMessage]:
         """Every message, then every new one as it comes; ends only when the connection is closed.
 
-        At most 16,384 messages and 16 MiB are received ahead of the reader, or the connection's
-        ``max_pending_messages`` and ``max_pending_bytes`` if those are lower; a single larger message comes all the
-        same.
+        With ``stored_only`` it ends after those that were stored when it began, and raises ``RequestTimeout`` also when
+        nothing came for as long as the context's ``timeout``.
+
+        At most 16,384 messages and 16 MiB are received ahead of the reader, or ``max_pending_messages`` and
+        ``max_pending_bytes`` of the connection if those are lower; a single larger message comes all the same.
 
         Once it has begun it waits for a server that is away for as long as that takes.
 
         Raises:
             StreamNotFound: There is no such stream, or no more; found out at once as a rule, and within 11 seconds.
             StreamRecreated: The stream was deleted, and there is another of its name.
-            StreamWentBack: The stream lost messages that were read: it was restored from an older state, or kept in
-                memory only.
+            StreamWentBack: The stream lost messages that were read, as one that is restored or kept in memory may.
             RequestTimeout: No answer within the context's ``timeout`` when it was to begin.
         """
-        reading = Reading(self._context, self.stream_name, self.options)
+        listing = f"messages of stream {self.stream_name!r}" if flag("stored_only", stored_only) else ""
+        reading = Reading(self._context, self.stream_name, self.options, listing=listing)
         try:
-            while messages := await reading.some():
+            while messages := await reading.some(until_idle=stored_only):
                 messages.reverse()
                 while messages:
                     yield messages.pop()  # it keeps none: what was read can go while it is at hand
@@ -103,8 +105,7 @@ class Reading:
     async def next(self, *, until_idle: bool = False) -> JetStreamMessage | None:
         """The next message; None when the connection is closed, which is an error in a listing.
 
-        With ``until_idle`` also None when everything was read that was there in the beginning, or the server says that
-        it has nothing: what was counted as waiting may be gone.
+        With ``until_idle`` also None when everything was read that was there at first, or the server has nothing more.
         """
         if not self._ready:
             self._ready.extend(await self.some(until_idle=until_idle))
@@ -119,6 +120,7 @@ class Reading:
                     await self._restart(patience)
                     if not self._listing:
                         patience = self._patience()  # it has begun: from now on it waits for ever
+                    continue  # an empty stream has been read already
                 if messages := await self._advance(patience):
                     return messages
         except ConnectionClosed:
@@ -255,7 +257,6 @@ class Watch(Generic[T]):
         """Those there are, and no more; ``listing`` is what an error calls it."""
         reading = Reading(self._context, self._stream_name, options, listing=listing)
         try:
-            await reading.start()
             while (message := await reading.next(until_idle=True)) is not None:
                 yield self._entry_of(message)
         finally:

@@ -12,7 +12,7 @@ from jetspark.aio.link_calls import drain, when_there_is_room
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.aio.transport import Link
 from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError
-from jetspark.jetstream.acks import NAK
+from jetspark.jetstream.acks import NAK, mark_answered
 from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.pull import Ask, Fetch, Flow, Puller, Wait
 from jetspark.jetstream.pull_source import LEAVING_S, QUIET_S, SourceBase, SourceReaderBase
@@ -80,13 +80,16 @@ class Source(SourceBase[JetStreamMessage]):
 
     async def _send(self, ask: Ask, deadline: float | None) -> None:
         """Ask, unless there is no room for the question until the deadline."""
-        publish = self._connection.publish
+        publish, subject = self._connection.publish, self.puller.subject
+        if ask.acknowledges is not None:
+            subject = ask.acknowledges.reply
         try:
             try:
-                publish(self.puller.subject, ask.body, ask.reply)
+                publish(subject, ask.body, ask.reply)
             except BufferFull:
-                attempt = partial(publish, self.puller.subject, ask.body, ask.reply)
-                await when_there_is_room(self._link, attempt, deadline)
+                await when_there_is_room(self._link, partial(publish, subject, ask.body, ask.reply), deadline)
+            if ask.acknowledges is not None:
+                mark_answered(ask.acknowledges)
         except TimeoutError:
             self.puller.take_back(ask)
         except BaseException:

@@ -10,7 +10,8 @@ from jetspark.aio.consumer import Consumer
 from jetspark.aio.context import DriverContext
 from jetspark.aio.ordered import OrderedConsumer
 from jetspark.core.arguments import flag
-from jetspark.errors import RequestTimeout
+from jetspark.errors import RequestTimeout, UsageError
+from jetspark.jetstream.checks import check_name
 from jetspark.jetstream.config import ConsumerConfig, Placement, StreamConfig
 from jetspark.jetstream.direct_get import MAX_LAST_REQUESTS, BatchGet, LastGet
 from jetspark.jetstream.features import BATCH_GET, LAST_GET
@@ -24,29 +25,42 @@ __all__ = ["Stream"]
 class Stream:
     """One stream. ``cached_info`` is the server's last answer about it; :meth:`info` asks again.
 
+    A stream that was opened with ``verify=False`` has no ``cached_info`` before the first :meth:`info`, and
+    ``UsageError`` says so.
+
     Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
     nobody answers for it, and ``RequestTimeout`` when no answer came in time.
     """
 
-    def __init__(self, context: DriverContext, info: StreamInfo) -> None:
+    def __init__(self, context: DriverContext, info: StreamInfo, *, is_verified: bool = True) -> None:
+        """Without ``is_verified``, ``info`` has what a stream of this kind usually is."""
         self._context = context
-        self.cached_info = info
+        self._known, self._is_verified = info, is_verified
 
     @property
     def name(self) -> str:
-        return self.cached_info.config.name
+        return self._known.config.name
+
+    @property
+    def cached_info(self) -> StreamInfo:
+        """The server's last answer about the stream."""
+        if not self._is_verified:
+            raise UsageError(f"stream {self.name!r} was opened with verify=False: call info() first")
+        return self._known
 
     async def info(self, *, subjects_filter: str | None = None, deleted_details: bool = False) -> StreamInfo:
         """Configuration and state now; with ``subjects_filter`` also the messages per subject that matches."""
         operation = self._context.api.stream_info(self.name, subjects_filter, deleted_details)
-        self.cached_info = await self._context.run(operation)
-        return self.cached_info
+        return self._heard(await self._context.run(operation))
 
     async def update(self, **changes: Any) -> StreamInfo:
         """Change some fields of :class:`StreamConfig`; everything else stays as it is."""
         operation = self._context.api.update_stream(StreamConfig(name=self.name, **changes))
-        self.cached_info = await self._context.run(operation)
-        return self.cached_info
+        return self._heard(await self._context.run(operation))
+
+    def _heard(self, info: StreamInfo) -> StreamInfo:
+        self._known, self._is_verified = info, True
+        return info
 
     async def seal(self) -> StreamInfo:
         """Make the stream read-only, for ever."""
@@ -82,13 +96,15 @@ class Stream:
         """One message: by sequence, the last on a subject, or the next on a filter from ``sequence`` on.
 
         ``direct`` asks any replica instead of the leader: faster, and possibly a moment behind. By default that is
-        done where the stream allows it.
+        done where the stream allows it, and in a stream that was opened with ``verify=False``. The last message on a
+        subject is then asked for on ``$JS.API.DIRECT.GET.<stream>.<subject>``, so that a user can be given single
+        subjects to read.
 
         Raises:
             MessageNotFound: There is none.
         """
         query = message_query(sequence=sequence, last_for=last_for, next_for=next_for)
-        use_direct = bool(self.cached_info.config.allow_direct) if direct is None else flag("direct", direct)
+        use_direct = bool(self._known.config.allow_direct) if direct is None else flag("direct", direct)
         return await self._context.run(self._context.api.get_message(self.name, query, direct=use_direct))
 
     async def get_messages(
@@ -161,12 +177,21 @@ class Stream:
         """Make sure that the consumer exists and is what ``config`` says."""
         return await self._consumer(self._context.api.create_or_update_consumer(self.name, config))
 
-    async def consumer(self, name: str) -> Consumer:
-        """A consumer that exists.
+    async def get_or_create_consumer(self, config: ConsumerConfig) -> Consumer:
+        """Return the consumer of that name as it is, whatever its configuration; create it if it does not exist."""
+        return await self._consumer(self._context.api.get_or_create_consumer(self.name, config))
+
+    async def consumer(self, name: str, *, verify: bool = True) -> Consumer:
+        """A consumer that exists. With ``verify=False`` the server is not asked, and needs no right to its info.
 
         Raises:
-            ConsumerNotFound: There is no such consumer.
+            ConsumerNotFound: There is no such consumer. Without ``verify``, its first use raises this.
         """
+        if not flag("verify", verify):
+            info = ConsumerInfo(
+                stream_name=self.name, name=check_name("consumer", name), config=ConsumerConfig(durable_name=name)
+            )
+            return Consumer(self._context, info, is_verified=False)
         return await self._consumer(self._context.api.consumer_info(self.name, name))
 
     async def delete_consumer(self, name: str) -> None:
@@ -195,6 +220,11 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"<Stream {self.name}>"
+
+
+def known_config(stream: Stream) -> StreamConfig:
+    """The stream's configuration as last heard from the server, or what it is taken to be without ``verify``."""
+    return stream._known.config
 
 
 def last_messages_patience(context: DriverContext, stream: str) -> Patience:

@@ -11,6 +11,11 @@ from jetspark.app.contracts.events import Event, event, unchanged, upcast
 from jetspark.app.contracts.field_rules import Measure, Private, Timestamp
 from jetspark.app.contracts.golden import check_contracts
 from jetspark.app.contracts.tokens import Template
+from jetspark.app.dead_letters.access import AppDeadLetter, AppDeadLetters, ScheduledRetries, ScheduledRetry
+from jetspark.app.dead_letters.letters import FailureCause
+from jetspark.app.dead_letters.outcomes import RedriveProgress, RedriveResults
+from jetspark.app.dead_letters.redriving import DiscardResults
+from jetspark.app.dead_letters.retries import RetryChanges
 from jetspark.app.entities.comparing import EntityDifference, Reconciliation
 from jetspark.app.entities.entities import Entities, EntityChange, EntityChanges, StoredEntity, UnreadableEntity
 from jetspark.app.handlers.context import Context
@@ -26,12 +31,14 @@ from jetspark.app.topology.declared import TopologyPlan
 from jetspark.app.workflows.commands import CommandAnswered
 from jetspark.app.workflows.runs import RunRetry, WorkflowRun, WorkflowRuns
 from jetspark.errors import CommandRefused as Refused
-from jetspark.state.fold import DELETE
+from jetspark.state.changes import DELETE
 
 __all__ = [
     "DELETE",
     "App",
     "AppClient",
+    "AppDeadLetter",
+    "AppDeadLetters",
     "AttemptResult",
     "Breaker",
     "BulkPublisher",
@@ -45,12 +52,14 @@ __all__ = [
     "Contract",
     "Decision",
     "Decoded",
+    "DiscardResults",
     "Encoded",
     "Entities",
     "EntityChange",
     "EntityChanges",
     "EntityDifference",
     "Event",
+    "FailureCause",
     "FiredTimer",
     "Flag",
     "FlagValue",
@@ -66,11 +75,16 @@ __all__ = [
     "Private",
     "ProjectionSpec",
     "Reconciliation",
+    "RedriveProgress",
+    "RedriveResults",
     "Refused",
     "Reject",
     "Retry",
+    "RetryChanges",
     "RetryIn",
     "RunRetry",
+    "ScheduledRetries",
+    "ScheduledRetry",
     "Setting",
     "SettingChange",
     "Settings",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import typing
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
@@ -14,12 +16,14 @@ from jetspark.app.connecting import ConnectArguments
 from jetspark.app.declarations import MARKER_TTL_S, Declarations, returned_types
 from jetspark.app.handlers.partitions import MAX_PARTITIONS, partition_transforms
 from jetspark.app.handlers.retry import Breaker, RetryPolicy
+from jetspark.app.handlers.signatures import check_events, check_function, check_key
 from jetspark.app.projections.declaring import Invariant, ProjectionSpec, make_spec
 from jetspark.app.projections.windows import Window
+from jetspark.app.signals import on_signals
 from jetspark.app.topology.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
 from jetspark.app.workflows.commands import CommandKinds, workflow_subjects
 from jetspark.app.workflows.declaring import RunRecord, WorkflowSpec
-from jetspark.core.arguments import flag, instance, text, texts, unfit
+from jetspark.core.arguments import flag, instance, suggestion, text, texts, unfit
 from jetspark.core.numbers import rate, seconds, seconds_above_0, whole
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
@@ -46,8 +50,11 @@ __all__ = ["App", "BatchHandlerOptions", "HandlerOptions", "HandlerSpec", "Idemp
 
 Idempotence: TypeAlias = Literal["none", "transaction"]
 HandlerFunction: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
+_Handler = TypeVar("_Handler", bound=HandlerFunction)
 _Kind = TypeVar("_Kind", bound=type[Any])
 Lifespan: TypeAlias = Callable[[], AsyncIterator[Any]]
+_Lifespan = TypeVar("_Lifespan", bound=Lifespan)
+_Observer = TypeVar("_Observer", bound="HandlerObserver")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +104,11 @@ class HandlerSpec:
 
     def __post_init__(self) -> None:
         check_app_name(self.durable)
-        if not inspect.iscoroutinefunction(self.function):
-            raise ConfigError(f"handler {self.durable!r}: expected an async function")
-        if not self.events:
-            raise ConfigError(f"handler {self.durable!r}: expected at least one event type")
-        for kind in self.events:
-            instance("event", kind, type, "a type of event")
-        if self.key is not None and not isinstance(self.key, str) and not callable(self.key):
-            raise unfit("key", self.key, "the name of a field, a function of the event, or None for the event's own")
+        where = f"handler {self.durable!r}"
+        check_events(where, self.events)
+        check_function(where, self.function, self.events, is_batch=self.batch is not None)
+        if self.key is not None:
+            check_key(where, self.key, self.events)
         for name in ("concurrency", "max_messages", "max_bytes"):
             whole(name, getattr(self, name))
         for name in ("max_messages", "max_bytes"):
@@ -220,7 +224,10 @@ def _check_options(durable: str, options: Mapping[str, Any], known: type) -> Non
     names = known.__required_keys__ | known.__optional_keys__  # type: ignore[attr-defined]  # a TypedDict
     unknown = sorted(set(options) - names)
     if unknown:
-        raise ConfigError(f"handler {durable!r}: {', '.join(unknown)}: expected some of {', '.join(sorted(names))}")
+        meant = suggestion(unknown[0], names)
+        raise ConfigError(
+            f"handler {durable!r}: {', '.join(unknown)}: expected some of {', '.join(sorted(names))}{meant}"
+        )
 
 
 class App(Declarations):
@@ -234,13 +241,16 @@ class App(Declarations):
         subjects: What the stream stores. Without any (and without those of a ``StreamConfig``) the stream belongs to
             another application, and is only read.
         source: The ``source`` of its events, a URI reference; ``/<name>`` if not given.
-        events: Types that it publishes without handling them; those of its handlers are known anyway.
+        events: Types that it publishes without handling them; those of its handlers are known anyway. Events that are
+            not declared are refused wherever they would be published.
         buckets: Further buckets it needs.
         compatibility: What a new version of an event is checked for, in the words of Confluent's registry.
         timers: Let the stream hold timers (:class:`Timers`), too.
         version: Of the application, as its workers tell those who look for services; three numbers.
         advisories: A stream that stores the server's advisories already, such as one on ``$JS.EVENT.ADVISORY.>``: they
             are read there. Without, the application has a stream of its own for those about its consumers.
+        inbox_prefixes: Where callers of commands have their inboxes, besides ``_INBOX``: the ``inbox_prefix`` that they
+            connect with. Workers answer there, and on no other subject.
     """
 
     @property
@@ -255,9 +265,7 @@ class App(Declarations):
     def handler_bucket(self) -> str:
         return handler_bucket(self.name)
 
-    def handler(
-        self, *events: type, durable: str, **options: Unpack[HandlerOptions]
-    ) -> Callable[[HandlerFunction], HandlerFunction]:
+    def handler(self, *events: type, durable: str, **options: Unpack[HandlerOptions]) -> Callable[[_Handler], _Handler]:
         """Declare a handler of one or more event types; the options are the fields of :class:`HandlerSpec`.
 
         Raises:
@@ -265,7 +273,7 @@ class App(Declarations):
         """
         _check_options(durable, options, HandlerOptions)
 
-        def declare(function: HandlerFunction) -> HandlerFunction:
+        def declare(function: _Handler) -> _Handler:
             self._declare(HandlerSpec(function=function, events=events, durable=durable, **options))
             return function
 
@@ -278,7 +286,7 @@ class App(Declarations):
         batch: int = 500,
         batch_wait_s: float = 0.2,
         **options: Unpack[BatchHandlerOptions],
-    ) -> Callable[[HandlerFunction], HandlerFunction]:
+    ) -> Callable[[_Handler], _Handler]:
         """Declare a handler that is called with a list of events: one commit for many, then all are acknowledged.
 
         One batch runs at a time, with its events in the order of the stream. A batch that fails acknowledges nothing:
@@ -290,7 +298,7 @@ class App(Declarations):
         """
         _check_options(durable, options, BatchHandlerOptions)
 
-        def declare(function: HandlerFunction) -> HandlerFunction:
+        def declare(function: _Handler) -> _Handler:
             if returned := returned_types(function):
                 names = ", ".join(kind.__name__ for kind in returned)
                 raise ConfigError(
@@ -322,10 +330,12 @@ class App(Declarations):
         window: Window | None = None,
         lookups: Sequence[str] = (),
         filtered: bool = False,
+        unique_ids: int | None = None,
     ) -> Callable[[_Kind], _Kind]:
         """Declare state that events are folded into: ``@app.projection(...)`` above a class with ``key`` and ``apply``.
 
-        ``key(self, event)`` says which key an event concerns: a text, several, or None for none. ``apply(self, state,
+        ``key(self, event)`` says which key an event concerns: a text, several, or None for none; in a class without it,
+        the key of an event is that of its type (``key=`` of the event). ``apply(self, state,
         event)`` is pure, and returns the new state or ``DELETE``; the state is None for a key that has none. With
         a third parameter it is told the key. A type for ``state`` is what it is decoded into.
 
@@ -340,6 +350,10 @@ class App(Declarations):
                 as ``lookup["<name>"]``: as it was before the event, whichever engine folds.
             filtered: Have the server pick out the events. By default all of an app's own stream is read, and the rest
                 is left out here, which is faster unless the events are few among many.
+            unique_ids: Fold an event that is stored more than once only the first time: each key keeps the ids of this
+                many of its last events, 16 bytes each in the headers of its value. Choose more than a key has events
+                in the longest time after which a producer may store an event again. By default only the stream's
+                duplicate window protects.
 
         Raises:
             ConfigError: The class is no fold, or the bucket or the name has another use already.
@@ -354,6 +368,7 @@ class App(Declarations):
                 "window": window,
                 "lookups": self._looked_up(name, lookups),
                 "filtered": filtered,
+                "unique_ids": unique_ids,
             }
             self._add_projection(make_spec(name, kind, options))
             return kind
@@ -467,7 +482,7 @@ class App(Declarations):
         mine: WorkflowOptions = {**options, "timeout": SENDING_TIMEOUT_S}
         self._declare(HandlerSpec(function=function, events=(kinds.sent,), durable=f"{workflow}-commands", **mine))
 
-    def lifespan(self, function: Lifespan) -> Lifespan:
+    def lifespan(self, function: _Lifespan) -> _Lifespan:
         """Declare what handlers need: an async generator that yields one object, or several as a tuple.
 
         A handler gets one by naming its type: ``async def bill(event: OrderPaid, bank: Bank)``. The part after the
@@ -476,9 +491,9 @@ class App(Declarations):
         if not inspect.isasyncgenfunction(function):
             raise ConfigError("lifespan: expected an async function that yields once")
         self.lifespans.append(function)
-        return function
+        return function  # type: ignore[return-value]  # the check has narrowed it
 
-    def observe(self, observer: HandlerObserver) -> HandlerObserver:
+    def observe(self, observer: _Observer) -> _Observer:
         """Have an observer told what handlers do, in every process that runs them: ``app.observe(Metrics())``.
 
         It has to be declared before the application runs; see :class:`HandlerObserver`.
@@ -495,31 +510,50 @@ class App(Declarations):
         apply: bool = False,
         live: LiveOptions | None = None,
         serving: CommandOptions | None = None,
+        signals: bool = True,
         **options: Unpack[ConnectArguments],
     ) -> None:
         """Run handlers, projections and commands until cancelled, or until SIGTERM or Ctrl-C; then end in order.
 
         Ending: nothing more is pulled, what runs may finish, the rest is given back to the server in its order.
-        Projections store what they have read. Commands that have arrived are decided and answered.
+        Projections store what they have read. Commands that have arrived are decided and answered. A server that is
+        away is waited for in none of this for longer than a few seconds.
 
         Args:
-            only: Names of the handlers, projections and commands to run; all if there are none.
+            only: Names of the handlers, projections and commands to run; all if there are none. Only what these need is
+                compared with the server.
             stop_timeout: Seconds that running handlers have to finish; after that they are cancelled.
             apply: Make what the application declares, as :meth:`apply` does, before it starts.
             live: How projections are run.
             serving: How commands are served.
+            signals: End at SIGTERM and Ctrl-C. The program's own handlers of these signals are called as well, and are
+                in place again afterwards; several applications in one process all end. False leaves signals to the
+                program, which ends this by cancelling it. Outside of the main thread it is always so.
             options: Those of ``jetspark.connect``.
 
         Raises:
             TopologyDrift: The server is not as the application declares; the message is the difference.
             TopologyRefused: With ``apply``: the server cannot be made so without a loss.
+            PermissionDenied: This user may not use a subject that a worker cannot do without.
             ConfigError: A handler wants something that no lifespan yields.
         """
-        from jetspark.app.running import run_app
+        flag("signals", signals)
+        ended = asyncio.Event()
+        with on_signals(ended) if signals else nullcontext():
+            # Imported here: declaring an application needs no workers, and this takes long enough to be interrupted.
+            from jetspark.app.running import run_app
 
-        await run_app(
-            self, servers, only=only, stop_timeout=stop_timeout, apply=apply, live=live, serving=serving, **options
-        )
+            await run_app(
+                self,
+                servers,
+                only=only,
+                stop_timeout=stop_timeout,
+                apply=apply,
+                live=live,
+                serving=serving,
+                ended=ended,
+                **options,
+            )
 
     def _declare(self, spec: HandlerSpec) -> None:
         if spec.durable == "projections":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import random
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from time import time_ns
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from jetspark.aio.client import Client
 from jetspark.aio.clock import rng as loop_rng
@@ -20,7 +22,7 @@ from jetspark.app.contracts.envelope import Encoded, encode, write_event
 from jetspark.app.contracts.ids import NewIds
 from jetspark.app.timers import Timers
 from jetspark.core.headers import encode as encode_headers
-from jetspark.errors import ConfigError, UsageError
+from jetspark.errors import ConfigError, JetSparkError, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect
 from jetspark.publish.fast_publisher_options import FastPublisherKeywords
@@ -31,17 +33,23 @@ if TYPE_CHECKING:
     from jetspark.app.commands.here import DecidingHere
     from jetspark.app.commands.running import CommandOptions
     from jetspark.app.connecting import ConnectArguments
+    from jetspark.app.dead_letters.access import AppDeadLetters, ScheduledRetries
     from jetspark.app.declarations import Declarations
     from jetspark.app.entities.committing import Committer
     from jetspark.app.entities.entities import Entities, EntityWriter
-    from jetspark.app.projections.views import View, Views
+    from jetspark.app.projections.views import FoldOf, View, Views
     from jetspark.app.settings import Settings
     from jetspark.app.workflows.runs import WorkflowRuns
 
 __all__ = ["AppClient", "BulkPublisher"]
 
+_logger = logging.getLogger("jetspark.app")
+
 SHARED = 100
 """Events of a bulk that share one time: they are made within a millisecond."""
+
+
+S = TypeVar("S")
 
 
 class AppClient:
@@ -95,24 +103,31 @@ class AppClient:
             self._here = DecidingHere(self.app, self._js, self._decide_here)
         return self
 
-    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         nc, self._nc, self._js = self._nc, None, None
         here, self._here = self._here, None
-        try:
-            if here is not None:
-                await here.close()
-        finally:
-            await self._close(nc)
-
-    async def _close(self, nc: Client | None) -> None:
         committer, self._committer = self._committer, None
-        if committer is not None:
-            await committer.close()
         views, self._views = self._views, None
-        if views is not None:
-            await views.close()
+        failure: JetSparkError | None = None
+        try:
+            for part in (here, committer, views):
+                try:
+                    if part is not None:
+                        await part.close()
+                except JetSparkError as raised:
+                    failure = failure or raised
+        except BaseException as interrupt:
+            if nc is not None:
+                await nc.__aexit__(type(interrupt), interrupt, None)
+            raise
         if nc is not None:
-            await nc.close()
+            await nc.__aexit__(kind, error or failure, trace)
+        if failure is not None and error is None:
+            raise failure
+        if failure is not None:  # the error of the block is the one to see
+            _logger.warning("%s", failure)
 
     @property
     def js(self) -> JetStream:
@@ -125,18 +140,27 @@ class AppClient:
             raise UsageError("the app is not connected: write `async with app.connect(...) as client:`")
         return self._js
 
-    def view(self, name: str) -> View:
+    @overload
+    def view(self, projection: str) -> View[Any]: ...
+
+    @overload
+    def view(self, projection: type[FoldOf[S]]) -> View[S]: ...
+
+    def view(self, projection: str | type[FoldOf[S]]) -> View[Any]:
         """Read a projection: ``await orders.view("order_status").get("o-1", at_least=ack.sequence)``.
 
+        Args:
+            projection: Its name; or its class, by which type checkers know the type of the states.
+
         Raises:
-            ConfigError: The application has no such projection.
+            ConfigError: The application has no such projection, or several of this class.
             UsageError: Outside of the ``async with`` block.
         """
         if self._views is None:
             from jetspark.app.projections.views import Views
 
             self._views = Views(self.app, self.js)
-        return self._views.view(name)
+        return self._views.view(projection)
 
     def entities(self, name: str) -> Entities:
         """The entities of one kind: ``async with shop.entities("orders").change("o-1") as change``.
@@ -167,7 +191,8 @@ class AppClient:
         from jetspark.app.entities.entities import EntityWriter
 
         if self._committer is None:
-            self._committer = Committer(self.js, self.app.stream)
+            from_leader = self.app.stream_config.allow_direct is False
+            self._committer = Committer(self.js, self.app.stream, from_leader=from_leader)
         return EntityWriter(
             self.app, self.js, self._encode_as, lambda subject: self.new_id(), self.now, self._committer
         )
@@ -200,6 +225,28 @@ class AppClient:
         return Settings(spec, lambda: js.kv(bucket), scope=scope, max_stale_s=max_stale_s)
 
     @property
+    def dead_letters(self) -> AppDeadLetters:
+        """The application's dead letters: ``async for letter in orders.dead_letters.list(key="o-1")``.
+
+        Raises:
+            UsageError: Outside of the ``async with`` block.
+        """
+        from jetspark.app.dead_letters.access import AppDeadLetters
+
+        return AppDeadLetters(self.app, self.js)
+
+    @property
+    def retries(self) -> ScheduledRetries:
+        """The application's scheduled retries: ``await orders.retries.now(handler="billing")``.
+
+        Raises:
+            UsageError: Outside of the ``async with`` block.
+        """
+        from jetspark.app.dead_letters.access import ScheduledRetries
+
+        return ScheduledRetries(self.app, self.js)
+
+    @property
     def timers(self) -> Timers:
         """Events that are published later: ``await orders.timers.set("reminder", event, after=3600)``.
 
@@ -209,7 +256,8 @@ class AppClient:
         """
         if self.app.owns_stream and not self.app.has_timers:
             raise ConfigError(f"app {self.app.name!r} has no timers: declare it with App(..., timers=True)")
-        return Timers(self.app.name, self.app.stream, self.js, self.encode)
+        from_leader = self.app.stream_config.allow_direct is False
+        return Timers(self.app.name, self.app.stream, self.js, self.encode, from_leader=from_leader)
 
     async def publish(
         self,
@@ -239,9 +287,11 @@ class AppClient:
         Raises:
             InvalidEvent: A field has a value its contract does not allow; nothing was sent.
             WrongLastSequence: ``expect`` was not true; nothing was stored.
-            JetStreamUnavailable: No stream stores its subject; nothing was stored.
+            JetStreamUnavailable: No stream stores its subject, or the stream had no leader for all of ``timeout``;
+                nothing was stored.
             ServerError: The server refused it; nothing was stored.
-            ConfigError: It is no type of event, or the application's stream does not store its subject.
+            ConfigError: It is no type of event, or the application does not declare it: write ``@app.register`` above
+                its class.
         """
         encoded = self.encode(
             event,
@@ -286,6 +336,7 @@ class AppClient:
             WorkersBusy, NoWorkers: Nothing was decided; call again in a moment.
             CommandInDoubt: No reply in time. Call again with the same ``command_id`` to learn what became of it.
             CommandFailed: The worker could not decide: its code or the events it reads are wrong.
+            PermissionDenied: This user may not call it, or with ``decide_here`` not read or store what it needs.
             InvalidEvent: A field has a value its type does not allow; nothing was sent.
             ConfigError: It is no command of the application.
         """
@@ -312,7 +363,7 @@ class AppClient:
         traceparent: str | None = None,
     ) -> Encoded:
         """The message that :meth:`publish` would send, for publishing it some other way, such as in an atomic batch."""
-        self.app.register(type(event))
+        self.app.declared(event)
         cause = current_cause.get()
         if cause is not None:
             correlation_id = correlation_id or cause.correlation_id
@@ -410,7 +461,7 @@ class BulkPublisher:
             kind = type(event)
             contract = contracts.get(kind)
             if contract is None:
-                contract = contracts[kind] = contract_of(client.app.register(kind))
+                contract = contracts[kind] = client.app.declared(kind)
             own = id or (None if contract.id_of is None else contract.id_of(event))
             chosen = next(new_ids) if own is None else own
             subject, data = write_event(contract, event, chosen, source, time, correlation, causation)

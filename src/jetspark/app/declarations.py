@@ -8,16 +8,18 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from jetspark.aio.connecting import connect
 from jetspark.app.client import AppClient
+from jetspark.app.commands.answering import INBOX_PREFIXES, check_inbox_prefixes, check_no_stream_stores
 from jetspark.app.commands.wire import command_subject
 from jetspark.app.connecting import ConnectArguments
-from jetspark.app.contracts.catalogue import Catalogue, contract_of
+from jetspark.app.contracts.catalogue import Catalogue, Contract, contract_of
 from jetspark.app.contracts.compatibility import DEFAULT_MODE, Mode, check_mode
 from jetspark.app.entities.declaring import MANY, EntitySpec, StatePlace, Truth
+from jetspark.app.handlers.key_record import KEYS, key_record
 from jetspark.app.handlers.partitions import PIN_GROUP, partition_consumer, partition_filter, partition_transforms
 from jetspark.app.timers import check_stream, timer_subjects
 from jetspark.app.topology.declared import OWNER, ConsumerPlace, Topology, TopologyPlan
@@ -96,6 +98,7 @@ class Declarations:
         timers: bool = False,
         version: str = "0.0.0",
         advisories: str | None = None,
+        inbox_prefixes: Sequence[str] = (),
     ) -> None:
         self.name = check_app_name(name)
         _check_texts(version=version, source=source, advisories=advisories)
@@ -140,6 +143,7 @@ class Declarations:
         if not _is_version(version):
             raise ConfigError(f"version={version!r}: expected three numbers, such as '1.4.0'")
         self.version = version
+        self.inbox_prefixes = check_inbox_prefixes(inbox_prefixes)
         self._catalogue = Catalogue()
         self._add(*_several("events", events, "types of events"))
 
@@ -183,6 +187,17 @@ class Declarations:
         for projection in self.projections.values():
             self._add(*projection.events)
         return self._catalogue
+
+    def declared(self, event: Any) -> Contract:
+        """The contract of an event that is to be published, or of its class.
+
+        Raises:
+            ConfigError: The application does not declare it; the message says how.
+        """
+        try:
+            return self._catalogue.declared(event)
+        except ConfigError:
+            return self.catalogue.declared(event)  # with what was declared since it was last asked
 
     def _declare_command(self, spec: CommandSpec) -> None:
         if spec.name in {*self.commands, *self.handlers, *self.projections}:
@@ -270,8 +285,11 @@ class Declarations:
         """The bucket that keeps the contracts of its events."""
         return f"{self.name}_schemas"
 
-    def topology(self) -> Topology:
+    def topology(self, only: Collection[str] = ()) -> Topology:
         """Everything it needs on the server.
+
+        Args:
+            only: As far as these handlers, projections and commands need it; all of them if there are none.
 
         Raises:
             ConfigError: It declares something twice, or a handler takes something that is no event.
@@ -296,18 +314,46 @@ class Declarations:
                 self._bucket(handler_bucket(self.name), "What handlers remember.", limit_marker_ttl_s=MARKER_TTL_S)
             )
         streams += [self._copies(spec, spec.partitions) for spec in self.handlers.values() if spec.partitions]
+        if self.commands:
+            check_no_stream_stores(
+                (*INBOX_PREFIXES, *self.inbox_prefixes), [(each.name, each.subjects or ()) for each in streams]
+            )
         consumers = [place for spec in self.handlers.values() for place in self.consumers_of(spec)]
         consumers += [self.advisory_consumer(spec) for spec in self.handlers.values()]
         replaces = {
             partition_stream(self.name, spec.name): (self.stream, spec.durable) for spec in self.handlers.values()
         }
-        return Topology(
+        whole = Topology(
             app=self.name,
             stream=self.stream,
             streams=[self.as_safe(each) for each in streams],
             buckets=[self.as_safe(each) for each in buckets],
             consumers=consumers,
             replaces=replaces,
+        )
+        return self._part(whole, only) if only else whole
+
+    def _part(self, whole: Topology, only: Collection[str]) -> Topology:
+        handlers = [spec for spec in self.handlers.values() if spec.name in only]
+        projections = {spec.name for spec in self.projections.values() if spec.name in only}
+        projections |= {spec.snapshot for spec in self.commands.values() if spec.name in only and spec.snapshot}
+        streams, buckets = {self.stream}, {self.schema_bucket}
+        if handlers or projections:
+            streams.add(dead_letter_stream(self.name))
+        if handlers:
+            streams |= {retry_stream(self.name), self.advisories}
+            streams |= {partition_stream(self.name, spec.name) for spec in handlers}
+            buckets |= {handler_bucket(self.name), *(spec.bucket for spec in handlers if spec.bucket)}
+        if projections:
+            buckets |= {projection_bucket(self.name), *(self.projections[name].bucket.bucket for name in projections)}
+        places = {(each.stream, each.name) for spec in handlers for each in self.consumers_of(spec)}
+        places |= {(self.advisories, self.advisory_consumer(spec).name) for spec in handlers}
+        return dataclasses.replace(
+            whole,
+            streams=[each for each in whole.streams if each.name in streams],
+            buckets=[each for each in whole.buckets if each.bucket in buckets],
+            consumers=[each for each in whole.consumers if (each.stream, each.name) in places],
+            replaces={copies: place for copies, place in whole.replaces.items() if copies in streams},
         )
 
     def as_safe(self, config: Any) -> Any:
@@ -489,8 +535,10 @@ class Declarations:
         if spec.partitions is None:
             filters = self.handler_filters(spec)
             one = {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": filters}
+            events = self._consumer(spec, spec.durable, **one)
+            keys = {KEYS: key_record(spec.events, self._key_of(spec), in_order=spec.in_order)}
             return [
-                ConsumerPlace(self.stream, self._consumer(spec, spec.durable, **one)),
+                ConsumerPlace(self.stream, dataclasses.replace(events, metadata={**(events.metadata or {}), **keys})),
                 ConsumerPlace(retry_stream(self.name), self._retry_consumer(spec, spec.durable, "")),
             ]
         copies, places = partition_stream(self.name, spec.name), []
@@ -506,6 +554,11 @@ class Declarations:
             retries = self._retry_consumer(spec, name, f"-{partition}")
             places.append(ConsumerPlace(retry_stream(self.name), retries))
         return places
+
+    def _key_of(self, spec: HandlerSpec) -> str | Callable[[Any], Any] | None:
+        """A handler's key as its author wrote it."""
+        workflow = self.workflows.get(spec.name)
+        return spec.key if workflow is None else workflow.key
 
     @property
     def keeps_what_is_acknowledged(self) -> bool:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-import threading
 from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
+from jetspark.aio.client import Client
 from jetspark.aio.connecting import connect
 from jetspark.app.commands.running import CommandOptions
 from jetspark.app.commands.worker import CommandWorker
@@ -24,7 +23,7 @@ from jetspark.app.projections.worker import ProjectionWorker
 from jetspark.app.topology.provisioning import apply_topology, check_for_drift
 from jetspark.core.arguments import instance, texts
 from jetspark.core.numbers import seconds
-from jetspark.errors import ConfigError
+from jetspark.errors import ConfigError, JetSparkError, NetworkError
 
 if TYPE_CHECKING:
     from jetspark.app.application import App
@@ -35,7 +34,10 @@ T = TypeVar("T")
 
 _logger = logging.getLogger("jetspark.app")
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# How long an orderly end waits for the server in one go; without an answer, what it was to hear is not said.
+END_S = 5.0
+# For a connection whose server does not answer.
+AT_ONCE_S = 0.1
 
 
 class Worker(Protocol):
@@ -55,9 +57,10 @@ async def run_app(
     apply: bool = False,
     live: LiveOptions | None = None,
     serving: CommandOptions | None = None,
+    ended: asyncio.Event | None = None,
     **options: Unpack[ConnectArguments],
 ) -> None:
-    """Run the handlers, projections and commands of an application until cancelled, or until SIGTERM or Ctrl-C."""
+    """Run the handlers, projections and commands of an application until cancelled, or until ``ended`` is set."""
     known = {**app.handlers, **app.projections, **app.commands}
     seconds("stop_timeout", stop_timeout)
     if live is not None:
@@ -73,18 +76,18 @@ async def run_app(
     options.setdefault("name", f"{app.name} handlers")
     catalogue = app.catalogue
     catalogue.check()
-    ended = asyncio.Event()
-    # Signals count from here on, also while it starts: what a lifespan opened is closed.
-    async with _on_signal(ended), AsyncExitStack() as opened:
+    ended = ended or asyncio.Event()
+    async with AsyncExitStack() as opened:
+        # Also while it starts: what a lifespan opened is closed.
         async with _until(ended):
-            client = await opened.enter_async_context(connect(servers, **options))
+            client = await opened.enter_async_context(_connected(servers, options))
             dependencies = await opened.enter_async_context(open_lifespans(app.lifespans))
         if ended.is_set():
             return
         js = client.jetstream()
-        prepare = apply_topology if apply else check_for_drift
+        prepare = partial(apply_topology, js, app) if apply else partial(check_for_drift, js, app, only)
         # A supervisor starts a worker again, most likely while the server is restarted or elects leaders.
-        await _unless(ended, patiently(lambda: prepare(js, app)))
+        await _unless(ended, patiently(prepare))
         workers: list[Worker] = []
         if projections:
             workers.append(ProjectionWorker(app, projections, js, catalogue=catalogue, options=live))
@@ -102,7 +105,7 @@ async def run_app(
             *(each.name for each in commands),
         ]
         _logger.info("app %s: running %s", app.name, ", ".join(names))
-        await _run_workers(workers, stop_timeout, ended)
+        await _run_workers(workers, client, stop_timeout, ended)
         _logger.info("app %s: ended", app.name)
 
 
@@ -147,7 +150,39 @@ async def _unless(ended: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | Non
         await asyncio.wait([task, waiting])
 
 
-async def _run_workers(workers: list[Worker], stop_timeout: float, ended: asyncio.Event) -> None:
+@asynccontextmanager
+async def _connected(servers: str | Sequence[str], options: ConnectArguments) -> AsyncIterator[Client]:
+    """A connection that closes within a few seconds, and does not take the place of what ends the block."""
+    client = await connect(servers, **options)
+    try:
+        yield client
+    except BaseException:
+        try:
+            await _close(client)
+        except JetSparkError as failure:
+            _logger.warning("closing: %s", failure)
+        raise
+    await _close(client)
+
+
+async def _close(client: Client) -> None:
+    try:
+        await client.close(min(END_S, client.options.drain_timeout_s) if client.is_connected else AT_ONCE_S)
+    except NetworkError as error:
+        # Acknowledgements may be among these messages: what they were of comes again, as after a crash.
+        _logger.warning("closing: %s", error)
+
+
+async def _answers(client: Client) -> bool:
+    """Whether the server still answers, or does so again within a few seconds."""
+    try:
+        await client.flush(END_S)
+    except JetSparkError as error:
+        return not isinstance(error, NetworkError)
+    return True
+
+
+async def _run_workers(workers: list[Worker], client: Client, stop_timeout: float, ended: asyncio.Event) -> None:
     tasks = {asyncio.create_task(worker.run()): worker for worker in workers}
     waiting = asyncio.create_task(ended.wait())
     try:
@@ -155,7 +190,14 @@ async def _run_workers(workers: list[Worker], stop_timeout: float, ended: asynci
     finally:
         waiting.cancel()
         stops = [asyncio.create_task(worker.stop(task, stop_timeout)) for task, worker in tasks.items()]
+        answering = asyncio.create_task(_answers(client))
         await asyncio.wait(stops)
+        is_there = not answering.done() or answering.result()
+        answering.cancel()
+        await asyncio.wait([answering])
+        if not is_there:
+            with suppress(JetSparkError):  # it was asked for long enough
+                await client.close(AT_ONCE_S)
     # All of them are asked: asyncio would print a page for each error that nobody has seen.
     errors = [_single(error) for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
     for other in errors[1:]:
@@ -169,19 +211,3 @@ def _single(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
-
-
-@asynccontextmanager
-async def _on_signal(ended: asyncio.Event) -> AsyncIterator[None]:
-    """Set the event when the process is asked to end; only the main thread can be asked."""
-    loop = asyncio.get_running_loop()
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, ended.set)
-    try:
-        yield
-    finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)

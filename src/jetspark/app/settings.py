@@ -28,6 +28,7 @@ import msgspec
 
 from jetspark.aio import clock
 from jetspark.app.clock import utc_now
+from jetspark.app.finite_json import check_finite
 from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.topology.names import check_app_name
 from jetspark.core.backoff import Backoff
@@ -79,8 +80,10 @@ class Setting(Generic[T]):
             ConfigError: It is not.
         """
         try:
-            return self.read(msgspec.json.encode(value))
-        except (msgspec.MsgspecError, TypeError) as error:
+            data = msgspec.json.encode(value)
+            check_finite("the value", value, data)
+            return self.read(data)
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
             raise ConfigError(f"{value!r}: expected a value of type {self.type}: {error}") from error
 
     def read(self, value: bytes) -> T:

@@ -12,44 +12,55 @@ can be read: a timer that was set anew is on its subject again, and a cancel has
 ``timers.<app>.<name>.cancelled``, for a week. The mark has a subject of its own because the server ends no timer on a
 subject whose last message is none (10212).
 
+Nothing here purges: the right to purge one subject is the right to purge the stream. The mark of a cancel is itself the
+message that ends the timer, guarded by what was read of it, so any replica may be asked what that is.
+
 Measured on nats-server 2.15.1, with one replica and with three: the server takes a timer that is due out of its list,
 and stores the event a moment later. It does not look again whether the timer is still set, and what it stores removes
 whatever timer is on that subject by then. Of 500 to 800 timers that were ended or set anew between 20 ms before and
 300 ms after they were due, up to four had their event stored behind that.
 
 * Behind an end the event must not count. So a mark names the setting that it ended, and the event knows from which
-  setting it comes (``Jetspark-Timer-Setting``). A timer that is not due for long leaves no mark: nothing of it can be
+  setting it comes (``Jetspark-Timer-Setting``). A timer that is not due for long needs no mark: nothing of it can be
   under way. The end that a command has decided is in the past of the commands after it, which do not see the event.
 * Behind a new setting the event counts, because it has removed that: the timer has fired once, at the earlier time.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jetspark.aio.context import context_of
+from jetspark.aio.ordered import Watch
 from jetspark.app.clock import HUNDRED_YEARS_S, utc_now
 from jetspark.app.contracts.envelope import Encoded, derived_id, read_envelope
 from jetspark.app.contracts.other_forms import header_of
 from jetspark.app.contracts.tokens import escape, unescape
+from jetspark.app.server_clock import server_clock
 from jetspark.app.topology.keeping import check_keeps
 from jetspark.app.topology.names import escape_token, is_hash
 from jetspark.codes import Code
+from jetspark.core.backoff import Backoff
 from jetspark.core.subjects import matches
 from jetspark.errors import ConfigError, JetStreamUnavailable, MessageNotFound, ServerError, WrongLastSequence
 from jetspark.jetstream.operations import message_query
+from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.jetstream.publishing import Expect
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.stream import Stream
+    from jetspark.aio.stream_message import JetStreamMessage
     from jetspark.app.contracts.envelope import Decoded, RawHeaders
+    from jetspark.core.headers import Headers
     from jetspark.jetstream.config import StreamConfig
     from jetspark.jetstream.info import PubAck, StoredMessage
 
@@ -87,8 +98,12 @@ _CANCELLED = ".cancelled"
 REMEMBERED_S = 7 * 86_400
 """For how long a cancel is remembered that came after the firing; as the effects of ``ctx.once`` are."""
 _MARK = {"Nats-Rollup": "sub", "Nats-TTL": f"{REMEMBERED_S}s"}
+_SHORT_MARK = {"Nats-TTL": "1s"}
+"""Of a timer that is not to fire soon. It replaces no other mark, and goes away as soon as the server allows."""
 TRIES = 20
-"""How often a timer is read anew because it fired or was set at that very moment."""
+"""How often a timer is read again because it fired or was set at that very moment, or a replica was behind."""
+PAUSE = Backoff(first_s=0.005, max_s=0.25)
+"""Between these tries, but for the second."""
 LATER_EVENTS = 256
 """Events behind one of a timer, on its subject, among which a later one of the same timer is looked for."""
 _is_zone = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*").fullmatch
@@ -120,6 +135,11 @@ def ended_by(headers: RawHeaders) -> str | None:
     """The subject of the timer that a message has ended; None if it has ended none."""
     is_end = header_of(headers, "Nats-Msg-Id") is not None and header_of(headers, _NEXT) == "purge"
     return header_of(headers, _SCHEDULER) if is_end else None
+
+
+def is_cancel(headers: RawHeaders) -> bool:
+    """Whether a message ends a timer when it is stored."""
+    return header_of(headers, _NEXT) == "purge"
 
 
 def firing_subject(headers: RawHeaders) -> str | None:
@@ -246,8 +266,19 @@ class Timers:
         js: JetStream,
         encode: Callable[..., Encoded],
         clock: Callable[[], datetime.datetime] = utc_now,
+        *,
+        from_leader: bool = False,
+        server_now: Callable[[], Awaitable[datetime.datetime]] | None = None,
     ) -> None:
+        """
+        Args:
+            clock: The program's.
+            from_leader: Read only from the stream's leader, as workers do. It takes the right to read all of it.
+            server_now: The server's time; its own answer, if not given.
+        """
         self._app, self._stream_name, self._js, self._encode, self._clock = app, stream, js, encode, clock
+        self._server_now = server_now
+        self._from_leader = from_leader
         self._stream: Stream | None = None
 
     async def set(
@@ -275,7 +306,8 @@ class Timers:
             event: What is published, with the due time as its time. Of a timer that fires again and again each event
                 has an id of its own, and no time but that of the stream.
             at: When, with a time zone. The past is at once.
-            after: Seconds from now, or a ``timedelta``.
+            after: Seconds from now by the server's clock, or a ``timedelta``. The server is asked for its time once a
+                minute, which needs ``$JS.API.STREAM.INFO.<stream>``.
             every: Whole seconds between two events, 1 or more.
             cron: Six fields, seconds first (``"0 30 9 * * MON-FRI"``), or ``@hourly``, ``@daily`` and so on.
             time_zone: Of ``cron``, such as ``"Europe/Berlin"``; UTC if not given.
@@ -289,6 +321,9 @@ class Timers:
         when = When.of(self._clock(), at=at, after=after, every=every, cron=cron, time_zone=time_zone)
         if set_id is not None and (not isinstance(set_id, str) or not set_id):
             raise ConfigError(f"set_id={set_id!r}: expected a text that is not empty, or None")
+        if after is not None:
+            # The server decides when it is due, and the clock here may be wrong.
+            when = When.of(await (self._server_now or server_clock(self._js, self._stream_name).now)(), after=after)
         encoded = self._encode(event, time=when.due)
         ack = await self._store(name, when, encoded, set_id)
         if not ack.duplicate:
@@ -306,18 +341,24 @@ class Timers:
         except ServerError as error:
             raise self._explained(error, name, when) or error from error
 
-    async def _publish(self, name: str, message: Encoded, id: str | None = None) -> PubAck:
+    async def _publish(
+        self, name: str, message: Encoded, id: str | None = None, expect: Expect | None = None
+    ) -> PubAck:
         try:
-            return await self._js.publish(message.subject, message.data, headers=message.headers, msg_id=id)
+            return await self._js.publish(
+                message.subject, message.data, headers=message.headers, msg_id=id, expect=expect
+            )
         except JetStreamUnavailable as error:
             subjects = (await (await self._opened()).info()).config.subjects or ()
             if any(matches(each, message.subject) for each in subjects):
                 raise
             raise self._no_timers(name) from error
+        except ServerError as error:
+            if error.err_code in (Code.SCHEDULES_DISABLED, Code.TTL_DISABLED):
+                raise self._no_timers(name) from error
+            raise
 
     def _explained(self, error: ServerError, name: str, when: When) -> ConfigError | None:
-        if error.err_code in (Code.SCHEDULES_DISABLED, Code.TTL_DISABLED):
-            return self._no_timers(name)
         if error.err_code == Code.SCHEDULE_PATTERN_INVALID:
             return ConfigError(f"timer {name!r}: the server does not understand the schedule {when.schedule!r}")
         if error.err_code == Code.SCHEDULE_TIME_ZONE_INVALID:
@@ -339,12 +380,21 @@ class Timers:
         Raises:
             ConfigError: The stream of the application has no timers.
         """
-        subject = timer_subject(self._app, name)
-        last = await self._last_on(subject)
-        is_ended = await (await self._opened()).purge(subject=subject) > 0
-        if not is_ended or self._may_be_firing(last):
-            await self._mark(name, last)
-        return is_ended
+        for number in range(TRIES):
+            last = await self._last_on(timer_subject(self._app, name))
+            message = await self._mark(name, last)
+            headers = message.headers | cancelling(self._app, name)  # the mark ends the timer
+            # An id, as every message of a program has: by that it is known from what a timer has published.
+            id = f"{message.subject} {secrets.token_hex(8)}"
+            try:
+                await self._publish(
+                    name, message._replace(headers=headers), id, expect=self._unchanged(name, last, number)
+                )
+            except WrongLastSequence:
+                await self._before_try(number + 1)
+            else:
+                return last is not None
+        raise AssertionError
 
     async def publish_ending(
         self, name: str, event: Encoded, *, expect: Expect | None = None, timeout: float | None = None
@@ -356,54 +406,71 @@ class Timers:
         """
         headers = event.headers | cancelling(self._app, name)
         for number in range(TRIES):
-            last = await self._last_on(timer_subject(self._app, name))
-            guard = expect
-            if expect is None and last is not None and number < TRIES - 1:
-                # If it fires meanwhile the event is refused. A message has one guard: a caller's own comes first.
-                guard = Expect(last_subject_sequence=last.sequence, last_subject_sequence_subject=last.subject)
+            # With the caller's own guard a replica that is behind would go unnoticed.
+            last = await self._last_on(timer_subject(self._app, name), direct=expect is None)
+            # A message has one guard: the caller's own comes first.
+            guard = expect or self._unchanged(name, last, number)
             try:
                 ack = await self._js.publish(event.subject, event.data, headers=headers, expect=guard, timeout=timeout)
             except WrongLastSequence:
-                if guard is expect:
+                if expect is not None:
                     raise
+                await self._before_try(number + 1)
                 continue
             except ServerError as error:
                 raise (self._no_timers(name) if error.err_code == Code.SCHEDULES_DISABLED else error) from error
-            if guard is expect or self._may_be_firing(last):
-                await self._mark(name, last)
+            if last is None or guard is expect or self._may_be_firing(last):
+                await self._publish(name, await self._mark(name, last))
             return ack
         raise AssertionError
+
+    def _unchanged(self, name: str, last: StoredMessage | None, number: int) -> Expect | None:
+        """The guard of a message that ends a timer: refused if the timer fires or is set meanwhile, or if the replica
+        that was read is behind. None for the last try, which ends whatever there is.
+        """
+        if number == TRIES - 1:
+            return None
+        sequence = 0 if last is None else last.sequence
+        return Expect(last_subject_sequence=sequence, last_subject_sequence_subject=timer_subject(self._app, name))
+
+    async def _before_try(self, number: int) -> None:
+        if number > 1:
+            await asyncio.sleep(PAUSE.wait_s(number - 1))
 
     def _may_be_firing(self, timer: StoredMessage | None) -> bool:
         """Whether the server may have taken a timer out already, and be about to store its event."""
         due = None if timer is None else _timer(timer).due
         return due is not None and due <= self._clock() + datetime.timedelta(seconds=CLOCKS_DIFFER_S)
 
-    async def _mark(self, name: str, ended: StoredMessage | None) -> None:
-        """Say that what a timer has published up to now does not count, nor what the ended one publishes later."""
+    async def _mark(self, name: str, ended: StoredMessage | None) -> Encoded:
+        """A message by which what a timer has published up to now does not count, nor what the ended one publishes
+        later. It has no use for long where the timer was not to fire soon.
+        """
         subject = timer_subject(self._app, name) + _CANCELLED
+        if ended is not None and not self._may_be_firing(ended):
+            return Encoded(subject, b"", dict(_SHORT_MARK))
         if ended is None:
             ended = await self._last_on(subject)  # a mark: what it has named stays ended
         setting = None if ended is None else ended.headers.get(_SETTING)
-        headers = _MARK if setting is None else {**_MARK, _SETTING: setting}
-        await self._publish(name, Encoded(subject, b"", headers))
+        return Encoded(subject, b"", _MARK if setting is None else {**_MARK, _SETTING: setting})
 
     async def is_current(self, fired: FiredTimer, decoded: Decoded, sequence: int) -> bool:
         """Whether an event that a timer has published counts; see :meth:`Context.is_current_timer`."""
-        timer = await self._last_on(fired.subject)
+        # From the leader: a cancel that has returned must be seen.
+        timer = await self._last_on(fired.subject, direct=False)
         following = header_of(decoded.headers, _NEXT)
         if following is not None and following != "purge":  # it goes on
             return timer is not None and derived_id(read_envelope(timer.data).id, following, 0) == decoded.id
         if timer is not None:
             return False  # set anew
-        mark = await self._last_on(fired.subject + _CANCELLED)
+        mark = await self._last_on(fired.subject + _CANCELLED, direct=False)
         if mark is not None and (mark.sequence > sequence or _is_of_setting(mark, decoded)):
             return False
         return not await self._has_fired_again(fired, decoded.subject, sequence)
 
     async def _has_fired_again(self, fired: FiredTimer, target: str, sequence: int) -> bool:
         for _ in range(LATER_EVENTS):
-            later = await self._read(message_query(sequence=sequence + 1, next_for=target))
+            later = await self._read(message_query(sequence=sequence + 1, next_for=target), direct=False)
             if later is None:
                 return False
             if firing_subject(later.headers) == fired.subject:
@@ -412,30 +479,31 @@ class Timers:
         return False
 
     async def get(self, name: str) -> Timer | None:
-        """The timer of a name, if it is set."""
+        """The timer of a name, if it is set. In a stream with replicas one that was set just now may be missing."""
         found = await self._last_on(timer_subject(self._app, name))
         return None if found is None else _timer(found)
 
-    async def _last_on(self, subject: str) -> StoredMessage | None:
-        """What the leader has on a subject."""
-        return await self._read(message_query(last_for=subject))
+    async def _last_on(self, subject: str, *, direct: bool = True) -> StoredMessage | None:
+        """The last message on a subject. Any replica may answer, which may be behind, or with ``direct=False`` the
+        leader: for that a user needs the right to read all of the stream.
+        """
+        return await self._read(message_query(last_for=subject), direct=direct and not self._from_leader)
 
-    async def _read(self, query: dict[str, Any]) -> StoredMessage | None:
+    async def _read(self, query: dict[str, Any], *, direct: bool) -> StoredMessage | None:
         # Not by ``Stream``: to have one costs a request, and each event of a handler has another object of this class.
         context = context_of(self._js)
         try:
-            return await context.run(context.api.get_message(self._stream_name, query, direct=False))
+            return await context.run(context.api.get_message(self._stream_name, query, direct=direct))
         except MessageNotFound:
             return None
 
     async def list(self) -> AsyncIterator[Timer]:
-        """Every timer that is set, by the time of setting; one that is set anew meanwhile comes twice.
-
-        Needs ``allow_direct``, which an app's stream has unless you say otherwise.
-        """
-        stream = await self._opened()
-        async for message in stream.get_messages(1, subject=f"timers.{self._app}.*"):
-            yield _timer(message)
+        """Every timer that is set, by the time of setting; one that is set again meanwhile comes twice."""
+        options = OrderedOptions(filter_subjects=(f"timers.{self._app}.*",), deliver_policy="last_per_subject")
+        reading = Watch(context_of(self._js), self._stream_name, _timer_of, lambda timer: not timer.schedule)
+        async with contextlib.aclosing(reading.present(options, f"timers of app {self._app!r}")) as timers:
+            async for timer in timers:
+                yield timer
 
     async def _opened(self) -> Stream:
         if self._stream is None:
@@ -454,14 +522,16 @@ def timer_message(app: str, name: str, when: When, event: Encoded) -> Encoded:
 
 
 def _timer(message: StoredMessage) -> Timer:
-    fields = message.headers
-    return Timer(
-        _name_of(message.subject, fields),
-        fields.get("Nats-Schedule") or "",
-        fields.get("Nats-Schedule-Target") or "",
-        message.data,
-        message.timestamp,
-    )
+    return _timer_in(message.subject, message.headers, message.data, message.timestamp)
+
+
+def _timer_of(message: JetStreamMessage) -> Timer:
+    return _timer_in(message.subject, message.headers, message.data, message.metadata.timestamp)
+
+
+def _timer_in(subject: str, fields: Headers, data: bytes, set_at: datetime.datetime) -> Timer:
+    schedule, target = fields.get("Nats-Schedule") or "", fields.get("Nats-Schedule-Target") or ""
+    return Timer(_name_of(subject, fields), schedule, target, data, set_at)
 
 
 def _name_of(subject: str, headers: RawHeaders) -> str:

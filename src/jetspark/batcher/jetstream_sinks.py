@@ -28,6 +28,7 @@ from jetspark.errors import (
     ConfigError,
     DuplicateMessageId,
     JetSparkError,
+    PermissionDenied,
     ProtocolError,
     ServerError,
     TooManyBatches,
@@ -240,11 +241,11 @@ class Ingest(Generic[T]):
 def _blame(publisher: Any, first: int, error: JetSparkError) -> JetSparkError:
     """What a write that failed raises.
 
-    A message the stream refuses ends the publisher, and with it every write that has something after that message.
-    Nothing of those is stored, and nothing is wrong with them.
+    A message that the stream refuses, or the server denies, ends the publisher, and with it every write that has
+    something after that message. Nothing of those is stored, and nothing is wrong with them.
     """
     refused = publisher.published() + 1
-    if error is publisher.failure and isinstance(error, ServerError) and refused < first:
+    if error is publisher.failure and isinstance(error, ServerError | PermissionDenied) and refused < first:
         return BatchCutShort("", 0, f"the stream refused a message of another write: {error}")
     return error
 

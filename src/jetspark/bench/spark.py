@@ -1,4 +1,4 @@
-"""Spark on one machine: reading a stream, writing one, and folding one into a bucket.
+"""Spark on one machine: reading a stream, and writing one.
 
 Each measurement has a Spark of its own, ``local[2]``, and streams on disk, as users have. *Cold* is the first use of a
 format in a fresh session: Python workers are started, and Java interprets. *Warm* is the same query again. Starting the
@@ -12,29 +12,25 @@ without it the contender's own. The JVM's is not in it.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jetspark.bench import fast_ingest, js_pull
 from jetspark.bench.extras import SPARK
 from jetspark.bench.streams import stream_for
 from jetspark.bench.workload import MESSAGES_PER_S, Bar, Contender, Job, Metric, Values, Workload, payload_of
-from jetspark.blocking import JetStream, connect
-from jetspark.errors import ConnectionLost
+from jetspark.blocking import connect
 from jetspark.jetstream.config import StreamConfig
-from jetspark.jetstream.kv import KVConfig
 
 if TYPE_CHECKING:
     from jetspark.spark.types import DataFrame, SparkSession
 
-__all__ = ["SPARK_FOLD", "SPARK_READ", "SPARK_READ_LARGE", "SPARK_WRITE", "descendants", "peak_mib"]
+__all__ = ["SPARK_READ", "SPARK_READ_LARGE", "SPARK_WRITE", "descendants", "peak_mib"]
 
-KEYS = 10_000
 # Half a gigabyte of the largest messages a server takes by default: more than a worker may hold.
 LARGE_BYTES, LARGE_COUNT = 1 << 20, 512
 
@@ -86,8 +82,8 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _filled(job: Job, count: int, data: Any = None) -> Iterator[str]:
-    """A stream with ``count`` messages; ``data`` makes the payload of each from its number."""
+def _filled(job: Job) -> Iterator[str]:
+    """A stream with the messages of a job."""
     name = job.subject.replace(".", "-")
     payload = payload_of(job.payload_bytes)
     with connect(job.url) as client:
@@ -95,24 +91,24 @@ def _filled(job: Job, count: int, data: Any = None) -> Iterator[str]:
         config = StreamConfig(name=name, subjects=[job.subject], storage="file", allow_batched=True, allow_direct=True)
         js.create_stream(config)
         with js.fast_batch() as fast:
-            fast.add_many((job.subject, payload if data is None else data(number)) for number in range(count))
+            fast.add_many((job.subject, payload) for _ in range(job.count))
         try:
             yield name
         finally:
             js.delete_stream(name)
 
 
-def _read(spark: SparkSession, job: Job, stream: str, end: int) -> DataFrame:
+def _read(spark: SparkSession, job: Job, stream: str) -> DataFrame:
     reader = spark.read.format("jetstream").option("servers", job.url).option("stream", stream)
-    return reader.option("startingOffsets", "earliest").option("endingOffsets", end).load()
+    return reader.option("startingOffsets", "earliest").option("endingOffsets", job.count + 1).load()
 
 
 def _reading(job: Job, *, cores: int = 2, is_warm: bool = True) -> Values:
-    with _filled(job, job.count) as stream, _session(cores) as spark:
+    with _filled(job) as stream, _session(cores) as spark:
 
         def read() -> float:
             started = perf_counter()
-            _read(spark, job, stream, job.count + 1).write.format("noop").mode("overwrite").save()
+            _read(spark, job, stream).write.format("noop").mode("overwrite").save()
             return perf_counter() - started
 
         elapsed = read()
@@ -137,10 +133,6 @@ def bare_read(job: Job) -> Values:
     return js_pull.bare(job) | {"python_mib": peak_mib(iter([os.getpid()]))}
 
 
-def bare_events(job: Job) -> Values:
-    return js_pull.bare(job)
-
-
 def _writing(job: Job, partitions: int = 2, **options: str) -> Values:
     payload = payload_of(job.payload_bytes).decode()
     columns = [f"'{job.subject}' AS subject", f"CAST('{payload}' AS binary) AS data"]
@@ -163,58 +155,6 @@ def write_one_partition(job: Job) -> Values:
 
 def write_without_ids(job: Job) -> Values:
     return _writing(job, exactlyOnce="false")
-
-
-class Totals:
-    """The fold of the benchmark: how often, and how much."""
-
-    def apply(self, state: Any, event: Any, sequence: int) -> Any:
-        count, total = state or (0, 0)
-        return [count + 1, total + event["amount"]]
-
-
-def _event(number: int) -> bytes:
-    return json.dumps({"key": f"k{number % KEYS}", "amount": number}).encode()
-
-
-def _folding(job: Job, *, is_warm: bool) -> Values:
-    with _filled(job, job.count, _event) as stream, connect(job.url) as client, _session(2) as spark:
-        js = client.jetstream(timeout=30.0)
-        elapsed = _fold_once(spark, job, js, stream, f"{stream}-cold")
-        if is_warm:
-            elapsed = _fold_once(spark, job, js, stream, f"{stream}-warm")
-    return {"messages_per_s": job.count / elapsed}
-
-
-def fold_warm(job: Job) -> Values:
-    return _folding(job, is_warm=True)
-
-
-def fold_cold(job: Job) -> Values:
-    return _folding(job, is_warm=False)
-
-
-def _fold_once(spark: SparkSession, job: Job, js: JetStream, stream: str, bucket: str) -> float:
-    """Seconds for all events, into a new bucket."""
-    js.create_kv(KVConfig(bucket=bucket, storage="file"))
-    try:
-        started = perf_counter()
-        _fold(spark, job, stream, bucket, job.count)
-        elapsed = perf_counter() - started
-        found = js.stream(f"KV_{bucket}").info().state.messages
-        if found != min(KEYS, job.count):
-            raise ConnectionLost(f"{found} keys of {min(KEYS, job.count)}")
-    finally:
-        js.delete_kv(bucket)
-    return elapsed
-
-
-def _fold(spark: SparkSession, job: Job, stream: str, bucket: str, count: int) -> None:
-    rows = _read(spark, job, stream, count + 1).selectExpr(
-        "get_json_object(CAST(data AS string), '$.key') AS key", "sequence", "CAST(data AS string) AS event"
-    )
-    writer = rows.repartition(2, "key").write.format("jetstream_fold").option("servers", job.url)
-    writer.option("bucket", bucket).option("fold", "jetspark.bench.spark:Totals").mode("append").save()
 
 
 _READERS = (
@@ -311,41 +251,6 @@ SPARK_WRITE = Workload(
             contender="jetspark",
             baseline="bare-ids",
             at_least=0.5,
-        ),
-    ),
-)
-
-SPARK_FOLD = Workload(
-    name="spark-fold",
-    what="events of a stream folded into 10,000 keys of a bucket; warm and cold, local[2]",
-    count=1_000_000,
-    quick_count=5_000,
-    contenders=(
-        Contender(name="bare", what="a bare socket reader, no fold, no Spark", run=bare_events),
-        Contender(
-            name="jetspark",
-            what='df.repartition(2, "key").write.format("jetstream_fold"), warm',
-            run=fold_warm,
-            needs=SPARK,
-        ),
-        Contender(
-            name="jetspark-cold",
-            what="the same, the first fold of a session",
-            run=fold_cold,
-            needs=SPARK,
-            is_in_quick_runs=False,
-        ),
-    ),
-    storage="file",
-    replicas=1,
-    baselines=("bare",),
-    metrics=(MESSAGES_PER_S,),
-    bars=(
-        Bar(
-            claim="a fold on Spark applies at least 50 thousand events a second",
-            metric="messages_per_s",
-            contender="jetspark",
-            at_least=50_000,
         ),
     ),
 )

@@ -17,7 +17,7 @@ from jetspark.bench.objects import OBJECT_GET, OBJECT_PUT
 from jetspark.bench.projection_live import PROJECTION_LATENCY, PROJECTION_LIVE
 from jetspark.bench.projection_spark import PROJECTION_SPARK, PROJECTION_SPARK_FIRST
 from jetspark.bench.request_latency import REQUEST_LATENCY
-from jetspark.bench.spark import SPARK_FOLD, SPARK_READ, SPARK_READ_LARGE, SPARK_WRITE
+from jetspark.bench.spark import SPARK_READ, SPARK_READ_LARGE, SPARK_WRITE
 from jetspark.bench.workload import Workload
 from jetspark.errors import ConfigError
 
@@ -49,7 +49,6 @@ WORKLOADS: dict[str, Workload] = {
         SPARK_READ,
         SPARK_READ_LARGE,
         SPARK_WRITE,
-        SPARK_FOLD,
         PROJECTION_LIVE,
         PROJECTION_LATENCY,
         PROJECTION_SPARK,

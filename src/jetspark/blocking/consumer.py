@@ -18,26 +18,36 @@ __all__ = ["Consumer"]
 class Consumer(PullConsumer):
     """One consumer. ``cached_info`` is the server's last answer about it; :meth:`info` asks again.
 
+    A consumer that was opened with ``verify=False`` has no ``cached_info`` before the first :meth:`info`, and
+    ``UsageError`` says so.
+
     Like :class:`JetStream`, what asks the server raises ``ServerError`` when it says no, ``JetStreamUnavailable`` when
     nobody answers for it, and ``RequestTimeout`` when no answer came in time.
     """
 
-    def __init__(self, context: DriverContext, info: ConsumerInfo) -> None:
+    def __init__(self, context: DriverContext, info: ConsumerInfo, *, is_verified: bool = True) -> None:
+        """Without ``is_verified``, ``info`` has what a pull consumer usually is."""
         self._context = context
-        self.cached_info = info
+        self._known, self._is_verified = info, is_verified
 
     @property
     def name(self) -> str:
-        return self.cached_info.name
+        return self._known.name
 
     @property
     def stream_name(self) -> str:
-        return self.cached_info.stream_name
+        return self._known.stream_name
+
+    @property
+    def cached_info(self) -> ConsumerInfo:
+        """The server's last answer about the consumer."""
+        if not self._is_verified:
+            raise UsageError(f"consumer {self.name!r} was opened with verify=False: call info() first")
+        return self._known
 
     def info(self) -> ConsumerInfo:
         """Configuration and position now."""
-        self.cached_info = self._context.run(self._context.api.consumer_info(self.stream_name, self.name))
-        return self.cached_info
+        return self._heard(self._context.run(self._context.api.consumer_info(self.stream_name, self.name)))
 
     def delete(self) -> None:
         self._context.run(self._context.api.delete_consumer(self.stream_name, self.name))
@@ -61,8 +71,11 @@ class Consumer(PullConsumer):
     def reset(self, sequence: int | None = None) -> ConsumerInfo:
         """Start again from ``sequence``, or after the last message acknowledged in order (needs nats-server 2.14)."""
         operation = self._context.api.reset_consumer(self.stream_name, self.name, sequence)
-        self.cached_info = self._context.run(operation)
-        return self.cached_info
+        return self._heard(self._context.run(operation))
+
+    def _heard(self, info: ConsumerInfo) -> ConsumerInfo:
+        self._known, self._is_verified = info, True
+        return info
 
     def unpin(self, group: str) -> None:
         """Let another client of a ``pinned_client`` group take over."""

@@ -96,9 +96,11 @@ class DriverContext:
             try:
                 return self.client.request(request.subject, request.data, timeout=timeout, headers=request.headers)
             except NoResponders as error:
+                if (within_s := deadline.look_s(request, clock.now(), self.client.server_info)) is not None:
+                    self.run(self.api.look_for_stream(request.subject, deadline), within_s)
                 pause_s = deadline.retry_after_s(clock.now())
                 if pause_s is None:
-                    raise unavailable(request.subject, self.client.server_info) from error
+                    raise unavailable(request.subject, self.client.server_info, deadline.stream) from error
                 clock.sleep(pause_s)
                 timeout = deadline.left_s(clock.now())
 

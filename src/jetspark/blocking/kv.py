@@ -12,10 +12,11 @@ from typing import Literal, Unpack, overload
 from jetspark.blocking.atomic import AtomicBatch
 from jetspark.blocking.context import DriverContext
 from jetspark.blocking.ordered import Watch
-from jetspark.blocking.stream import Stream, last_messages, last_messages_patience
+from jetspark.blocking.stream import Stream, known_config, last_messages, last_messages_patience
+from jetspark.core.arguments import texts
 from jetspark.core.numbers import UINT64, seconds, whole
 from jetspark.errors import KeyNotFound, WrongLastSequence
-from jetspark.jetstream.info import StreamInfo
+from jetspark.jetstream.info import StoredMessage, StreamInfo
 from jetspark.jetstream.kv import Bucket, KVEntry, KVStatus, WatchKeywords, check_key, entry_of_delivery, watch_options
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.publish.atomic import Outcome
@@ -39,7 +40,7 @@ class KeyValue:
     def __init__(self, context: DriverContext, stream: Stream) -> None:
         self._context = context
         self._stream = stream
-        self._bucket = Bucket.of(context.api, stream.cached_info.config)
+        self._bucket = Bucket.of(context.api, known_config(stream))
         entry_of = partial(entry_of_delivery, self._bucket.name)
         self._watch = Watch(context, stream.name, entry_of, lambda entry: entry.operation != "put")
 
@@ -166,12 +167,22 @@ class KeyValue:
 
         ``filters`` are keys, or patterns with ``*`` and ``>``; at most 1024 keys may match. For the past, the bucket
         needs enough ``history``: a key that was overwritten more often since is missing.
+
+        Several keys at one moment take one request, and the right to read the whole bucket
+        (``$JS.API.DIRECT.GET.KV_<bucket>``), as does the past. A single key without ``at`` needs no more than
+        :meth:`get`; who may read only some keys gets them one by one.
         """
+        wanted = texts("filters", filters, "a list of keys")
+        if len(wanted) == 1 and at is None and not {"*", ">"} & set(wanted[0]):
+            messages = self._context.run(self._bucket.snapshot_of_one(wanted[0]))
+            return self._values(messages)
         patience = last_messages_patience(self._context, self._stream.name)
         if at is not None:
             at = self._context.run(self._bucket.snapshot_sequence(whole("at", at, low=0, high=UINT64)))
-        subjects = self._bucket.subjects(filters)
-        messages = last_messages(self._context, self._stream.name, subjects, at, patience)
+        subjects = self._bucket.subjects(wanted)
+        return self._values(last_messages(self._context, self._stream.name, subjects, at, patience))
+
+    def _values(self, messages: list[StoredMessage]) -> dict[str, KVEntry]:
         entries = [KVEntry.of(self.bucket, message) for message in messages]
         return {entry.key: entry for entry in entries if entry.operation == "put"}
 

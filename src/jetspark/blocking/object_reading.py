@@ -10,7 +10,7 @@ from typing import cast
 from jetspark.blocking import clock
 from jetspark.blocking.context import DriverContext
 from jetspark.blocking.files import write_to
-from jetspark.blocking.stream import Stream
+from jetspark.blocking.stream import Stream, known_config
 from jetspark.errors import MessageNotFound, ObjectNotFound
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.objects import BinaryWriter, Download, ObjectInfo, Objects, chunk_subject, lag_pauses
@@ -23,7 +23,7 @@ class ObjectReader:
 
     def __init__(self, context: DriverContext, stream: Stream) -> None:
         self._context, self._stream = context, stream
-        self._objects = Objects(context.api, stream.cached_info.config)
+        self._objects = Objects(context.api, known_config(stream))
 
     def is_replaced(self, info: ObjectInfo) -> bool:
         """Whether the name has another object by now, or none."""
@@ -40,7 +40,7 @@ class ObjectReader:
         """The content, piece by piece; wrong content is found out at the end."""
         download = Download(info)
         subject = chunk_subject(self._objects.name, info.nuid)
-        config = self._stream.cached_info.config
+        config = known_config(self._stream)
         read = self._read_direct if config.allow_direct else self._read_singly
         pauses = lag_pauses(config)
         sequence = 0

@@ -12,7 +12,7 @@ from jetspark.blocking.ack_waits import NOT_SENT, errors_of, wait_for
 from jetspark.blocking.context import DriverContext
 from jetspark.blocking.fast import FastPublisher
 from jetspark.blocking.publisher import AckFuture
-from jetspark.errors import JetSparkError, JetStreamUnavailable, ServerError
+from jetspark.errors import JetSparkError, JetStreamUnavailable, PermissionDenied, ServerError
 from jetspark.jetstream.features import FAST_INGEST
 from jetspark.jetstream.objects import FLUSH_EVERY_S, WINDOW_BYTES, Progress
 from jetspark.jetstream.operations import Operation
@@ -56,7 +56,7 @@ class Sending:
         """After a failure: wait until nothing is on its way any more; whether something may be stored."""
         deadline = clock.now() + timeout
         for error in errors_of([future for future, _ in self._waiting], timeout):
-            self._is_anything_stored |= not isinstance(error, ServerError | JetStreamUnavailable)
+            self._is_anything_stored |= not isinstance(error, ServerError | JetStreamUnavailable | PermissionDenied)
         if self._is_in_hand:
             self._is_anything_stored = True
             with suppress(JetSparkError):
@@ -133,7 +133,7 @@ class FastSending:
         try:
             # The end of the batch is acknowledged after everything before it.
             self._publisher.close(timeout)
-        except (ServerError, JetStreamUnavailable):
+        except (ServerError, JetStreamUnavailable, PermissionDenied):
             return self._publisher.published() > 0
         except JetSparkError as error:
             _logger.debug("chunks of a failed put may still arrive: %s", error)

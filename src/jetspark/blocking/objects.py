@@ -20,7 +20,7 @@ from jetspark.blocking.finishing import is_interrupt, see_through
 from jetspark.blocking.object_reading import ObjectReader
 from jetspark.blocking.object_sending import FastSending, Sending
 from jetspark.blocking.ordered import Watch
-from jetspark.blocking.stream import Stream
+from jetspark.blocking.stream import Stream, known_config
 from jetspark.core.arguments import unfit
 from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import seconds, timeout_of
@@ -70,7 +70,7 @@ class ObjectStore:
     def __init__(self, context: DriverContext, stream: Stream) -> None:
         self._context = context
         self._stream = stream
-        self._objects = Objects(context.api, stream.cached_info.config)
+        self._objects = Objects(context.api, known_config(stream))
         self._reader = ObjectReader(context, stream)
         self._watch = Watch(context, stream.name, info_of_delivery, lambda info: info.is_deleted)
 
@@ -351,7 +351,7 @@ class ObjectStore:
 
     def _sending(self, upload: Upload, progress: Progress) -> Sending | FastSending:
         subject = chunk_subject(self.bucket, upload.nuid)
-        config = self._stream.cached_info.config
+        config = known_config(self._stream)
         options = fast_options(config, upload, self._context.client.max_payload_bytes, progress.timeout_s)
         if options is None:
             return Sending(self._context, subject, progress)

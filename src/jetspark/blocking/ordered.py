@@ -46,25 +46,27 @@ class OrderedConsumer:
         self.stream_name = stream_name
         self.options = options
 
-    def messages(self) -> Iterator[JetStreamMessage]:
+    def messages(self, *, stored_only: bool = False) -> Iterator[JetStreamMessage]:
         """Every message, then every new one as it comes; ends only when the connection is closed.
 
-        At most 16,384 messages and 16 MiB are received ahead of the reader, or the connection's
-        ``max_pending_messages`` and ``max_pending_bytes`` if those are lower; a single larger message comes all the
-        same.
+        With ``stored_only`` it ends after those that were stored when it began, and raises ``RequestTimeout`` also when
+        nothing came for as long as the context's ``timeout``.
+
+        At most 16,384 messages and 16 MiB are received ahead of the reader, or ``max_pending_messages`` and
+        ``max_pending_bytes`` of the connection if those are lower; a single larger message comes all the same.
 
         Once it has begun it waits for a server that is away for as long as that takes.
 
         Raises:
             StreamNotFound: There is no such stream, or no more; found out at once as a rule, and within 11 seconds.
             StreamRecreated: The stream was deleted, and there is another of its name.
-            StreamWentBack: The stream lost messages that were read: it was restored from an older state, or kept in
-                memory only.
+            StreamWentBack: The stream lost messages that were read, as one that is restored or kept in memory may.
             RequestTimeout: No answer within the context's ``timeout`` when it was to begin.
         """
-        reading = Reading(self._context, self.stream_name, self.options)
+        listing = f"messages of stream {self.stream_name!r}" if flag("stored_only", stored_only) else ""
+        reading = Reading(self._context, self.stream_name, self.options, listing=listing)
         try:
-            while messages := reading.some():
+            while messages := reading.some(until_idle=stored_only):
                 messages.reverse()
                 while messages:
                     yield messages.pop()  # it keeps none: what was read can go while it is at hand
@@ -104,8 +106,7 @@ class Reading:
     def next(self, *, until_idle: bool = False) -> JetStreamMessage | None:
         """The next message; None when the connection is closed, which is an error in a listing.
 
-        With ``until_idle`` also None when everything was read that was there in the beginning, or the server says that
-        it has nothing: what was counted as waiting may be gone.
+        With ``until_idle`` also None when everything was read that was there at first, or the server has nothing more.
         """
         if not self._ready:
             self._ready.extend(self.some(until_idle=until_idle))
@@ -120,6 +121,7 @@ class Reading:
                     self._restart(patience)
                     if not self._listing:
                         patience = self._patience()  # it has begun: from now on it waits for ever
+                    continue  # an empty stream has been read already
                 if messages := self._advance(patience):
                     return messages
         except ConnectionClosed:
@@ -254,7 +256,6 @@ class Watch(Generic[T]):
         """Those there are, and no more; ``listing`` is what an error calls it."""
         reading = Reading(self._context, self._stream_name, options, listing=listing)
         try:
-            reading.start()
             while (message := reading.next(until_idle=True)) is not None:
                 yield self._entry_of(message)
         finally:

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Unpack
 
 from jetspark.blocking.context import DriverContext
 from jetspark.blocking.source import Source
 from jetspark.blocking.stream_message import JetStreamMessage
+from jetspark.core.arguments import instance
+from jetspark.core.numbers import seconds_above_0
+from jetspark.jetstream.acks import check_is_unanswered_of
 from jetspark.jetstream.info import ConsumerInfo
-from jetspark.jetstream.pull import Fetch, Flow, Priority, PullLimits
+from jetspark.jetstream.pull import Fetch, FetchKeywords, Flow, Priority, PullLimits, unacknowledged_at_most
 
 __all__ = ["Messages", "PullConsumer"]
 
@@ -22,7 +26,7 @@ class PullConsumer:
     """
 
     _context: DriverContext
-    cached_info: ConsumerInfo
+    _known: ConsumerInfo
     _source: Source | None = None
 
     def fetch(
@@ -32,12 +36,17 @@ class PullConsumer:
         timeout: float = 5.0,
         max_bytes: int | None = None,
         no_wait: bool = False,
+        fill: bool = False,
         group: str | None = None,
         min_pending: int | None = None,
         min_ack_pending: int | None = None,
         priority: int | None = None,
     ) -> list[JetStreamMessage]:
-        """Up to ``n`` messages: as soon as they are there, or what came within ``timeout``, which may be nothing.
+        """Return up to ``n`` messages that the stream has, or wait up to ``timeout`` for the first one.
+
+        The list is empty when nothing came. It never waits for more while it has some, unless ``fill`` says so; only
+        where the consumer has reached its ``max_ack_pending`` in the middle, the server keeps the request open.
+        One fetch brings no more than ``max_ack_pending`` messages.
 
         Several fetches may run at once. Messages that arrive too late for one, or whose fetch was interrupted, are kept
         for the next; :meth:`close` gives them back to the server.
@@ -45,30 +54,34 @@ class PullConsumer:
         Args:
             max_bytes: End before the messages are larger than this together, as the server counts (subject, reply
                 subject and headers included).
-            no_wait: Only what is there already.
+            no_wait: Never wait: return what the stream has now.
+            fill: Wait until all ``n`` messages are there, or ``timeout`` is over.
             group: Of a consumer with priority groups; see there for ``min_pending``, ``min_ack_pending``, ``priority``.
 
         Raises:
             ConsumerNotFound: The consumer was deleted.
             JetStreamUnavailable: Nobody answered for the consumer all the time.
-            ConfigError: The consumer does not allow so much in one request, or ``max_bytes`` is too small for any.
+            ConfigError: The consumer does not allow so much in one request, ``max_bytes`` is too small for any, or
+                ``no_wait`` and ``fill`` are both set.
         """
-        preferences = Priority.of(group, min_pending, min_ack_pending, priority)
+        return self._fetch(
+            n,
+            timeout_s=timeout,
+            max_bytes=max_bytes,
+            no_wait=no_wait,
+            fill=fill,
+            priority=Priority.of(group, min_pending, min_ack_pending, priority),
+        )
+
+    def _fetch(self, n: int, **options: Unpack[FetchKeywords]) -> list[JetStreamMessage]:
         link = self._context.link
         link.check_may_wait("fetch")
         with link.lock:
             if self._source is None or self._source.state.is_finished:
-                self._source = Source(self._context, self.cached_info)
+                self._source = Source(self._context, self._known)
             source = self._source
-            fetch = Fetch(
-                source.puller,
-                n,
-                now=link.now(),
-                timeout_s=timeout,
-                max_bytes=max_bytes,
-                no_wait=no_wait,
-                priority=preferences,
-            )
+            limit = unacknowledged_at_most(self._known.config)
+            fetch = Fetch(source.puller, n, now=link.now(), max_ack_pending=limit, **options)
         is_complete = False
         try:
             while source.perform(fetch) is not None:
@@ -79,10 +92,46 @@ class PullConsumer:
                 fetch.leave(is_cancelled=not is_complete)
         return fetch.messages
 
-    def next(self, timeout: float = 5.0) -> JetStreamMessage | None:
-        """The next message, or None when none came within ``timeout``. Errors are those of :meth:`fetch`."""
-        messages = self.fetch(1, timeout=timeout)
+    def next(self, timeout: float = 5.0, *, ack: JetStreamMessage | None = None) -> JetStreamMessage | None:
+        """Return the next message, or None when none came within ``timeout``. Errors are those of :meth:`fetch`.
+
+        Args:
+            ack: A message of this consumer to acknowledge in the same request (``+NXT``), which saves a message to the
+                server for each one that is processed. Like :meth:`JetStreamMessage.ack`, it is not confirmed; after an
+                exception from here, it may not have been sent.
+        """
+        if ack is not None:
+            check_is_unanswered_of(instance("ack", ack, JetStreamMessage), self._known)
+        messages = self._fetch(1, timeout_s=timeout, acknowledges=ack)
+        if ack is not None and not ack.is_answered:  # the next message was here already, or there is no connection
+            ack.ack()
         return messages[0] if messages else None
+
+    def batches(
+        self,
+        n: int = 100,
+        *,
+        expires: float = 30.0,
+        max_bytes: int | None = None,
+        group: str | None = None,
+        min_pending: int | None = None,
+        min_ack_pending: int | None = None,
+        priority: int | None = None,
+    ) -> Iterator[list[JetStreamMessage]]:
+        """Return lists of up to ``n`` messages without end: ``for messages in consumer.batches(100)``.
+
+        Each list is a :meth:`fetch`: never empty, and as long as the stream has messages. Nothing is requested while
+        the loop's body runs. Errors are those of :meth:`fetch`.
+
+        Args:
+            expires: How long a request waits at the server before it is renewed.
+        """
+        expires = seconds_above_0("expires", expires)
+        preferences = Priority.of(group, min_pending, min_ack_pending, priority)
+        while True:
+            found = self._fetch(n, timeout_s=expires, max_bytes=max_bytes, priority=preferences)
+            if found:
+                yield found
 
     def messages(
         self,
@@ -116,7 +165,7 @@ class PullConsumer:
         """
         limits = PullLimits(max_messages=max_messages, max_bytes=max_bytes, expires_s=expires, heartbeat_s=heartbeat)
         preferences = Priority.of(group, min_pending, min_ack_pending, priority)
-        return Messages(self._context, self.cached_info, limits, preferences)
+        return Messages(self._context, self._known, limits, preferences)
 
     def close(self) -> None:
         """Give back what fetches left behind. The consumer itself stays, and this object may be used again.

@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -19,9 +19,19 @@ from jetspark.errors import ConfigError, StreamNotFound, TopologyDrift
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
-    from jetspark.app import App
+    from jetspark.app import App, AppClient
 
-__all__ = ["EXIT_DIFFERENCE", "AppName", "AsJson", "Servers", "connection_options", "load_app", "with_server"]
+__all__ = [
+    "EXIT_DIFFERENCE",
+    "AppName",
+    "AsJson",
+    "Servers",
+    "conditions",
+    "connection_options",
+    "load_app",
+    "with_app_client",
+    "with_server",
+]
 
 T = TypeVar("T")
 
@@ -109,6 +119,29 @@ def with_server(app: str, servers: str | None, work: Callable[[JetStream, App], 
                 raise
 
     return asyncio.run(run())
+
+
+def with_app_client(app: str, servers: str | None, work: Callable[[AppClient], Coroutine[Any, Any, T]]) -> T:
+    """Do something with an application's client; raises as :func:`with_server`."""
+    from jetspark.app import AppClient
+
+    return with_server(app, servers, lambda js, declared: work(AppClient.on(declared, js)))
+
+
+def conditions(handler: str | None, where: list[str] | None, fields: Sequence[str] | None = None) -> dict[str, Any]:
+    """The keywords of a choice of dead letters or retries, from ``--handler`` and ``--where``.
+
+    Raises:
+        ConfigError: There is no such field, or it was given before, or nothing can have that value.
+    """
+    from jetspark.app.dead_letters.listing import FIELDS, LetterFilter
+
+    found: dict[str, Any] = {} if handler is None else {"handler": handler}
+    for name, value in LetterFilter.parse(handler, where or [], fields or FIELDS).where:
+        if name in found:
+            raise ConfigError(f"--where '{name}={value}': {name} was given before; a dead letter has one")
+        found[name] = int(value) if name == "sequence" else value
+    return found
 
 
 def _declared_streams(app: App) -> set[str]:

@@ -11,6 +11,7 @@ from jetspark.cli.demo import demo
 from jetspark.cli.dlq import dlq
 from jetspark.cli.reconcile import reconcile_entities
 from jetspark.cli.replay import list_replays, rebuild_projection, replay_projection, verify_projection
+from jetspark.cli.retry import retry
 from jetspark.cli.run import run_workers
 from jetspark.cli.schema import schema
 from jetspark.cli.server import server
@@ -55,5 +56,6 @@ app.command("run")(run_workers)
 app.command("verify")(verify_projection)
 app.command("what-if")(compare_workflow)
 app.add_typer(dlq)
+app.add_typer(retry)
 app.add_typer(workflow)
 app.add_typer(schema)

@@ -4,49 +4,41 @@ from __future__ import annotations
 
 import base64
 import json
-import textwrap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from jetspark.cli.apps import AppName, AsJson, Servers, with_server
+from jetspark.cli.apps import AppName, AsJson, Servers, conditions, with_app_client
+from jetspark.cli.tables import TerminalTable, print_json_list, printable
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jetspark.aio.jetstream import JetStream
-    from jetspark.app import App
-    from jetspark.app.dead_letters.redriving import LetterFilter, RedriveProgress
-    from jetspark.app.dead_letters.store import StoredLetter
+    from jetspark.app import AppClient, AppDeadLetter, DiscardResults, RedriveProgress
 
 __all__ = ["dlq"]
 
 dlq = typer.Typer(name="dlq", no_args_is_help=True, help="Dead letters: events that a handler could not handle.")
 
-Handler = Annotated[str | None, typer.Option("--handler", help="Only letters of this handler.")]
+Handler = Annotated[str | None, typer.Option("--handler", help="Only dead letters of this handler.")]
 Where = Annotated[
     list[str] | None,
     typer.Option(
         "--where",
         metavar="FIELD=VALUE",
-        help="Only letters with this error, key, fingerprint, sequence, subject or status; may be repeated.",
+        help="Only dead letters with this error, key, fingerprint, sequence, subject or status; may be repeated.",
     ),
 ]
-Letter = Annotated[int, typer.Argument(metavar="LETTER", help="The number in the first column of `dlq ls`.")]
-
-
-def _filter(handler: str | None, where: list[str] | None) -> LetterFilter:
-    from jetspark.app.dead_letters.redriving import LetterFilter
-
-    return LetterFilter.parse(handler, where or [])
+Number = Annotated[int, typer.Argument(metavar="NUMBER", help="The number in the first column of `dlq ls`.")]
 
 
 @dlq.command()
 def ls(
     app: AppName,
     by: Annotated[
-        Literal["error", "handler", "key"] | None, typer.Option("--by", help="Count letters instead of listing them.")
+        Literal["error", "handler", "key"] | None,
+        typer.Option("--by", help="Count dead letters instead of listing them."),
     ] = None,
     handler: Handler = None,
     where: Where = None,
@@ -54,76 +46,54 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List the dead letters of an application, or count them by error, handler or key."""
+    chosen = conditions(handler, where)
     if by is not None:
-        counts = Counter[str]()
-        _for_each(app, servers, _filter(handler, where), lambda each, _: counts.update([_group(each, by)]))
-        if as_json:
-            typer.echo(json.dumps(dict(counts.most_common()), indent=2))
-        for name, count in [] if as_json else counts.most_common():
-            typer.echo(_printable(f"{count:8}  {name}"))
+        _count(app, servers, chosen, by, as_json=as_json)
         return
-    if as_json:
+
+    async def print_json(client: AppClient) -> None:
         # As json.dumps would write the list of them, which may be too long to have it at once.
-        count = _for_each(app, servers, _filter(handler, where), _print_item)
-        typer.echo("\n]" if count else "[]")
+        await print_json_list(_fields(letter) async for letter in client.dead_letters.list(**chosen))
+
+    async def print_table(client: AppClient) -> None:
+        table = TerminalTable("NUMBER", "STATUS", "HANDLER", "KEY", "EVENT", "REASON")
+        async for letter in client.dead_letters.list(**chosen):
+            place = f"{letter.stream}:{letter.sequence}"
+            table.add(str(letter.number), letter.status, letter.handler, letter.key or "-", place, _reason(letter))
+        table.end()
+        typer.echo(_dead_letters(table.count) if table.count else await client.dead_letters.explain(**chosen))
+
+    with_app_client(app, servers, print_json if as_json else print_table)
+
+
+def _count(app: str, servers: str | None, chosen: dict[str, Any], by: str, *, as_json: bool) -> None:
+    async def count(client: AppClient) -> Counter[str]:
+        counts = Counter[str]()
+        async for letter in client.dead_letters.list(**chosen):
+            counts[_group(letter, by)] += 1
+        return counts
+
+    counts = with_app_client(app, servers, count)
+    if as_json:
+        typer.echo(json.dumps(dict(counts.most_common()), indent=2))
         return
-    typer.echo(f"{_for_each(app, servers, _filter(handler, where), _print_line)} letters")
-
-
-def _print_line(each: StoredLetter, _: int) -> None:
-    letter = each.letter
-    reason = f"{letter.cause.error}: {letter.cause.message}" if letter.cause else f"behind {letter.behind}"
-    line = (
-        f"{each.revision:8}  {letter.status:6}  {letter.handler}  {letter.key or '-'}  "
-        f"{letter.origin.stream}:{letter.origin.sequence}  {reason.splitlines()[0][:100]}"
-    )
-    typer.echo(_printable(line))
-
-
-def _print_item(each: StoredLetter, number: int) -> None:
-    typer.echo(",\n" if number else "[\n", nl=False)
-    typer.echo(textwrap.indent(json.dumps(_fields(each), indent=2), "  "), nl=False)
-
-
-def _for_each(
-    app: str,
-    servers: str | None,
-    chosen: LetterFilter,
-    do: Callable[[StoredLetter, int], None],
-    *,
-    with_events: bool = False,
-) -> int:
-    """Do something with each letter as it is read, from number 0 on; returns how many there were."""
-    from jetspark.app.dead_letters.redriving import check_handler, each_letter, with_event
-
-    async def run(js: JetStream, declared: App) -> int:
-        await check_handler(js, declared, chosen.handler)
-        count = 0
-        async for stored in each_letter(js, declared, chosen):
-            whole = stored.letter.is_body_omitted and with_events
-            do(await with_event(js, declared, stored) if whole else stored, count)
-            count += 1
-        return count
-
-    return with_server(app, servers, run)
+    table = TerminalTable("COUNT", by.upper())
+    for name, number in counts.most_common():
+        table.add(f"{number:5}", name)
+    table.end()
+    typer.echo(_dead_letters(counts.total()))
 
 
 @dlq.command()
-def show(app: AppName, letter: Letter, servers: Servers = None, as_json: AsJson = False) -> None:
-    """Show one letter with its event, its cause and its origin."""
-    from jetspark.app.dead_letters.redriving import read_letter, with_event
-
-    async def run(js: JetStream, declared: App) -> StoredLetter:
-        stored = await read_letter(js, declared, letter)
-        return await with_event(js, declared, stored) if stored.letter.is_body_omitted else stored
-
-    found = with_server(app, servers, run)
+def show(app: AppName, number: Number, servers: Servers = None, as_json: AsJson = False) -> None:
+    """Show one dead letter with its event, its cause and its origin."""
+    found = with_app_client(app, servers, lambda client: client.dead_letters.get(number))
     fields = _fields(found) | _body(found)
     if as_json:
         typer.echo(json.dumps(fields, indent=2))
         return
     for name, value in fields.items():
-        typer.echo(_printable(f"{name}: {value}", keep="\n"))
+        typer.echo(printable(f"{name}: {value}", keep="\n"))
 
 
 @dlq.command()
@@ -131,43 +101,39 @@ def redrive(
     app: AppName,
     handler: Handler = None,
     where: Where = None,
-    rate: Annotated[float | None, typer.Option("--rate", help="Letters each second, at most.", min=0.001)] = None,
+    rate: Annotated[float | None, typer.Option("--rate", help="Dead letters each second, at most.", min=0.001)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
-    resume: Annotated[str | None, typer.Option("--resume", help="Go on with a redrive that was interrupted.")] = None,
+    resume: Annotated[str | None, typer.Option("--resume", help="Continue a redrive that was interrupted.")] = None,
     wait: Annotated[
-        float, typer.Option("--wait", help="Seconds to wait, at most, for what becomes of the letters.", min=0)
+        float, typer.Option("--wait", help="Seconds to wait, at most, for what becomes of the dead letters.", min=0)
     ] = 30.0,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Only request them; the same as --wait 0.")] = False,
     servers: Servers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have the failed handlers handle letters again, and nobody else.
+    """Have the failed handlers handle dead letters again, and no other handler.
 
-    Letters that come later are not part of it. A key's letters are handled in order: those that wait behind another
-    follow it by themselves. One redrive runs at a time. If this command is interrupted, --resume goes on.
+    Dead letters that come later are not part of it. A key's are handled in order: those that wait behind another follow
+    it by themselves. One redrive runs at a time. If this command is interrupted, --resume continues it.
 
-    It waits for the handlers, which run elsewhere, and says how many letters were handled, failed again, or still wait.
-    Interrupting it then stops nothing.
+    It waits for the handlers, which run elsewhere, and says how many dead letters were handled, failed again, or still
+    wait. Interrupting it then stops nothing. Where nothing is redriven it says why, and what waits instead.
     """
-    from jetspark.app.dead_letters.redriving import run_redrive
+    chosen, wait_s = conditions(handler, where), 0.0 if no_wait else wait
 
     def report(progress: RedriveProgress) -> None:
-        if not as_json:
+        if as_json or not (progress.is_done or progress.looked_at):
+            return
+        if progress.results is not None:
+            typer.echo(f"redrive {progress.id}: {progress.results}")
+        else:
             typer.echo(str(progress))
 
-    chosen = _filter(handler, where)
-    done = with_server(
+    done = with_app_client(
         app,
         servers,
-        lambda js, declared: run_redrive(
-            js,
-            declared,
-            chosen,
-            rate=rate,
-            is_dry_run=dry_run,
-            resume=resume,
-            wait_s=0.0 if no_wait else wait,
-            on_progress=report,
+        lambda client: client.dead_letters.redrive(
+            rate=rate, dry_run=dry_run, resume=resume, wait_s=wait_s, on_progress=report, **chosen
         ),
     )
     results = done.results
@@ -182,47 +148,53 @@ def discard(
     app: AppName,
     handler: Handler = None,
     where: Where = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, the letters are only counted.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Discard them; without --yes they are only counted.")] = False,
     servers: Servers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give letters up for good. The keys they held up go on."""
-    from jetspark.app.dead_letters.redriving import discard_letters
+    """Give dead letters up permanently. Their keys continue with the dead letters behind them."""
+    chosen = conditions(handler, where)
+    if yes and not chosen:
+        raise ConfigError("discard: expected --handler or --where, so that not everything is discarded by mistake")
 
-    chosen = _filter(handler, where)
-    if not yes:
-        statuses = Counter[str]()
-        _for_each(app, servers, chosen, lambda each, _: statuses.update([each.letter.status]))
-        count = statuses["open"]
-        typer.echo(json.dumps({"would_discard": count}) if as_json else f"{count} letters; --yes discards them")
-        return
-    if not handler and not where:
-        raise ConfigError("discard: expected --handler or --where, so that not everything goes by mistake")
-    count = with_server(app, servers, lambda js, declared: discard_letters(js, declared, chosen))
-    typer.echo(json.dumps({"discarded": count}) if as_json else f"{count} letters discarded")
+    def work(client: AppClient) -> Coroutine[Any, Any, DiscardResults]:
+        return client.dead_letters.discard(dry_run=not yes, **chosen)
+
+    done = with_app_client(app, servers, work)
+    if as_json:
+        fields: dict[str, Any] = {"discarded" if yes else "would_discard": done.discarded, "behind": done.behind}
+        typer.echo(json.dumps(fields | ({"reason": done.reason} if done.reason else {})))
+    elif not done.discarded:
+        typer.echo(f"nothing to discard: {done.reason}")
+    else:
+        behind = f"; kept, because they are behind another: {done.behind}" if done.behind else ""
+        what = f"{_dead_letters(done.discarded)} {'discarded' if yes else 'would be discarded'}{behind}"
+        typer.echo(what if yes else f"{what}; --yes discards")
 
 
 @dlq.command()
 def export(app: AppName, handler: Handler = None, where: Where = None, servers: Servers = None) -> None:
-    """Print letters with their events, one JSON object on each line."""
-    _for_each(
-        app,
-        servers,
-        _filter(handler, where),
-        lambda each, _: typer.echo(json.dumps(_fields(each) | _body(each))),
-        with_events=True,
-    )
+    """Print dead letters with their events, one JSON object on each line."""
+    chosen = conditions(handler, where)
+
+    async def run(client: AppClient) -> None:
+        async for letter in client.dead_letters.export(**chosen):
+            typer.echo(json.dumps(_fields(letter) | _body(letter)))
+
+    with_app_client(app, servers, run)
 
 
-def _printable(text: str, keep: str = "") -> str:
-    """Text for a terminal: what users and publishers wrote may have line breaks, colours, or half a character."""
-    return "".join(
-        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode() for each in text
-    )
+def _dead_letters(count: int) -> str:
+    return f"{count} dead letter" if count == 1 else f"{count} dead letters"
 
 
-def _group(each: StoredLetter, by: str) -> str:
-    letter = each.letter
+def _reason(letter: AppDeadLetter) -> str:
+    if letter.cause is None:
+        return f"behind {letter.behind}"
+    return f"{letter.cause.error}: {letter.cause.message}"
+
+
+def _group(letter: AppDeadLetter, by: str) -> str:
     if by == "handler":
         return letter.handler
     if by == "key":
@@ -230,16 +202,15 @@ def _group(each: StoredLetter, by: str) -> str:
     return f"{letter.cause.error} ({letter.cause.fingerprint})" if letter.cause else "waiting behind another"
 
 
-def _fields(each: StoredLetter) -> dict[str, Any]:
-    letter = each.letter
+def _fields(letter: AppDeadLetter) -> dict[str, Any]:
     cause = letter.cause
     return {
-        "letter": each.revision,
+        "number": letter.number,
         "status": letter.status,
         "handler": letter.handler,
         "key": letter.key,
-        "stream": letter.origin.stream,
-        "sequence": letter.origin.sequence,
+        "stream": letter.stream,
+        "sequence": letter.sequence,
         "subject": letter.subject,
         "attempts": letter.attempts,
         "redrives": letter.redrives,
@@ -252,14 +223,17 @@ def _fields(each: StoredLetter) -> dict[str, Any]:
     }
 
 
-def _body(each: StoredLetter) -> dict[str, Any]:
-    letter = each.letter
-    values = {name: letter.headers.get_all(name) for name in letter.headers}
+def _body(letter: AppDeadLetter) -> dict[str, Any]:
+    headers = letter.headers
+    values = {} if headers is None else {name: headers.get_all(name) for name in headers}
     fields: dict[str, Any] = {"headers": {name: each[0] if len(each) == 1 else each for name, each in values.items()}}
-    try:
-        fields["data"] = letter.data.decode()
-    except UnicodeDecodeError:
-        fields["data_base64"] = base64.b64encode(letter.data).decode()
+    if letter.data is None:
+        fields["data"] = None
+    else:
+        try:
+            fields["data"] = letter.data.decode()
+        except UnicodeDecodeError:
+            fields["data_base64"] = base64.b64encode(letter.data).decode()
     if letter.cause is not None:
         fields["trace"] = letter.cause.trace
     return fields

@@ -16,6 +16,7 @@ import typer
 from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, AsJson, Servers, load_app, with_server
 from jetspark.cli.bars import sequence_bar
 from jetspark.cli.spark_place import Master, PyFiles, SparkPlace
+from jetspark.core.garbage import seldom_collecting
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,8 +45,28 @@ MAX_SHOWN = 20
 Projection = Annotated[str, typer.Argument(metavar="PROJECTION", help="Its name, as the application declares it.")]
 Rate = Annotated[float | None, typer.Option("--rate", help="Events each second, at most.", min=0.001)]
 Resume = Annotated[str | None, typer.Option("--resume", metavar="ID", help="Go on with one that was interrupted.")]
-
-
+RepairedKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key", help="Repair only this key, with windows KEY.WINDOW, in the bucket that is in use; may be repeated."
+    ),
+]
+DroppedRebuild = Annotated[
+    str | None,
+    typer.Option(
+        "--drop",
+        metavar="ID",
+        help="Only remove the bucket of this rebuild, which is not in use; see jetspark replays.",
+    ),
+]
+FromBucket = Annotated[
+    str | None,
+    typer.Option(
+        "--from-bucket",
+        metavar="BUCKET",
+        help="Begin with the states of this bucket, for streams that no longer have their first events.",
+    ),
+]
 Engine = Annotated[Literal["live", "spark"], typer.Option("--engine", help="Who folds: this process, or Spark.")]
 
 
@@ -209,22 +230,10 @@ def rebuild_projection(
     verify: Annotated[bool, typer.Option("--verify", help="Compare the new bucket with a second, fresh fold.")] = False,
     swap: Annotated[bool, typer.Option("--swap", help="Make the new bucket that of the projection.")] = False,
     drop_old: Annotated[bool, typer.Option("--drop-old", help="Remove the old bucket after the swap.")] = False,
-    key: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--key",
-            help="Repair only this key, with windows KEY.WINDOW, in the bucket that is in use; may be repeated.",
-        ),
-    ] = None,
+    key: RepairedKeys = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change, and write nothing.")] = False,
-    drop: Annotated[
-        str | None,
-        typer.Option(
-            "--drop",
-            metavar="ID",
-            help="Only remove the bucket of this rebuild, which is not in use; see jetspark replays.",
-        ),
-    ] = None,
+    drop: DroppedRebuild = None,
+    from_bucket: FromBucket = None,
     engine: Engine = "live",
     master: Master = None,
     py_files: PyFiles = None,
@@ -236,11 +245,13 @@ def rebuild_projection(
     """Fold the whole history of a projection again, into a bucket beside the live one, and swap it in if asked to.
 
     The live bucket is not touched before the swap, and live workers go on. With --key single keys are folded again from
-    their first event, and written where they are: also keys that are parked. If it is interrupted, --resume goes on.
+    their first event, and written where they are: also keys that are parked. With --from-bucket the states of a bucket
+    of this version are copied, and the events after its position folded onto them. If it is interrupted, --resume goes
+    on.
     """
     from jetspark.app.replay import drop_rebuild, rebuild
 
-    is_to_fold = bool(key or swap or verify or drop_old or resume is not None)
+    is_to_fold = bool(key or swap or verify or drop_old or resume is not None or from_bucket is not None)
     place = SparkPlace.of(engine, master, py_files)
     if drop is not None:
         if is_to_fold or dry_run or engine != "live" or rate is not None:
@@ -248,19 +259,22 @@ def rebuild_projection(
         _echo(with_server(app, servers, lambda js, it: drop_rebuild(js, it, projection, drop)), as_json)
     elif dry_run:
         if is_to_fold:
-            raise ConfigError("--dry-run: expected without --key, --swap, --verify, --drop-old and --resume")
+            raise ConfigError(
+                "--dry-run: expected without --key, --swap, --verify, --drop-old, --from-bucket and --resume"
+            )
         _echo(_preview(app, projection, place, rate, servers), as_json)
     elif key:
-        if swap or verify or drop_old or resume is not None or engine != "live":
-            raise ConfigError("--key: expected without --verify, --swap, --drop-old, --resume and --engine spark")
+        if swap or verify or drop_old or resume is not None or from_bucket is not None or engine != "live":
+            others = "--verify, --swap, --drop-old, --from-bucket, --resume and --engine spark"
+            raise ConfigError(f"--key: expected without {others}")
         _echo(_repair(app, projection, key, rate, servers, as_json), as_json)
     else:
         options = {"--verify": verify, "--swap": swap, "--drop-old": drop_old, "--engine spark": engine == "spark"}
         given = "".join(f" {option}" for option, is_given in options.items() if is_given)
         again = f"jetspark rebuild {app} {projection}{given}"
-        with _spark(place, app, servers, projection) as spark, _bar(as_json, again) as tell:
+        with _spark(place, app, servers, projection) as spark, _bar(as_json, again) as tell, seldom_collecting():
             start = partial(rebuild, check=verify, swap_in=swap, drop_old=drop_old, rate=rate, resume=resume)
-            working = partial(start, on_progress=tell, engine=spark)
+            working = partial(start, from_bucket=from_bucket, on_progress=tell, engine=spark)
             _echo(with_server(app, servers, lambda js, it: working(js, it, projection)), as_json)
 
 
@@ -269,7 +283,7 @@ def _preview(
 ) -> RebuildPreview:
     from jetspark.app.replay import preview_rebuild
 
-    with _spark(place, app, servers, projection) as spark:
+    with _spark(place, app, servers, projection) as spark, seldom_collecting():
         return with_server(app, servers, lambda js, it: preview_rebuild(js, it, projection, rate=rate, engine=spark))
 
 
@@ -301,7 +315,8 @@ def verify_projection(
     """
     from jetspark.app.replay import verify
 
-    with _spark(SparkPlace.of(engine, master, py_files), app, servers, projection) as spark, _telling_interrupts():
+    place = SparkPlace.of(engine, master, py_files)
+    with _spark(place, app, servers, projection) as spark, _telling_interrupts(), seldom_collecting():
         found = with_server(
             app, servers, lambda js, it: verify(js, it, projection, to_seq=to_seq, rate=rate, engine=spark)
         )

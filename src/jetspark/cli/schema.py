@@ -54,7 +54,7 @@ def check(
     loaded = load_app(app)
     chosen = loaded.compatibility if mode is None else check_mode(mode)
     found = check_records(loaded.catalogue, _records(loaded, golden, servers), chosen)
-    _show(found, as_json, f"{len(loaded.catalogue)} contracts, {chosen}")
+    _show(found, as_json, f"{len(loaded.catalogue)} contract{'' if len(loaded.catalogue) == 1 else 's'}, {chosen}")
     if any(finding.is_breaking for finding in found):
         raise typer.Exit(EXIT_DIFFERENCE)
 

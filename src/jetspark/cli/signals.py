@@ -1,11 +1,27 @@
-"""Waiting until SIGTERM or Ctrl-C, for commands whose main thread has nothing else to wait for."""
+"""SIGTERM and Ctrl-C: before a command has begun, and where its main thread has nothing else to wait for."""
 
 from __future__ import annotations
 
 import queue
 import signal
 
-__all__ = ["EndSignal"]
+__all__ = ["EndSignal", "EndedAtOnce", "end_at_once"]
+
+
+class EndedAtOnce(BaseException):
+    """SIGTERM came while the program started. Not ``SystemExit``, which is an error while an application is loaded."""
+
+
+class _EndAtOnce:
+    ends_at_once = True
+    """``App.run`` takes its place, and does not call it."""
+
+    def __call__(self, number: int, frame: object) -> None:
+        raise EndedAtOnce
+
+
+end_at_once = _EndAtOnce()
+"""Ends a program in which nothing runs yet: a handler of SIGTERM."""
 
 
 class EndSignal:

@@ -68,7 +68,7 @@ def check(
         for lint in found:
             typer.echo(str(lint))
         errors = sum(lint.level == "error" for lint in found)
-        typer.echo(f"{errors} errors, {len(found) - errors} warnings")
+        typer.echo(f"{_count(errors, 'error')}, {_count(len(found) - errors, 'warning')}")
     if any(lint.level == "error" or strict for lint in found):
         raise typer.Exit(EXIT_DIFFERENCE)
 
@@ -106,3 +106,7 @@ def _show(found: TopologyPlan, as_json: bool) -> None:
 
 def _plain(value: Any) -> Any:
     return dict(value) if hasattr(value, "keys") else str(value)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

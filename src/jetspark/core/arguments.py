@@ -7,13 +7,28 @@ Numbers have checks of their own, in :mod:`jetspark.core.numbers`.
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from jetspark.errors import ConfigError
 
-__all__ = ["flag", "function", "instance", "iterate", "octets", "path", "text", "texts", "unfit"]
+__all__ = [
+    "explained",
+    "flag",
+    "function",
+    "instance",
+    "iterate",
+    "octets",
+    "path",
+    "suggestion",
+    "text",
+    "texts",
+    "unfit",
+]
 
 T = TypeVar("T")
 
@@ -27,6 +42,37 @@ def unfit(what: str, value: object, expected: str) -> ConfigError:
     if len(shown) > MAX_SHOWN:
         shown = f"{shown[:MAX_SHOWN]}..."
     return ConfigError(f"{what}={shown}: expected {expected}")
+
+
+def explained(kind: type[T]) -> type[T]:
+    """Have a dataclass say which field was meant, where it is given one that it does not have.
+
+    Its own ``TypeError`` names what was wrong, and not ``max_age_s`` for ``max_age``, or for the server's ``max_msgs``
+    the ``max_messages`` that it is here.
+    """
+    plain = kind.__init__
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # a dataclass
+    names = [field.name for field in fields if field.init]
+    on_the_wire = {field.metadata.get("wire"): field.name for field in fields}
+
+    @functools.wraps(plain)
+    def init(self: T, *args: Any, **given: Any) -> None:
+        for name in given.keys() - set(names):
+            other = on_the_wire.get(name)
+            meant = f"; did you mean {other}?" if other else suggestion(name, names)
+            raise TypeError(f"{kind.__name__}({name}=...): no such field{meant or '; it has ' + ', '.join(names)}")
+        plain(self, *args, **given)
+
+    kind.__init__ = init  # type: ignore[assignment]
+    return kind
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """``; did you mean max_age_s?``, where a known name is like this one; else nothing."""
+    known = sorted(known)
+    longer = [each for each in known if each.startswith(f"{name}_")]
+    found = longer or difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def text(what: str, value: Any, expected: str = "a str") -> str:

@@ -36,6 +36,7 @@ from typing import Any
 
 from jetspark.core import frames
 from jetspark.core.auth import Auth
+from jetspark.core.denials import DeniedPublishes
 from jetspark.core.events import (
     Closed,
     Connected,
@@ -137,6 +138,7 @@ class Connection(Outbox):
         self._login = b""
         self._pings = Pings(options.ping_interval_s, options.max_outstanding_pings)
         self._leaving = Leaving(self, self._pings, self.subscriptions)
+        self.denials = DeniedPublishes()
         self._refused_publish: PermissionDenied | PayloadTooLarge | None = None
         self._last_complaint: ServerRefused | None = None
         self._has_told_closed = False
@@ -604,16 +606,24 @@ class Connection(Outbox):
                 subscription.error = error
                 self._send_control(frames.unsub(subscription.sid))
                 self.subscriptions.finish(subscription, self._events)
-            if not was_asked and not asking:
+            is_told = self.denials.add(
+                error,
+                is_told=was_asked or bool(asking),
+                published=self.published,
+                confirmed=self._pings.confirmed,
+            )
+            if not is_told:
                 self._refused_publish = self._refused_publish or error
         else:
+            is_told = False  # a subscription with a callback has nobody to raise it to
             for subscription in self.subscriptions.named(subject, queue):
                 subscription.error = error
                 self.subscriptions.finish(subscription, self._events)
                 if subscription is self.requests.replies:
                     self.requests.replies = None
+                    is_told = True
                     self.requests.fail_all(error, self._events)
-        self._events.append(ErrorReported(error))
+        self._events.append(ErrorReported(error, is_raised=is_told))
 
     def _send_control(self, frame: bytes) -> None:
         # While there is no session, there is nothing to say: connecting sends the subscriptions that exist then.

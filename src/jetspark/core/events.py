@@ -76,9 +76,11 @@ class SlowConsumer:
 
 @dataclass(frozen=True, slots=True)
 class ErrorReported:
-    """The server reported an error, or a callback raised one. The connection goes on."""
+    """The server reported an error, or a callback raised one. The connection continues."""
 
     error: Exception
+    is_raised: bool = False
+    """A call that waits, or a reader, raises it too; then it is logged as debug output only."""
 
 
 @dataclass(frozen=True, slots=True)

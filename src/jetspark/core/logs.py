@@ -32,6 +32,8 @@ def log_event(logger: logging.Logger, event: ConnectionEvent) -> None:
             logger.warning("attempt %d to reconnect to %s failed: %s", attempts, server, error)
         case SlowConsumer(subject, dropped):
             logger.warning("slow consumer on %r: %d messages dropped", subject, dropped)
+        case ErrorReported(error, is_raised=True):
+            logger.debug("%s", error)
         case ErrorReported(error):
             logger.error("%s", error, exc_info=error if error.__traceback__ else None)
         case LameDuck(server):

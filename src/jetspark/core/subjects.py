@@ -24,6 +24,7 @@ __all__ = [
     "ApiSubject",
     "check_line",
     "common_filter",
+    "is_subject",
     "is_subset",
     "matches",
     "on_one_of",
@@ -85,6 +86,11 @@ def validate_subject(subject: str) -> str:
     if isinstance(subject, str) and _is_subject(subject):
         return subject
     _refuse_subject(subject)
+
+
+def is_subject(text: str) -> bool:
+    """Whether a message can be published to ``text``: a subject, not a pattern."""
+    return _is_subject(text) is not None
 
 
 def validate_filter(subject: str) -> str:

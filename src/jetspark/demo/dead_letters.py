@@ -63,7 +63,7 @@ async def _redrive(demo: Demo, stage: DemoStage, chosen: StoredLetter) -> None:
     while True:
         left = await read_letters(js, app, LetterFilter.parse(HANDLER, [f"sequence={sequence}"]))
         try:
-            await stream.get_message(last_for=f"demo.orders.{letter.key}.refunded")
+            await stream.get_message(last_for=f"demo.orders.refunded.{letter.key}")
             if not left:
                 break
         except MessageNotFound:

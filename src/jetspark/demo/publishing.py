@@ -30,7 +30,7 @@ async def publish(demo: Demo) -> None:
         async with js.fast_publisher(message_ids=True) as publisher:
             await publisher.publish_many(_shown(stage, traffic.old_payments(old, demo.tally)))
             await publisher.publish_many(
-                (f"demo.orders.unknown-{number}.paid", data) for number, data in enumerate(unreadable)
+                (f"demo.orders.paid.unknown-{number}", data) for number, data in enumerate(unreadable)
             )
         async with app.connect(demo.place.url) as orders, orders.bulk() as bulk:
             rest = demo.count - old - len(unreadable)

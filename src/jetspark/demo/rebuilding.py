@@ -85,7 +85,7 @@ def _report(demo: Demo, outcome: RebuildOutcome, reader: _ViewReader, published:
     is_verified = outcome.verification is not None and outcome.verification.is_equal
     found(
         "rebuild, new fold",
-        f"{outcome.record.events:,} events folded beside live traffic, verified, swapped in "
+        f"{outcome.record.events:,} of the events are revenue: folded beside live traffic, verified, swapped in "
         f"{(outcome.swap_s or 0) * 1000:.0f} ms",
         is_good=outcome.is_swapped and is_verified,
     )

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def run_demo(options: DemoOptions, screen: Screen | None = None) -> int:
 
 
 async def _with_signals(options: DemoOptions, screen: Screen) -> int:
-    """The first Ctrl-C or SIGTERM ends it in order; those that come meanwhile change nothing."""
+    """Ctrl-C, SIGTERM and a terminal that is closed end it in order; further signals change nothing."""
     received: list[signal.Signals] = []
     work = asyncio.create_task(_run(options, screen))
 
@@ -61,14 +61,15 @@ async def _with_signals(options: DemoOptions, screen: Screen) -> int:
         received.append(number)
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, end, number)
     try:
         return await work
     except asyncio.CancelledError:
-        screen.line("interrupted")
-        return 128 + (received[0] if received else signal.SIGINT)
+        return _interrupted(screen, received)
     except (JetSparkError, TimeoutError, OSError) as error:
+        if received:  # the same signal ended a process that a stage was waiting for
+            return _interrupted(screen, received)
         reason = str(error) or type(error).__name__
         if not screen.stage_name:  # no server, or one that must not be used: the error says what to do
             screen.line(reason, style="red")
@@ -76,6 +77,12 @@ async def _with_signals(options: DemoOptions, screen: Screen) -> int:
         screen.line(f"stage {screen.stage_name!r} failed: {reason}", style="red")
         screen.line("Nothing is left behind. If the machine is busy, try --events 50000.")
         return 1
+
+
+def _interrupted(screen: Screen, received: list[signal.Signals]) -> int:
+    with suppress(OSError):  # a terminal that was closed shows nothing
+        screen.line("interrupted")
+    return 128 + (received[0] if received else signal.SIGINT)
 
 
 async def _run(options: DemoOptions, screen: Screen) -> int:
@@ -133,20 +140,22 @@ async def _remove(options: DemoOptions, screen: Screen, shop: Shop) -> int:
 
 def _show_commands(options: DemoOptions, screen: Screen, shop: Shop, place: Place) -> None:
     jetspark = _command()
-    there = f"PYTHONPATH={shlex.quote(_short(shop.folder))} {jetspark}"
+    # Set once, so that the commands below are short enough for a line of a terminal.
+    here = f"export PYTHONPATH={shlex.quote(_short(shop.folder))}"
     if options.is_kept:
-        servers = f"--servers {shlex.quote(place.url)}"
         commands = [
-            (f"{there} verify {RELEASE_2} daily_revenue {servers}", "the state against a fresh fold of history"),
-            (f"{there} dlq ls {RELEASE_2} --by error {servers}", "why events became dead letters"),
-            (f"{there} dlq redrive {RELEASE_2} --handler refunds {servers}", "have release 2 do all of the refunds"),
+            (f"{here} JETSPARK_SERVERS={shlex.quote(place.url)}", "where the application and the server are"),
+            (f"{jetspark} verify {RELEASE_2} daily_revenue", "compare the state with a fresh fold of history"),
+            (f"{jetspark} dlq ls {RELEASE_2} --by error", "show why events became dead letters"),
+            (f"{jetspark} dlq redrive {RELEASE_2} --handler refunds", "have release 2 do all of the refunds"),
         ]
-        screen.commands("The server and release 2 go on. Try, in another terminal:", commands)
+        screen.commands("The server and release 2 still run. Try, in another terminal:", commands)
         return
     commands = [
-        (f"{jetspark} demo --keep", "the same, and what was made stays until you press Enter"),
-        (f"{there} check {RELEASE_1}", "look for mistakes in an application"),
-        (f"{there} schema asyncapi {RELEASE_1}", "its contracts, for others to read"),
+        (f"{jetspark} demo --keep", "the same, and keep the data until you press Enter"),
+        (here, "where the application is"),
+        (f"{jetspark} check {RELEASE_1}", "look for mistakes in an application"),
+        (f"{jetspark} schema asyncapi {RELEASE_1}", "its contracts, for others to read"),
     ]
     screen.commands(f"The application is {_short(shop.folder / 'orders' / 'app.py')}. Try next:", commands)
 

@@ -10,13 +10,15 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 __all__ = ["DemoStage", "Screen", "ShownRow"]
 
 WIDTH = 18
 """Of the names of stages."""
+NARROW, VERY_NARROW = 100, 70
+"""Columns of a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +78,20 @@ class Screen:
         self.findings: list[ShownRow] = []
         self.stage_name = ""
         """The stage that runs, or ran last."""
+        self._progress = self._bars() if self.console.is_terminal else None
+
+    def _bars(self) -> Progress:
+        """Columns that fit on one line: numbers are never cut, what is said is; a narrow terminal has no bar."""
+        narrow = self.console.width < NARROW
+        name = TextColumn(f"{{task.description:{WIDTH}}}", table_column=Column(no_wrap=True, min_width=WIDTH))
+        bar = BarColumn(bar_width=8 if narrow else 16, table_column=Column(min_width=8))
+        count = MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=len("500000/500000")))
+        seconds = _Seconds(table_column=Column(no_wrap=True, min_width=len("100.0 s")))
+        said = TextColumn("{task.fields[said]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
         columns = (
-            TextColumn(f"{{task.description:{WIDTH}}}"),
-            BarColumn(bar_width=16),
-            MofNCompleteColumn(),
-            _Seconds(),
-            TextColumn("{task.fields[said]}"),
+            (name, count, seconds, said) if self.console.width < VERY_NARROW else (name, bar, count, seconds, said)
         )
-        self._progress = Progress(*columns, console=self.console) if self.console.is_terminal else None
+        return Progress(*columns, console=self.console, expand=True)
 
     @contextmanager
     def bars(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ from jetspark.core.arguments import text
 from jetspark.core.message import CoreMessage
 from jetspark.core.numbers import seconds
 from jetspark.errors import ProtocolError, UsageError
+from jetspark.jetstream.info import ConsumerInfo
 from jetspark.jetstream.wire import seconds_to_ns, time_from_ns
 
 __all__ = [
@@ -27,8 +28,11 @@ __all__ = [
     "ACK_FRAME",
     "IN_PROGRESS",
     "NAK",
+    "NEXT",
     "AckableMessage",
     "Metadata",
+    "check_is_unanswered_of",
+    "mark_answered",
     "nak_payload",
     "parse_metadata",
     "term_payload",
@@ -37,6 +41,7 @@ __all__ = [
 ACK = b"+ACK"
 NAK = b"-NAK"
 IN_PROGRESS = b"+WPI"
+NEXT = b"+NXT "
 TERM = b"+TERM"
 # A message is acked far more often than it is answered in any other way. Filling in the reply subject takes 0.06 us,
 # framing it like any message 0.16 us.
@@ -120,3 +125,21 @@ class AckableMessage(CoreMessage):
 
     def __repr__(self) -> str:
         return f"<JetStreamMessage subject={self.subject!r}, reply={self.reply!r}, {len(self.data)} bytes>"
+
+
+def check_is_unanswered_of(message: AckableMessage, consumer: ConsumerInfo) -> None:
+    """Raises:
+    UsageError: The message was answered already, or is one of another consumer.
+    """
+    message._client_to_answer()
+    own = message.metadata
+    if (own.stream, own.consumer) != (consumer.stream_name, consumer.name):
+        raise UsageError(
+            f"ack: a message of consumer {own.consumer!r} of stream {own.stream!r}; expected one of consumer "
+            f"{consumer.name!r} of stream {consumer.stream_name!r}"
+        )
+
+
+def mark_answered(message: AckableMessage) -> None:
+    """Note that its answer was sent, by another way than its own methods."""
+    message._client = None

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from jetspark.core.arguments import explained
 from jetspark.errors import ConfigError
 from jetspark.jetstream.checks import (
     INT32,
@@ -85,6 +86,7 @@ def _check_source(what: str, text: str) -> None:
         check_filter(what, text)
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Where replicas should live."""
@@ -99,6 +101,7 @@ class Placement:
         check_fields(self)
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectTransform:
     """Messages on ``source`` are stored under ``destination``, which may use ``{{wildcard(1)}}`` and its like."""
@@ -113,6 +116,7 @@ class SubjectTransform:
         check_fields(self)
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class External:
     """A stream reached through another account or domain."""
@@ -125,6 +129,7 @@ class External:
         check_fields(self)
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSource:
     """Another stream to copy from, as the only one (``mirror``) or one of several (``sources``)."""
@@ -141,6 +146,7 @@ class StreamSource:
         check_fields(self)
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Republish:
     """Every stored message is published once more, under ``destination``."""
@@ -155,6 +161,7 @@ class Republish:
         check_fields(self)
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerLimits:
     """Bounds and defaults for the consumers of a stream."""
@@ -167,6 +174,7 @@ class ConsumerLimits:
         check_fields(self)
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
     """A stream: what it stores, how much of it, and what may be done with it."""
@@ -219,6 +227,7 @@ class StreamConfig:
         check_fields(self)
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig:
     """A consumer: which messages of its stream, from where on, and how they are acknowledged.

@@ -53,11 +53,18 @@ def server_error(
     return _BY_ERR_CODE.get(err_code, errors.ServerError)(code, err_code, description, stream, consumer)
 
 
-def unavailable(subject: str, info: ServerInfo | None = None) -> errors.JetStreamUnavailable:
+def unavailable(subject: str, info: ServerInfo | None = None, stream: str | None = None) -> errors.JetStreamUnavailable:
     """Nobody listens on a subject of JetStream's API, or on one that a stream was to store: say why.
 
-    ``info`` is what the server says that we are connected to; without it more is possible.
+    ``info`` is what the server says that we are connected to; without it more is possible. ``stream`` is the one that
+    stores the subject, where that is known.
     """
+    if stream is not None:
+        reason = (
+            f"stream {stream!r} stores it and has no leader, so nothing was stored. One is being elected, which passes "
+            "within seconds, unless too few of its servers run"
+        )
+        return errors.JetStreamUnavailable(subject, reason)
     # A server on its own elects nobody.
     electing = ", or its leader is being elected, which passes" if info is None or info.cluster else ""
     if info is not None and not info.has_jetstream and not _is_elsewhere(subject):

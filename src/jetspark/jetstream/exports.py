@@ -14,6 +14,8 @@ from jetspark.jetstream.config import (
 )
 from jetspark.jetstream.info import (
     AccountInfo,
+    AccountLimits,
+    AccountTier,
     ClusterInfo,
     ConsumerInfo,
     PubAck,
@@ -28,6 +30,8 @@ from jetspark.jetstream.publishing import Expect
 
 __all__ = [
     "AccountInfo",
+    "AccountLimits",
+    "AccountTier",
     "BatchAbandoned",
     "ClusterInfo",
     "ConsumerConfig",

@@ -18,6 +18,8 @@ from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 
 __all__ = [
     "AccountInfo",
+    "AccountLimits",
+    "AccountTier",
     "ClusterInfo",
     "ConsumerInfo",
     "PubAck",
@@ -77,6 +79,8 @@ class StreamInfo:
     config: StreamConfig
     state: StreamState
     created: datetime.datetime | None = _wire("created", unit="time")
+    timestamp: datetime.datetime | None = _wire("ts", unit="time")
+    """The server's clock when it answered."""
     cluster: ClusterInfo | None = None
     extra: Mapping[str, Any] = _extra()
 
@@ -98,6 +102,8 @@ class ConsumerInfo:
     name: str
     config: ConsumerConfig
     created: datetime.datetime | None = _wire("created", unit="time")
+    timestamp: datetime.datetime | None = _wire("ts", unit="time")
+    """The server's clock when it answered."""
     delivered: SequencePair = field(default_factory=SequencePair)
     ack_floor: SequencePair = field(default_factory=SequencePair)
     ack_pending: int = _wire("num_ack_pending", default=0)
@@ -113,17 +119,50 @@ class ConsumerInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AccountInfo:
-    """What an account uses and may use. ``api_level`` says which features the server has."""
+class AccountLimits:
+    """Limits of an account. A value of -1 means that there is no limit."""
+
+    max_memory: int = -1
+    """Bytes of all streams in memory."""
+    max_storage: int = -1
+    """Bytes of all streams on disk."""
+    max_streams: int = -1
+    max_consumers: int = -1
+    max_ack_pending: int = -1
+    """Highest ``max_ack_pending`` of a consumer."""
+    max_stream_memory: int = _wire("memory_max_stream_bytes", default=-1)
+    """Bytes of one stream in memory."""
+    max_stream_storage: int = _wire("storage_max_stream_bytes", default=-1)
+    """Bytes of one stream on disk."""
+    is_max_bytes_required: bool = _wire("max_bytes_required", default=False)
+    """Every stream must set ``max_bytes``."""
+    extra: Mapping[str, Any] = _extra()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountTier:
+    """Usage and limits of the streams with one number of replicas."""
 
     memory: int = 0
     storage: int = 0
     streams: int = 0
     consumers: int = 0
-    limits: Mapping[str, Any] = field(default_factory=dict)
+    limits: AccountLimits = field(default_factory=AccountLimits)
+    extra: Mapping[str, Any] = _extra()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountInfo(AccountTier):
+    """Usage and limits of an account. ``api_level`` says which features the server has."""
+
     api: Mapping[str, Any] = field(default_factory=dict)
     domain: str | None = None
-    extra: Mapping[str, Any] = _extra()
+
+    @property
+    def tiers(self) -> dict[str, AccountTier]:
+        """Usage and limits by tier (``R1``, ``R3``), where the account has tiers; ``limits`` says nothing then."""
+        tiers = self.extra.get("tiers")
+        return {name: wire.decode(AccountTier, tier) for name, tier in tiers.items()} if isinstance(tiers, dict) else {}
 
     @property
     def api_level(self) -> int:

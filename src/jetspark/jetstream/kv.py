@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypedDict
 
-from jetspark.core.arguments import flag, octets, texts, unfit
+from jetspark.core.arguments import explained, flag, octets, texts, unfit
 from jetspark.core.headers import Headers, HeadersLike
 from jetspark.core.numbers import UINT64, seconds, whole
 from jetspark.core.subjects import is_subset, matches, overlaps
@@ -24,7 +24,9 @@ from jetspark.errors import (
     KeyExists,
     KeyNotFound,
     MessageNotFound,
+    PermissionDenied,
     ProtocolError,
+    StreamNotFound,
     WrongLastSequence,
 )
 from jetspark.jetstream.acks import AckableMessage
@@ -43,7 +45,7 @@ from jetspark.jetstream.config import (
 )
 from jetspark.jetstream.features import LAST_GET, MESSAGE_TTL
 from jetspark.jetstream.info import PubAck, StoredMessage, StreamInfo
-from jetspark.jetstream.operations import DEFAULT_PREFIX, Api, Operation, message_query
+from jetspark.jetstream.operations import DEFAULT_PREFIX, Api, Operation, Pause, message_query
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.jetstream.publishing import Expect, publish, publish_headers
 
@@ -59,12 +61,19 @@ __all__ = [
     "check_key",
     "check_keys",
     "create_bucket",
+    "create_or_update_bucket",
     "subject_of",
 ]
 
 KVOperation: TypeAlias = Literal["put", "delete", "purge"]
 
 MAX_HISTORY = 64
+
+# Between two looks whether a replica has what the leader has; it takes milliseconds.
+STALE_PAUSE_S = 0.02
+
+# Where the server compares with the last message of a subject, it names the sequence of that.
+_NAMED_SEQUENCE = re.compile(r"wrong last sequence: (\d+)")
 
 _is_bucket = re.compile(r"[a-zA-Z0-9_-]+").fullmatch
 _KEY = r"[-/_=a-zA-Z0-9]++(?:\.[-/_=a-zA-Z0-9]++)*+"
@@ -73,6 +82,7 @@ _are_keys = re.compile(rf"(?:{_KEY}\n)*+").fullmatch
 _is_filter = re.compile(r"(?:(?:[-/_=a-zA-Z0-9]+|\*)\.)*(?:[-/_=a-zA-Z0-9]+|\*|>)").fullmatch
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVConfig:
     """A bucket. ``None`` means "not mentioned", as in :class:`StreamConfig`."""
@@ -224,6 +234,16 @@ def create_bucket(api: Api, config: KVConfig) -> Operation[StreamInfo]:
     """Create a bucket's stream, or find the one there is."""
     facts = yield from api.facts()
     return (yield from api.create_stream(config.to_stream(facts.level or 0)))
+
+
+def create_or_update_bucket(api: Api, config: KVConfig) -> Operation[StreamInfo]:
+    """Change what ``config`` mentions in a bucket that exists; otherwise create it, as :func:`create_bucket` does."""
+    # `history` has a default of 1 in a new bucket; in one that exists it would delete revisions that nobody named.
+    changes = dataclasses.replace(config.to_stream(), max_messages_per_subject=config.history)
+    try:
+        return (yield from api.update_stream(changes))
+    except StreamNotFound:
+        return (yield from create_bucket(api, config))
 
 
 def check_bucket(bucket: str) -> str:
@@ -429,6 +449,14 @@ class Bucket:
             least_ttl_s=least_ttl_s,
         )
 
+    def snapshot_of_one(self, key: str) -> Operation[list[StoredMessage]]:
+        """The last message of a key, as :meth:`get` asks for it: a user's rights can be limited to single keys."""
+        query = message_query(last_for=subject_of(self.origin, check_key(key)))
+        try:
+            return [(yield from self._api.get_message(self._stream, query, direct=self._direct))]
+        except MessageNotFound:
+            return []
+
     def subjects(self, filters: Iterable[str]) -> list[str]:
         """Of keys or patterns."""
         return [subject_of(self.origin, check_filter(each)) for each in texts("filters", filters, "a list of keys")]
@@ -470,26 +498,51 @@ class Bucket:
         """Write a key that has no value; one that was deleted has none."""
         try:
             return (yield from self.put(key, value, Expect(last_subject_sequence=0), ttl_s))
-        except WrongLastSequence:
-            pass
-        revision = yield from self.vacant_revision(key)
+        except WrongLastSequence as refused:
+            named = _NAMED_SEQUENCE.search(refused.description)
+        revision = yield from self.vacant_revision(key, at_least=int(named[1]) if named is not None else 0)
         try:
             return (yield from self.put(key, value, Expect(last_subject_sequence=revision), ttl_s))
         except WrongLastSequence:
             raise KeyExists(self.name, (key,)) from None
 
-    def vacant_revision(self, key: str) -> Operation[int]:
-        """The revision of a key without a value: that of its deletion, or 0. Asks the leader."""
-        revision, operation = yield from self._last(check_key(key))
+    def vacant_revision(self, key: str, *, at_least: int = 0) -> Operation[int]:
+        """The revision of a key without a value: that of its deletion, or 0.
+
+        A direct get is asked first: the right to it can be limited to this key. What it finds may be of a moment ago.
+        So the leader has the last word, where we may ask it, unless the answer is as recent as ``at_least``, the
+        revision that the leader has named. Whoever writes expects the revision, so nothing is overwritten in any case.
+        """
+        check_key(key)
+        if not self._direct:
+            return (yield from self._vacant(key, direct=False))
+        revision, operation = yield from self._last(key, direct=True)
+        if (operation != "put" or at_least) and revision >= at_least:
+            return self._checked_vacant(key, revision, operation)
+        try:
+            return (yield from self._vacant(key, direct=False))
+        except PermissionDenied:
+            pass
+        # The replica that has answered is behind the leader, or nobody knows whether it is.
+        while revision < at_least:
+            yield Pause(STALE_PAUSE_S)
+            revision, operation = yield from self._last(key, direct=True)
+        return self._checked_vacant(key, revision, operation)
+
+    def _vacant(self, key: str, *, direct: bool) -> Operation[int]:
+        revision, operation = yield from self._last(key, direct=direct)
+        return self._checked_vacant(key, revision, operation)
+
+    def _checked_vacant(self, key: str, revision: int, operation: KVOperation) -> int:
         if operation == "put":
             raise KeyExists(self.name, (key,))
         return revision
 
-    def _last(self, key: str) -> Operation[tuple[int, KVOperation]]:
-        """Of a key, or of all that match a pattern. Asks the leader."""
+    def _last(self, key: str, *, direct: bool = False) -> Operation[tuple[int, KVOperation]]:
+        """Of a key, or of all that match a pattern; by default the leader is asked."""
         query = message_query(last_for=subject_of(self.origin, check_filter(key)))
         try:
-            last = yield from self._api.get_message(self._stream, query, direct=False)
+            last = yield from self._api.get_message(self._stream, query, direct=direct)
         except MessageNotFound:
             return 0, "delete"
         return last.sequence, operation_of(last.headers)
@@ -677,8 +730,11 @@ class Writes:
         expected = {key: revision for key, (_, _, revision) in self._writes.items() if revision is not None}
         expected |= self._guards
         changed = []
-        for key, revision in expected.items():
-            present, _ = yield from self._bucket._last(key)
-            if present != revision:
-                changed.append(key)
+        try:
+            for key, revision in expected.items():
+                present, _ = yield from self._bucket._last(key)
+                if present != revision:
+                    changed.append(key)
+        except PermissionDenied:
+            changed = []  # whose user may not read the bucket is told of all keys
         return Conflict(self._bucket.name, tuple(changed or expected))

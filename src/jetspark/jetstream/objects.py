@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from jetspark.core.arguments import flag, instance, text, unfit
+from jetspark.core.arguments import explained, flag, instance, text, unfit
 from jetspark.core.headers import Headers, HeadersLike
 from jetspark.core.numbers import whole
 from jetspark.errors import (
@@ -140,6 +140,7 @@ MAX_LINKS = 8
 _DIGEST_PREFIX = "SHA-256="
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStoreConfig:
     """A bucket for objects. ``None`` means "not mentioned", as in :class:`StreamConfig`."""

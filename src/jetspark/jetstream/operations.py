@@ -13,18 +13,22 @@ from typing import Any, TypeAlias, TypeVar
 from jetspark.core.arguments import flag, instance, text
 from jetspark.core.connection import Connection
 from jetspark.core.headers import HeadersLike
+from jetspark.core.info import ServerInfo
 from jetspark.core.message import CoreMessage
 from jetspark.core.numbers import UINT64, whole
-from jetspark.core.subjects import ApiSubject, validate_filter, validate_subject
+from jetspark.core.subjects import MAX_SUBJECT_BYTES, ApiSubject, is_subject, validate_filter, validate_subject
 from jetspark.errors import (
     ConfigError,
+    ConsumerNameInUse,
     ConsumerNotFound,
+    JetSparkError,
     JetStreamUnavailable,
     MessageNotFound,
     PermissionDenied,
     ProtocolError,
     RequestTimeout,
     ServerError,
+    StreamNameInUse,
     StreamNotFound,
 )
 from jetspark.jetstream import features, wire
@@ -43,6 +47,7 @@ __all__ = [
     "Pause",
     "Request",
     "api_prefix",
+    "direct_get",
     "message_query",
 ]
 
@@ -53,6 +58,9 @@ T = TypeVar("T")
 # timeout is never answered by asking again: the message may have been stored.
 LEADERLESS_RETRIES = 3
 LEADERLESS_WAIT_S = 0.25
+# After that a cluster is asked whether any stream stores it: then there is an election, which is waited for. The server
+# that knows may be the one that has died, so no answer in this time is taken for an election, too.
+LOOK_S = 1.0
 
 # Between two looks whether what a cluster was asked for is so; it takes milliseconds.
 APPLIED_PAUSE_S = 0.02
@@ -90,7 +98,7 @@ class Deadline:
     bounds.
     """
 
-    __slots__ = ("_at", "_for_each", "_is_new", "_retries", "timeout_s")
+    __slots__ = ("_at", "_for_each", "_is_electing", "_is_new", "_retries", "stream", "timeout_s")
 
     # Set by begin().
     _at: float
@@ -99,6 +107,9 @@ class Deadline:
     def __init__(self, timeout_s: float, *, for_each: bool = False) -> None:
         self.timeout_s, self._for_each = timeout_s, for_each
         self._is_new = True
+        self._is_electing = False
+        self.stream: str | None = None
+        """The stream whose leader is being elected; None where it is not known, or has not been asked for."""
 
     def begin(self, request: Request, now: float) -> float:
         """How many seconds this request has.
@@ -117,10 +128,24 @@ class Deadline:
 
     def retry_after_s(self, now: float) -> float | None:
         """Nobody was there to answer: seconds to wait before the request is sent again; None when that is no use."""
-        if not self._retries or now + LEADERLESS_WAIT_S >= self._at:
+        if now + LEADERLESS_WAIT_S >= self._at or (not self._retries and not self._is_electing):
             return None
-        self._retries -= 1
+        self._retries = max(0, self._retries - 1)
         return LEADERLESS_WAIT_S
+
+    def look_s(self, request: Request, now: float, info: ServerInfo) -> float | None:
+        """Nobody was there to answer: seconds for :meth:`Api.look_for_stream`; None where that is no use, or too early.
+
+        A server on its own elects nobody.
+        """
+        left_s = self._at - now - LEADERLESS_WAIT_S
+        may_be_electing = bool(info.cluster) and request.may_be_leaderless and not self._is_electing
+        return min(left_s, LOOK_S) if may_be_electing and not self._retries and left_s > 0 else None
+
+    def note_streams(self, names: list[str] | None) -> None:
+        """The streams that store what was to be stored; None where that cannot be told."""
+        self._is_electing = names is None or bool(names)
+        self.stream = names[0] if names else None
 
     def left_s(self, now: float) -> float:
         """For the same request, sent again."""
@@ -230,6 +255,18 @@ class Api:
         except StreamNotFound:
             return (yield from self.create_stream(config))
 
+    def get_or_create_stream(self, config: StreamConfig | str) -> Operation[StreamInfo]:
+        """The stream as it is; created where it does not exist."""
+        config = check_config(StreamConfig, config, name="name")
+        try:
+            return (yield from self.stream_info(config.name))
+        except StreamNotFound:
+            pass
+        try:
+            return (yield from self.create_stream(config))
+        except StreamNameInUse:  # created by another client since
+            return (yield from self.stream_info(config.name))
+
     def stream_info(
         self, name: str, subjects_filter: str | None = None, deleted_details: bool = False
     ) -> Operation[StreamInfo]:
@@ -284,15 +321,27 @@ class Api:
         reply = yield from self._ask("STREAM.NAMES", _page(offset, subject))
         return _names(reply, "streams"), _number(reply, "total")
 
+    def look_for_stream(self, subject: str, deadline: Deadline) -> Operation[None]:
+        """Tell a stream that elects its leader from none at all: note in the deadline which streams store a subject."""
+        try:
+            names, _ = yield from self.stream_name_page(0, subject)
+        except JetSparkError:  # nobody leads the cluster, or this user may not ask
+            deadline.note_streams(None)
+        else:
+            deadline.note_streams(names)
+
     # ---- messages ----------------------------------------------------------------------------------------------
 
     def get_message(self, stream: str, body: Mapping[str, Any], *, direct: bool) -> Operation[StoredMessage]:
-        """One message; ``direct`` may be answered by any replica, and needs ``allow_direct``."""
+        """One message; ``direct`` may be answered by any replica, and needs ``allow_direct``.
+
+        The last message of one subject is asked for on a subject that ends with it (:func:`direct_get`), so that a
+        user's permissions can name the subjects it may read.
+        """
         check_name("stream", stream)
         try:
             if direct:
-                message = yield Request(f"{self.prefix}.DIRECT.GET.{stream}", _json(body))
-                return StoredMessage.from_direct(message)
+                return StoredMessage.from_direct((yield direct_get(self.prefix, stream, body)))
             reply = yield from self._ask_stream("MSG.GET", stream, body)
             return StoredMessage.from_reply(stream, reply)
         except MessageNotFound as error:
@@ -351,6 +400,21 @@ class Api:
             except ConsumerNotFound:
                 pass
         return (yield from self.create_consumer(stream, config))
+
+    def get_or_create_consumer(self, stream: str, config: ConsumerConfig) -> Operation[ConsumerInfo]:
+        """The consumer as it is; created where it does not exist."""
+        check_config(ConsumerConfig, config)
+        name = config.name or config.durable_name
+        if name is None:
+            raise ConfigError("get_or_create_consumer: name or durable_name must say which consumer")
+        try:
+            return (yield from self.consumer_info(stream, name))
+        except ConsumerNotFound:
+            pass
+        try:
+            return (yield from self.create_consumer(stream, config))
+        except ConsumerNameInUse:  # created by another client since
+            return (yield from self.consumer_info(stream, name))
 
     def consumer_info(self, stream: str, name: str) -> Operation[ConsumerInfo]:
         reply = yield from self._ask_consumer("INFO", stream, name)
@@ -453,6 +517,22 @@ def message_query(
     return {"seq": whole("sequence", sequence, high=UINT64, instead="or last_for or next_for instead")}
 
 
+def direct_get(prefix: str, stream: str, query: Mapping[str, Any]) -> Request:
+    """Ask any replica for the message that ``query`` (of :func:`message_query`) names.
+
+    The request for the last message of one subject has the subject at its end: ``DIRECT.GET.<stream>.<subject>``. A
+    user who may publish to that can read this subject and no other. All other queries are in the body of a request to
+    ``DIRECT.GET.<stream>``, which opens the whole stream.
+    """
+    subject = f"{prefix}.DIRECT.GET.{stream}"
+    if query.keys() == {"last_by_subj"}:
+        narrow = f"{subject}.{query['last_by_subj']}"
+        # The server takes wildcards and longer subjects only in the body.
+        if is_subject(query["last_by_subj"]) and len(narrow.encode()) <= MAX_SUBJECT_BYTES:
+            return Request(narrow)
+    return Request(subject, _json(query))
+
+
 def _wanted(query: Mapping[str, Any]) -> str:
     """The message a query names, in words."""
     if "last_by_subj" in query:
@@ -512,7 +592,7 @@ def _merged(present: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def _untyped(reply: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(reply, dict):
         raise ProtocolError(f"not an object: {str(reply)[:80]}")
-    return {name: value for name, value in reply.items() if name not in ("type", "total", "offset", "limit", "ts")}
+    return {name: value for name, value in reply.items() if name not in ("type", "total", "offset", "limit")}
 
 
 def _stream_info(reply: dict[str, Any]) -> StreamInfo:

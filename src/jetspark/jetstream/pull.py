@@ -30,7 +30,14 @@ call ``on_time``.
 
 * :class:`Fetch` wants a number of messages within a time. Several may run at once; messages go to the first that
   takes them. Its request ends at the server a little before the fetch ends here, so that none is left behind; what
-  comes late all the same stays in ``buffer`` for the next one.
+  comes late all the same stays in ``buffer`` for the next one. There are three kinds:
+
+  - By default it takes what is stored, and waits only while there is nothing. One request says both: ``no_wait`` with
+    ``expires`` waits for the first message, sends what is there, and ends with a 404. It is called *one-shot* here.
+    At most one of them is out at a time, for all fetches together: then everything that comes is its own, and
+    the ledger is exact. A fetch is over when it has messages and that request has ended.
+  - ``fill`` waits until it has all messages or its time is over: a request with ``expires``.
+  - ``no_wait`` never waits: a request without ``expires``.
 * :class:`Flow` wants everything for ever, and keeps a window of messages asked for or buffered.
 
 Invariant: a reader that waits has a request at the server, or a time at which it asks, or no session; then the next
@@ -45,7 +52,7 @@ import re
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Required, TypedDict, TypeVar, cast
 
 from jetspark.codes import Code
 from jetspark.core.arguments import flag, text
@@ -54,11 +61,23 @@ from jetspark.core.headers import Status
 from jetspark.core.numbers import INT64, seconds_above_0, whole
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import ConfigError, ConnectionClosed, ConsumerNotFound, ServerError
-from jetspark.jetstream.acks import AckableMessage
+from jetspark.jetstream.acks import NEXT, AckableMessage
+from jetspark.jetstream.config import ConsumerConfig
 from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.wire import seconds_to_ns
 
-__all__ = ["Ask", "Fetch", "Flow", "Priority", "PullLimits", "Puller", "Wait", "size_bytes"]
+__all__ = [
+    "Ask",
+    "Fetch",
+    "FetchKeywords",
+    "Flow",
+    "Priority",
+    "PullLimits",
+    "Puller",
+    "Wait",
+    "size_bytes",
+    "unacknowledged_at_most",
+]
 
 M = TypeVar("M", bound=AckableMessage)
 
@@ -167,10 +186,14 @@ class PullLimits:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Publish ``body`` to the consumer, with ``reply`` for the answers."""
+    """Publish ``body`` to the consumer, with ``reply`` for the answers.
+
+    With ``acknowledges`` it is published as the answer to that message, and says both: done, and the next one.
+    """
 
     reply: str
     body: bytes
+    acknowledges: AckableMessage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +211,8 @@ class _Reader:
     """It wants nothing more, though it may not have got everything."""
     must_empty = False
     """What is left of its bytes is too little for the next message."""
+    has_all_there_is = False
+    """The server has said so, in answer to a request that brought something."""
 
     def on_too_large(self, max_bytes: int | None) -> None:
         """The next message alone is larger than all the bytes there are."""
@@ -208,10 +233,20 @@ class _Request:
     is_whole: bool
     """It may use all the bytes its reader has."""
     no_wait: bool
+    """It does not wait at the server."""
+    is_one_shot: bool
+    """It waits for the first message only."""
+    received_before: int
+    """How many messages had come when it was sent."""
     priority: Priority | None
     older_messages: int = 0
     """Of requests that became a part of this one; fulfilled, in all likelihood."""
     older_bytes: int = 0
+
+    @property
+    def ends_itself(self) -> bool:
+        """The server ends it before its batch is complete when there is nothing more."""
+        return self.no_wait or self.is_one_shot
 
 
 class Puller(Generic[M]):
@@ -236,6 +271,8 @@ class Puller(Generic[M]):
         """How large messages are, on average of those that came last; 0 before the first."""
         self._owed_bytes = 0
         """Bytes of the requests that have a bound of them."""
+        self._received = 0
+        """Messages that have come in all."""
         self._prefix = f"{inbox}."
         self._requests: dict[str, _Request] = {}
         self._last_token = 0
@@ -284,6 +321,11 @@ class Puller(Generic[M]):
     def has_request_with(self, priority: Priority | None) -> bool:
         return any(request.priority == priority for request in self._requests.values())
 
+    @property
+    def has_one_shot(self) -> bool:
+        """Whether a request is out that ends with the first messages it brings."""
+        return any(request.is_one_shot for request in self._requests.values())
+
     def may_ask_at(self) -> float:
         """Not before this: the server has just refused."""
         return self._ask_at
@@ -311,15 +353,16 @@ class Puller(Generic[M]):
         max_bytes: int | None = None,
         is_whole: bool = True,
         no_wait: bool = False,
+        is_one_shot: bool = False,
         priority: Priority | None = None,
     ) -> Ask:
         """Enter a request into the ledger; the driver must publish it at once, or call :meth:`take_back`."""
         self._last_token += 1
         token = str(self._last_token)
         body: dict[str, Any] = {"batch": batch}
-        if no_wait:
-            body["no_wait"] = True  # with `expires` too, an empty consumer would wait for that
-        else:
+        if no_wait or is_one_shot:
+            body["no_wait"] = True  # together with `expires`: until there is something
+        if not no_wait:
             body["expires"] = seconds_to_ns(expires_s)
             if heartbeat_s is not None:
                 body["idle_heartbeat"] = seconds_to_ns(heartbeat_s)
@@ -336,7 +379,17 @@ class Puller(Generic[M]):
             self._merge_oldest()
         ends_at = now + (NO_WAIT_S if no_wait else expires_s + GRACE_S)
         self._requests[token] = _Request(
-            reader, batch, now, ends_at, None if no_wait else heartbeat_s, max_bytes, is_whole, no_wait, priority
+            reader,
+            batch,
+            now,
+            ends_at,
+            None if no_wait else heartbeat_s,
+            max_bytes,
+            is_whole,
+            no_wait,
+            is_one_shot,
+            self._received,
+            priority,
         )
         self.owed += batch
         self._owed_bytes += max_bytes or 0
@@ -377,6 +430,7 @@ class Puller(Generic[M]):
             del messages[place]
         if messages:
             self.buffer.extend(messages)
+            self._received += len(messages)
             is_counted = counted_messages == len(messages)
             self._note_size(messages, counted_bytes if is_counted else None)
             if self._owed_bytes:
@@ -430,6 +484,9 @@ class Puller(Generic[M]):
             case 404 | 408 if request.no_wait:
                 reader.is_over = True
                 self._calm()
+            case 404 if request.is_one_shot and self._received > request.received_before:
+                reader.has_all_there_is = True
+                self._calm()
             case 408 if text != "Requests Pending":
                 self._calm()
             case 409 if text.startswith("Batch Completed"):
@@ -481,9 +538,13 @@ class Puller(Generic[M]):
     def on_time(self, now: float) -> None:
         """Nothing arrived for a while; strike what the server must have forgotten."""
         for token in [token for token, request in self._requests.items() if now >= self._given_up_at(request)]:
-            self._strike(token)
+            request = self._strike(token)
+            if request is not None and request.no_wait:
+                request.reader.is_over = True
 
     def _given_up_at(self, request: _Request) -> float:
+        if request.no_wait:
+            return max(self._heard_at, request.sent_at) + NO_WAIT_S
         if request.heartbeat_s is None:
             return request.ends_at
         return min(request.ends_at, max(self._heard_at, request.sent_at) + 2 * request.heartbeat_s)
@@ -511,7 +572,7 @@ class Puller(Generic[M]):
 
     def _merge_oldest(self) -> None:
         (token, oldest), (_, following) = islice(self._requests.items(), 2)
-        if oldest.reader is following.reader and not (oldest.no_wait or following.no_wait):
+        if oldest.reader is following.reader and not (oldest.ends_itself or following.ends_itself):
             following.older_messages += oldest.batch + oldest.older_messages
             following.older_bytes += (oldest.max_bytes or 0) + oldest.older_bytes
             del self._requests[token]
@@ -543,6 +604,17 @@ class Puller(Generic[M]):
                 return
 
 
+class FetchKeywords(TypedDict, total=False):
+    """Options of :class:`Fetch`."""
+
+    timeout_s: Required[float]
+    max_bytes: int | None
+    no_wait: bool
+    fill: bool
+    priority: Priority | None
+    acknowledges: AckableMessage | None
+
+
 class Fetch(_Reader, Generic[M]):
     """Up to ``count`` messages within ``timeout_s``."""
 
@@ -555,21 +627,37 @@ class Fetch(_Reader, Generic[M]):
         timeout_s: float,
         max_bytes: int | None = None,
         no_wait: bool = False,
+        fill: bool = False,
         priority: Priority | None = None,
+        max_ack_pending: int | None = None,
+        acknowledges: AckableMessage | None = None,
     ) -> None:
+        """``max_ack_pending`` is the consumer's: the server sends no more than that without an acknowledgement.
+
+        The first request also acknowledges ``acknowledges``, if one is sent.
+        """
         count = whole("n", count)
         timeout_s = seconds_above_0("timeout", timeout_s)
         _check_bytes(max_bytes)
+        self._no_wait = flag("no_wait", no_wait)
+        if flag("fill", fill) and no_wait:
+            raise ConfigError("no_wait=True and fill=True contradict each other: give one of them")
+        # For one message the two are the same, and a request without `no_wait` keeps its place in the server's queue.
+        self._takes_what_is_there = not (no_wait or fill or count == 1)
+        if self._takes_what_is_there and max_ack_pending is not None:
+            # A request for more would wait for acknowledgements, with messages that its reader has not seen yet.
+            count = min(count, max_ack_pending)
         self.messages: list[M] = []
         self._puller = puller
         self._count = count
         self._bytes_left = max_bytes
         self._max_bytes = max_bytes
-        self._no_wait = flag("no_wait", no_wait)
         self._priority = priority
         self.deadline = now + (min(timeout_s, NO_WAIT_S) if no_wait else timeout_s)
         self._margin_s = min(MARGIN_S, timeout_s / 10)
         self._has_asked = False
+        self._asked_for_less = False
+        self._acknowledges = acknowledges
         puller.fetches.append(self)
 
     @property
@@ -593,20 +681,17 @@ class Fetch(_Reader, Generic[M]):
             if puller.is_unavailable and not self.messages:
                 raise unavailable(puller.subject)
             return None
-        # The one that needs the fewest: any of them may be complete then, and the others go back to waiting.
-        puller.wake_at = min(each.need for each in puller.fetches)
+        if session is not None:
+            puller.on_session(session)
+        puller.wake_at = self._wake_at()
+        is_asking = session is not None and (puller.has_one_shot or puller.has_request_of(self))
+        if self._takes_what_is_there and self.messages and not is_asking:
+            if self.has_all_there_is or not self._asked_for_less or session is None:
+                return None
+            self._no_wait = True  # there may be more than the bytes allowed to ask for: only what is there already
         if session is None:
             return Wait(self.deadline)  # a session that begins wakes us: the subscription follows sessions
-        puller.on_session(session)
-        if self._no_wait:  # what others asked for may take its time
-            shortfall = 0 if puller.has_request_of(self) else self.need
-            is_nobody_asking = shortfall > 0
-        else:
-            # Of all fetches together: the server does not say for which request a message is.
-            shortfall = sum(each.need for each in puller.fetches) - puller.owed
-            is_nobody_asking = not puller.has_request_with(self._priority)
-            if is_nobody_asking:
-                shortfall = self.need  # those left behind by other fetches may wait for what we do not
+        shortfall, is_nobody_asking = self._shortfall()
         if self._max_bytes is None:
             shortfall = self._within_bytes(shortfall, is_nobody_asking)
         if shortfall > 0:
@@ -621,6 +706,29 @@ class Fetch(_Reader, Generic[M]):
         deadline = puller.next_deadline()
         return Wait(self.deadline if deadline is None else min(deadline, self.deadline))
 
+    def _wake_at(self) -> int:
+        """How many buffered messages complete a fetch; the others go back to waiting."""
+        puller = self._puller
+        fewest = min(each.need for each in puller.fetches)
+        if any(each._takes_what_is_there for each in puller.fetches):
+            # A one-shot request whose batch is complete ends without a status; of any other, one message will do.
+            fewest = min(fewest, max(puller.owed, 1) if puller.has_one_shot else 1)
+        return fewest
+
+    def _shortfall(self) -> tuple[int, bool]:
+        """How many messages nobody has asked for, and whether no request is out that may bring some here."""
+        puller = self._puller
+        if self._no_wait:  # what others asked for may take its time
+            shortfall = 0 if puller.has_request_of(self) else self.need
+            return shortfall, shortfall > 0
+        is_nobody_asking = not puller.has_request_with(self._priority)
+        if is_nobody_asking:
+            return self.need, True  # those left behind by other fetches may wait for what we do not
+        if self._takes_what_is_there:
+            return 0, False  # while a request waits at the server, nothing is there; when it has ended, this one asks
+        # Of all fetches together: the server does not say for which request a message is.
+        return sum(each.need for each in puller.fetches if not each._takes_what_is_there) - puller.owed, False
+
     def _within_bytes(self, shortfall: int, is_nobody_asking: bool) -> int:
         """How many to ask for now; the rest when half of what is owed has come."""
         puller = self._puller
@@ -629,7 +737,8 @@ class Fetch(_Reader, Generic[M]):
             shortfall = max(most - puller.owed, min(MIN_AHEAD, shortfall) if is_nobody_asking else 0)
             if puller.owed > most // 2 and not is_nobody_asking:
                 shortfall = 0
-        if self.need > puller.owed + shortfall:
+        self._asked_for_less = self.need > puller.owed + shortfall
+        if self._asked_for_less:
             puller.wake_at = min(puller.wake_at, max(puller.owed - most // 2, 1))
         return shortfall
 
@@ -642,9 +751,9 @@ class Fetch(_Reader, Generic[M]):
             self.messages = []
 
     def _ask(self, batch: int, now: float) -> Ask:
-        self._has_asked = True
+        self._has_asked, self.has_all_there_is = True, False
         expires_s = max(self.deadline - now - self._margin_s, 0.001)
-        return self._puller.ask(
+        ask = self._puller.ask(
             self,
             batch,
             now=now,
@@ -653,8 +762,12 @@ class Fetch(_Reader, Generic[M]):
             max_bytes=self._bytes_left,
             is_whole=self._bytes_left == self._max_bytes,
             no_wait=self._no_wait,
+            is_one_shot=self._takes_what_is_there and not self._no_wait,
             priority=self._priority,
         )
+        if self._acknowledges is None or self._acknowledges.is_answered:
+            return ask
+        return Ask(ask.reply, NEXT + ask.body, self._acknowledges)
 
     def _heartbeat_s(self, expires_s: float) -> float | None:
         if expires_s < SHORTEST_WITH_HEARTBEAT_S:
@@ -799,6 +912,12 @@ class Flow(_Reader, Generic[M]):
         """How long a request waits at the server, and how often the server says meanwhile that it is there."""
         expires_s, idle_s = self._limits.expires_s, self._puller.idle_s
         return (expires_s, self._heartbeat_s) if idle_s <= expires_s else (idle_s, idle_s / 4)
+
+
+def unacknowledged_at_most(config: ConsumerConfig) -> int | None:
+    """How many messages the server sends without an acknowledgement; None where it does not count them."""
+    limit = config.max_ack_pending
+    return limit if limit is not None and limit > 0 and config.ack_policy != "none" else None
 
 
 def size_bytes(message: AckableMessage) -> int:

@@ -41,6 +41,7 @@ from jetspark.core.message import CoreMessage
 from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.core.subjects import matches, validate_filter
 from jetspark.errors import (
+    BatchIncomplete,
     BatchInDoubt,
     BufferFull,
     ConfigError,
@@ -136,6 +137,8 @@ class AtomicMachine:
         self._has_ttl = False
         self._session = 0
         """The connection's, when the first message was handed over."""
+        self._denials_before = 0
+        """How many publishes of the connection were denied before the first message."""
         self._first_has_arrived = False
         self._is_waiting = False
         self._may_be_staged = False
@@ -162,6 +165,8 @@ class AtomicMachine:
             self._begin()
         number = self.sequence + 1
         connection = self._connection
+        if connection.denials.count != self._denials_before:
+            self._check_denials()
         try:
             address = self._subjects.get(subject) or connection.address(subject)
         except TypeError:
@@ -186,6 +191,7 @@ class AtomicMachine:
             raise self._misuse()
         if not self.added:
             self._begin()
+        self._check_denials()
         if self._holds_back:
             return Pack(self.sequence)
         number, size_bytes = self.sequence, 0
@@ -266,6 +272,7 @@ class AtomicMachine:
             self._end("not stored", error, is_first=is_first)
             if isinstance(error, Exception):
                 yield from self._drop()
+            self._explain(error)
             raise
         finally:
             self._is_waiting = False
@@ -355,6 +362,7 @@ class AtomicMachine:
             if _is_refusal(error):
                 self._end("not stored", error, is_first=is_first)
                 yield from self._drop()
+                self._explain(error)
                 raise
             if isinstance(error, Exception):
                 raise BatchInDoubt(self.id, f"the commit was not answered: {error}") from error
@@ -460,6 +468,36 @@ class AtomicMachine:
         # A server that does not know batches would store each message at once.
         ATOMIC_BATCH.check(self._api.known())
         self._session = self._connection.sessions
+        denials = self._connection.denials
+        self._denials_before = denials.count
+        denials.watch(self)
+
+    def publishes_to(self, subject: str) -> bool:
+        """Whether the batch has a message to this subject."""
+        return subject in self._subjects or subject == self._last_subject
+
+    def _check_denials(self) -> None:
+        """Whether the server takes the messages sent so far.
+
+        Raises:
+            PermissionDenied: It has denied one of them. No commit was sent, so nothing is stored.
+        """
+        denied = self._connection.denials.since(self._denials_before, self.publishes_to)
+        if denied is not None:
+            self._end("not stored", denied)
+            raise denied
+
+    def _explain(self, error: BaseException) -> None:
+        """A batch is incomplete without a message that was denied: then that is what the caller is told.
+
+        Raises:
+            PermissionDenied: With the subject of the message.
+        """
+        if isinstance(error, BatchIncomplete):
+            denied = self._connection.denials.since(self._denials_before, self.publishes_to)
+            if denied is not None:
+                self._reason = str(denied)
+                raise denied from error
 
     def _header_bytes(self, number: int) -> int:
         return self._prefix_bytes + len(str(number))

@@ -12,13 +12,17 @@ Whatever the server has to say about the batch arrives in one inbox, over the re
 another message's reply subject.
 
 This module has the states, and what answers mean to them. Its parts: ``fast_inbox`` is where answers arrive,
-``fast_replies`` reads them; ``fast_sending`` numbers and paces what goes out, ``fast_wire`` spells it; ``fast_losses``
-keeps what the server reported as not stored; ``fast_opening`` has the attempts to open the batch, and ``fast_silence``
-knows when to ask, and when to give up.
+``fast_replies`` reads them; ``fast_sending`` numbers and paces what goes out, ``fast_wire`` spells it;
+``fast_losses`` keeps what the server reported as not stored, and ``fast_denials`` what it denied; ``fast_opening``
+has the attempts to open the batch, and ``fast_silence`` knows when to ask, and when to give up.
 
 Silence is answered by a ping with the highest sequence sent. It brings the last ack again, reports a lost tail as a
 gap, and keeps the batch of a slow producer alive (the server forgets one after ten idle seconds). What it does not
 tell is how much is stored: only an ack, or the final one, does.
+
+A denied message is lost on the way, and the connection hears of its subject first. So the server is asked, and the loss
+that it reports ends the batch with ``PermissionDenied``, in both modes. Pings go to the first subject: when that is
+denied later, nobody can ask, and the batch is in doubt.
 
 The end, in mode ``"fail"``: the stored messages are always the first ones, and the final acknowledgement counts them.
 In mode ``"ok"`` its count is that of sequences, stored or not: ``gaps`` and ``errors`` say which are not, and
@@ -52,6 +56,7 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.info import PubAck
+from jetspark.publish.fast_denials import FastDenials
 from jetspark.publish.fast_inbox import FastInbox
 from jetspark.publish.fast_losses import FastLosses
 from jetspark.publish.fast_opening import FastOpening
@@ -100,7 +105,8 @@ class FastMachine:
         self._is_over_soon = False
         """Mode "fail", and something was lost or refused: only the final acknowledgement is missing."""
         self._hole: Exception | None = None
-        """What it was."""
+        """What it was; a denied message in either mode."""
+        self._denials = FastDenials(machine.denials, self.sender.uses)
 
     # ---- facts -------------------------------------------------------------------------------------------------
 
@@ -136,6 +142,7 @@ class FastMachine:
         The server's answer moves the batch on, or back to ``NEW`` with ``reopen_at``.
         """
         assert self.state is FastState.NEW, self.state
+        self._denials.begin()
         reply_prefix = self.inbox.open()
         self.opening.begin(now)
         self.sender.start(item, reply_prefix, now, is_only=is_only)
@@ -251,8 +258,14 @@ class FastMachine:
         is_commit_lost = self.state is FastState.COMMITTING and self.sender.sequence in missing
         self.losses.add_gap(missing, self.sender.sent)
         self._move_to(missing.stop - 1, now)
+        denied = self._denials.first()
         if self._is_failing:
-            self._expect_the_end(ProtocolError(f"messages {missing.start} to {missing.stop - 1} were lost"))
+            lost = ProtocolError(f"messages {missing.start} to {missing.stop - 1} were lost")
+            self._expect_the_end(denied or lost)
+        elif denied is not None:
+            self._hole = denied
+            if self.state is FastState.OPEN or is_commit_lost:
+                self._place_end(now)
         elif is_commit_lost:
             self._place_end(now)  # the server waits for an end, and a sequence is sent once
 
@@ -319,13 +332,13 @@ class FastMachine:
         self.ack = ack
         if self._is_our_commit(count):
             self.acknowledged = self.messages
-            self._over(None)
+            self._over(self._hole if isinstance(self._hole, PermissionDenied) else None)
         elif self._is_failing:
             self.acknowledged = max(self.acknowledged, count)
             failure = BatchCutShort(self.inbox.batch_id, count, str(self._hole or "the server ended it"))
             # What was refused is refused again, mostly; what was lost, or found no leader, is not.
-            failure.__cause__ = self._hole if isinstance(self._hole, ServerError | PermissionDenied) else None
-            self._over(failure)
+            failure.__cause__ = self._hole if isinstance(self._hole, ServerError) else None
+            self._over(self._denied_after(failure))
         else:
             # Two writers with one id, or a sequence that came twice: then the server ends a batch of this mode, too.
             self._over(BatchInDoubt(self.inbox.batch_id, "the server ended the batch, though gaps are allowed", 0))
@@ -361,11 +374,36 @@ class FastMachine:
                 self.on_replies(now)
                 if self.state not in (FastState.NEW, FastState.ENDED):
                     self.fail(error or ConnectionClosed("the connection was closed"))
-            case ErrorReported(PermissionDenied(operation="publish") as error) if self.sender.uses(error.subject):
-                if self.is_opening and error.subject == self.sender.first_subject:
-                    self._over(error)
-                elif self.state is not FastState.ENDED:
-                    self._on_hole(FrameKind.APPEND, error, now)
+            case ErrorReported(PermissionDenied(operation="publish")):
+                self.on_replies(now)  # what was read before it counts
+                self._on_denied(now)
+
+    def _denied_after(self, failure: BatchCutShort) -> Exception:
+        """The denial that has cut the batch short, if one has; the count of what is stored is in its cause."""
+        denied = self._hole if isinstance(self._hole, PermissionDenied) else self._denials.first()
+        if denied is None:
+            return failure
+        denied.__cause__ = failure
+        return denied
+
+    def _on_denied(self, now: float) -> None:
+        """Some publish of the connection was denied, perhaps one of the batch's."""
+        denied = self._denials.news()
+        if denied is None or self.state in (FastState.NEW, FastState.ENDED):
+            return
+        if denied.subject == self.sender.first_subject:
+            if self.is_opening:
+                self._over(denied)
+            else:
+                self.fail(denied)  # nor may we ask how far the batch came: that goes to the same subject
+        elif not isinstance(self._hole, PermissionDenied):
+            # Not the end yet: the denied message may be one of before the batch. The server knows which are missing.
+            # It is asked at once, but not for each of a thousand messages.
+            if self._denials.has_asked:
+                self._silence.on_hole(now)
+            else:
+                self._denials.has_asked = True
+                self.ping(now)
 
     def _on_disconnected(self) -> None:
         """A gap or a refusal is said once, perhaps into the session that is gone; acknowledgements come again."""
@@ -434,4 +472,6 @@ class FastMachine:
                 raise self.failure.with_traceback(None)
             raise UsageError("the batch is committed; begin another one")
         if self.state is FastState.COMMITTING:
+            if isinstance(self._hole, PermissionDenied):
+                raise self._hole.with_traceback(None)
             raise UsageError("the batch is being committed; begin another one")

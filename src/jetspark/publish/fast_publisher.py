@@ -59,6 +59,7 @@ from jetspark.errors import (
     FeatureUnavailable,
     JetSparkError,
     JetStreamUnavailable,
+    PermissionDenied,
     RequestTimeout,
     ServerError,
     UsageError,
@@ -490,4 +491,6 @@ def _is_hopeless(error: JetSparkError | Exception) -> bool:
     cause = error.__cause__ if isinstance(error, BatchInDoubt) else error
     if isinstance(cause, BatchUnknown | JetStreamUnavailable | BatchCutShort):
         return False
-    return isinstance(cause, FeatureUnavailable) or (isinstance(cause, ServerError) and cause.err_code in _HOPELESS)
+    return isinstance(cause, FeatureUnavailable | PermissionDenied) or (
+        isinstance(cause, ServerError) and cause.err_code in _HOPELESS
+    )

@@ -148,6 +148,7 @@ class PublishWindow:
         """By the reply subject's last token."""
         self._session_began = float("-inf")
         self._overlooked = 0
+        machine.denials.watch(self)
 
     @property
     def outstanding(self) -> int:
@@ -273,6 +274,10 @@ class PublishWindow:
             case ErrorReported(PermissionDenied(operation="publish") as error):
                 denied = [token for token, known in self._waiting.items() if known.subject == error.subject]
                 self._fail(denied, error)
+
+    def publishes_to(self, subject: str) -> bool:
+        """Whether a message to this subject waits for its acknowledgement, and so is told of a denial."""
+        return any(known.subject == subject for known in self._waiting.values())
 
     def _on_disconnected(self, event: Disconnected) -> None:
         last_handed_over = event.published_messages - event.buffered_messages

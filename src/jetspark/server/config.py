@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from jetspark.core.arguments import flag, instance, path, text, texts, unfit
+from jetspark.core.arguments import explained, flag, instance, path, text, texts, unfit
 from jetspark.core.numbers import seconds_above_0, whole
 from jetspark.errors import ConfigError
 
@@ -31,6 +31,7 @@ __all__ = [
 MAX_PORT = 65535
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
     """Which subjects a user may use. ``None`` allows everything, an empty list nothing."""
@@ -49,6 +50,7 @@ class Permissions:
         flag("allow_responses", self.allow_responses)
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
     """Someone who may connect: by ``user`` and ``password``, or by ``nkey`` (the public key, ``U...``).
@@ -127,6 +129,7 @@ class ClusterRoutes:
             text("advertise", self.advertise)
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Everything JetSpark can tell a nats-server. ``None`` leaves a setting at the server's default.

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 from jetspark.spark import _extra as _extra
 from jetspark.spark.session import session
-from jetspark.state.fold import DELETE, Fold
 
 if TYPE_CHECKING:
-    from jetspark.spark.engine.folding import fold
     from jetspark.spark.engine.projections import BackfillReport, backfill, fold_states, run
     from jetspark.spark.engine.replaying import ReplayEngine
     from jetspark.spark.engine.what_if import what_if
@@ -24,7 +22,7 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        homes = {"fold": "engine.folding", "register": "registration", "Lag": "progress", "lag": "progress"}
+        homes = {"register": "registration", "Lag": "progress", "lag": "progress"}
         homes |= {"ReplayEngine": "engine.replaying", "what_if": "engine.what_if"}
         home = homes.get(name, "engine.projections")
         globals()[name] = found = getattr(import_module(f"jetspark.spark.{home}"), name)
@@ -35,13 +33,10 @@ else:
 
 
 __all__ = [
-    "DELETE",
     "BackfillReport",
-    "Fold",
     "Lag",
     "ReplayEngine",
     "backfill",
-    "fold",
     "fold_states",
     "lag",
     "register",

@@ -31,6 +31,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from jetspark.blocking import JetStream
+from jetspark.blocking.context import context_of
 from jetspark.errors import DataLoss, JetSparkError
 from jetspark.spark.offsets import (
     Limits,
@@ -45,17 +46,19 @@ from jetspark.spark.offsets import (
 from jetspark.spark.options import LOSS_REMEDY, Connecting
 from jetspark.spark.retrying import PATIENCE_S as START_PATIENCE_S
 from jetspark.spark.retrying import patiently, will_pass
-from jetspark.state.scan import Head
+from jetspark.state.scan import Head, messages_from
 
-__all__ = ["Follower", "check_loss"]
+__all__ = ["Follower", "check_loss", "count_from"]
 
 T = TypeVar("T")
 
 _logger = logging.getLogger("jetspark.spark")
 
-# Without a trigger Spark asks for the latest offset some eighty times a second. Ten times is soon enough, and what an
-# idle query costs the server.
+# Without a trigger Spark asks for the latest offset some eighty times a second. Ten requests a second are what an idle
+# query may cost the server: it asks ten times, or less often where it takes more requests to ask once.
 POLL_S = 0.1
+# So long at most, however many requests that is: a query should notice what is new.
+MAX_POLL_S = 1.0
 # How long a query waits for a server that does not answer before it goes on with what it knows.
 PATIENCE_S = 10.0
 
@@ -79,6 +82,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._accepts_other_filters = accepts_other_filters
         self._heads: list[Head] = []
         self._heads_at = float("-inf")
+        self._poll_s = POLL_S
         self._initial: dict[str, Any] | None = None
         self._target: list[Head] | None = None
         self._is_reached = False
@@ -89,6 +93,10 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @abstractmethod
     def _look(self, js: JetStream) -> list[Head]:
         """The streams of the query, as they are now."""
+
+    def _requests(self) -> int:
+        """How many requests it takes to look once."""
+        return 1
 
     @abstractmethod
     def _starts_of(self, js: JetStream, heads: list[Head]) -> Offset:
@@ -110,7 +118,15 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What is gone since the offset was noted. Nothing, unless a source says otherwise."""
 
     def _admit(self, begin: Offset, heads: list[Head], limits: Limits) -> Offset:
-        return admit(begin, heads, limits, self._sizes)
+        return admit(begin, heads, limits, self._sizes, self._messages_from)
+
+    def _messages_from(self, stream: str, sequence: int) -> int:
+        return self._patiently(lambda js: count_from(js, stream, sequence), self._patience_s)
+
+    @property
+    def _patience_s(self) -> float:
+        """For what a batch needs to know: nothing new is no answer where the query then ends."""
+        return PATIENCE_S if self._target is None else START_PATIENCE_S
 
     # ---- what Spark calls --------------------------------------------------------------------------------------
 
@@ -140,7 +156,14 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = self._with_the_same_streams(known, heads)
         check_unchanged(begin, heads)
         self._note_loss(begin, heads)
-        end = self._admit(begin, heads, self._limits(limit))
+        try:
+            end = self._admit(begin, heads, self._limits(limit))
+        except JetSparkError as error:
+            # What ends where it began would end a query that is to read what is there now.
+            if not will_pass(error) or self._target is not None:
+                raise
+            _logger.warning("streams %s: nothing heard: %s", ", ".join(head.stream for head in heads), error)
+            return start
         self._ends = {name: position.next for name, position in end.streams.items()}
         # Spark compares offsets by their text: what has not moved must be the very same.
         return start if end is known else replace(end, subjects=self._filters).to_json()
@@ -181,15 +204,16 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ask(self, patience_s: float) -> list[Head]:
         self._heads = self._patiently(self._look, patience_s)
         self._heads_at = time.monotonic()
+        self._poll_s = min(MAX_POLL_S, POLL_S * self._requests())
         return self._heads
 
     def _wait_for_news(self, begin: Offset) -> list[Head]:
         """What is there now; while nothing is new the server is asked now and then, however often Spark asks us."""
         age_s = time.monotonic() - self._heads_at
-        if age_s < POLL_S and self._is_behind(begin):
+        if age_s < self._poll_s and self._is_behind(begin):
             return self._heads
-        if age_s < POLL_S:
-            time.sleep(POLL_S - age_s)
+        if age_s < self._poll_s:
+            time.sleep(self._poll_s - age_s)
         try:
             # Blocking for long keeps Spark from stopping the query.
             return self._ask(PATIENCE_S)
@@ -224,6 +248,12 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
             streams[head.stream] = start = self._start_of_added(head)
             _logger.info("stream %s: added, from sequence %d on", head.stream, start.next)
         return Offset(streams, known.step, known.subjects)
+
+
+def count_from(js: JetStream, stream: str, sequence: int) -> int:
+    """How many messages a stream has from a sequence on."""
+    context = context_of(js)
+    return context.run(messages_from(context.api, stream, sequence))
 
 
 def check_loss(start: Offset, heads: Iterable[Head], *, is_allowed: bool) -> bool:

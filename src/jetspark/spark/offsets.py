@@ -12,6 +12,9 @@ sequences each of its partitions has. So a batch is told by its end alone, whate
 run again. The end of the batch before would be as good a start, but the first batch has none: Spark asks for the
 initial offset twice before it, and once more when it is run again, and by then ``latest`` is somewhere else.
 
+Where a stream has far fewer messages than sequences, a batch is cut by messages (:mod:`jetspark.spark.surveying`), and
+``cuts`` says how: ends, each with the number of partitions of one length up to there.
+
 ``earliest`` says that the batch starts where its stream did, whatever that was: what the stream's limits remove before
 it is read was promised to nobody. The batch after it starts at a promised place. ``subjects`` are the filters of the
 batch: what they leave out is passed over for ever, so other filters are another query. Version 1 had neither: its
@@ -23,13 +26,15 @@ Invariants: an offset never goes back; the ranges of a plan cover ``[from, next)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from jetspark.core.subjects import is_subset
 from jetspark.errors import ConfigError, StreamRecreated, StreamWentBack
+from jetspark.spark.surveying import Count, Segments, Survey
 from jetspark.state.scan import Head, Range
 
 __all__ = [
@@ -49,6 +54,8 @@ Where: TypeAlias = int | Literal["earliest", "latest"]
 """A place in a stream: a sequence, its first message, or behind its last one."""
 
 VERSION = 2
+# Streams of one plan whose messages are counted; of more, the others go by sequences.
+MAX_SURVEYS = 32
 _READABLE = (1, 2)
 
 
@@ -60,6 +67,8 @@ class StreamPosition:
     """Where the batch that ends at ``next`` starts, ``from`` in JSON; left out, nothing was read up to here."""
     is_earliest: bool = False
     """``begin`` is wherever the stream begins when it is read; ``earliest`` in JSON."""
+    cuts: Segments = ()
+    """How the batch is cut; by the offset's step where nothing is said."""
 
     def __post_init__(self) -> None:
         if not self.begin:
@@ -76,13 +85,23 @@ class StreamPosition:
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"created": self.created, "from": self.begin, "next": self.next}
-        return found | {"earliest": True} if self.is_earliest else found
+        found |= {"earliest": True} if self.is_earliest else {}
+        return found | ({"cuts": [list(each) for each in self.cuts]} if self.cuts else {})
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StreamPosition:
         # Version 1 spelled the zone of a bucket's time another way.
         created = str(value["created"]).replace("+00:00", "Z")
-        return cls(created, int(value["next"]), int(value["from"]), bool(value.get("earliest", False)))
+        cuts = tuple((int(until), int(parts)) for until, parts in value.get("cuts", ()))
+        return cls(created, int(value["next"]), int(value["from"]), bool(value.get("earliest", False)), cuts)
+
+    def ranges(self, step: int) -> Iterator[tuple[int, int]]:
+        """The partitions of the batch that ends here."""
+        begin = self.begin
+        for until, parts in self.cuts or ((self.next, 0),):
+            size = math.ceil((until - begin) / parts) if parts else step
+            yield from ((at, min(at + size, until)) for at in range(begin, until, max(1, size)))
+            begin = until
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,44 +198,70 @@ def check_filters(offset: Offset, filters: tuple[str, ...], option: str, *, is_a
     )
 
 
-def admit(start: Offset, heads: Iterable[Head], limits: Limits, sizes: Sizes) -> Offset:
+def admit(start: Offset, heads: Iterable[Head], limits: Limits, sizes: Sizes, count: Count | None = None) -> Offset:
     """The end of the next batch: everything there is, or each stream's share of what the limits allow.
 
     A share is in proportion to what waits in each stream, so that all of them arrive at their ends together; none with
-    anything waiting gets less than one. Without anything new this is ``start`` itself.
+    anything waiting gets less than one. Without anything new this is ``start`` itself. What waits are messages where
+    that makes a difference and can be counted, else sequences.
     """
     known = {head.stream: head for head in heads}
     # What is gone must not use up what a batch may have.
     begins = {name: max(known[name].first, position.next) for name, position in start.streams.items()}
-    waiting = {name: max(0, known[name].next - begin) for name, begin in begins.items()}
-    total = sum(waiting.values())
     moved = {name: max(known[name].next, position.next) for name, position in start.streams.items()}
     if all(moved[name] == position.next for name, position in start.streams.items()):
         return start
-    total_bytes = sum(rows * known[name].bytes_per_sequence for name, rows in waiting.items())
+    surveys = _surveys(known, begins, min(limits.rows or sizes.max_records, sizes.max_records), count)
+    waiting = {
+        name: surveys[name].messages if name in surveys else max(0, known[name].next - begin)
+        for name, begin in begins.items()
+    }
+    total = sum(waiting.values())
+    total_bytes = sum(
+        rows * (known[name].bytes_per_message if name in surveys else known[name].bytes_per_sequence)
+        for name, rows in waiting.items()
+    )
     # Not floats: 22 * (15 / 22) is below 15, and a limit of 15 rows would be one of 14.
     share = Fraction(1)
     if limits.rows is not None and total > limits.rows:
         share = Fraction(limits.rows, total)
     if limits.bytes is not None and total_bytes > limits.bytes:
         share = min(share, Fraction(limits.bytes) / Fraction(total_bytes))
+    allowed = {} if share == 1 else {name: max(1, int(rows * share)) for name, rows in waiting.items() if rows}
+    ends = moved | {
+        name: surveys[name].end_after(rows) if name in surveys else begins[name] + min(waiting[name], rows)
+        for name, rows in allowed.items()
+    }
     streams = {
         name: replace(
             position,
             begin=position.next if position.is_promised else min(begins[name], moved[name]),
-            next=moved[name]
-            if share == 1 or not waiting[name]
-            else begins[name] + max(1, min(waiting[name], int(waiting[name] * share))),
+            next=ends[name],
             is_earliest=not position.is_promised,
+            cuts=(),
         )
         for name, position in start.streams.items()
     }
-    admitted = sum(max(0, streams[name].next - begin) for name, begin in begins.items())
-    step = sizes.step(admitted, total_bytes / total if total else 0.0)
+    admitted = {name: max(0, streams[name].next - begin) for name, begin in begins.items() if name not in surveys}
+    rows = sum(admitted.values()) + sum(allowed.get(name, waiting[name]) for name in surveys)
+    step = sizes.step(rows, total_bytes / total if total else 0.0)
+    for name, survey in surveys.items():
+        streams[name] = replace(streams[name], cuts=survey.segments(streams[name].next, step))
     # Sequences that are gone are in the ranges, too, to be noticed; they must not make millions of partitions.
-    spanned = sum(position.next - position.begin for position in streams.values())
-    partitions = math.ceil(admitted / step) + len(streams)
-    return Offset(streams, max(step, math.ceil(spanned / partitions)), start.subjects)
+    spanned = sum(streams[name].next - streams[name].begin for name in admitted)
+    partitions = math.ceil(sum(admitted.values()) / step) + len(admitted)
+    return Offset(streams, max(step, math.ceil(spanned / max(1, partitions))), start.subjects)
+
+
+def _surveys(
+    known: Mapping[str, Head], begins: Mapping[str, int], enough: int, count: Count | None
+) -> dict[str, Survey]:
+    """Of the streams whose gaps could make a batch or a partition that has nothing in it; those with the largest."""
+    if count is None:
+        return {}
+    found = [name for name, begin in begins.items() if min(known[name].missing, known[name].next - begin) > enough]
+    largest = sorted(found, key=lambda name: -known[name].missing)[:MAX_SURVEYS]
+    return {name: Survey(partial(count, name), begins[name], known[name].next) for name in largest}
 
 
 def plan(start: Offset, end: Offset, subjects: tuple[str, ...] = ()) -> list[Range]:
@@ -236,10 +281,9 @@ def plan(start: Offset, end: Offset, subjects: tuple[str, ...] = ()) -> list[Ran
         first = start.streams.get(name)
         if first is not None and first.created != last.created:
             raise StreamRecreated(name, first.created, last.created)
-        step = end.step or max(1, last.next - last.begin)
         ranges += [
-            Range(name, last.created, begin, min(begin + step, last.next), subjects, last.is_earliest)
-            for begin in range(last.begin, last.next, step)
+            Range(name, last.created, begin, until, subjects, last.is_earliest)
+            for begin, until in last.ranges(end.step or max(1, last.next - last.begin))
         ]
     return ranges
 

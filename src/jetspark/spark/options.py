@@ -168,9 +168,27 @@ def read_options(kind: type[T], format_name: str, given: Mapping[str, str]) -> T
 _SPARKS_OWN = frozenset({"checkpointlocation", "path", "queryname", "header"})
 
 
+# What people call the same elsewhere, in Kafka's source and sink first of all.
+_ELSEWHERE = {
+    "kafka.bootstrap.servers": ("servers",),
+    "bootstrap.servers": ("servers",),
+    "url": ("servers",),
+    "host": ("servers",),
+    "subscribe": ("stream",),
+    "subscribepattern": ("streamPattern",),
+    "topic": ("subject", "stream"),
+    "filter": ("subjects", "keys"),
+    "username": ("user",),
+    "creds": ("credentialsFile",),
+    "name": ("stream", "bucket"),
+    "table": ("bucket",),
+}
+
+
 def _suggestion(name: str, known: Iterable[Described]) -> str:
     by_lower = {entry.name.lower(): entry.name for entry in known}
-    close = difflib.get_close_matches(name.lower(), by_lower)
+    elsewhere = [each.lower() for each in _ELSEWHERE.get(name.lower(), ()) if each.lower() in by_lower]
+    close = elsewhere or difflib.get_close_matches(name.lower(), by_lower)
     if close:
         return f"; did you mean {by_lower[close[0]]!r}?"
     return f"; expected one of {', '.join(sorted(by_lower.values()))}"

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from jetspark.spark.engine.folding import FoldFormat
 from jetspark.spark.formats import JetStreamFormat, KVFormat, ProjectionFormat
 
 if TYPE_CHECKING:
@@ -19,15 +18,16 @@ _LOGGER = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats ``jetstream``, ``jetstream_kv`` and ``jetstream_fold`` known to a session, Connect's included.
+    """Make the formats ``jetstream``, ``jetstream_kv`` and ``jetstream_projection`` known to a session, Connect's
+    included.
 
     Doing it twice is fine. Where the package is installed for Spark's Python, Spark also finds them by itself; but only
     registered formats see what the session gives its workers, such as files of ``addPyFile`` and
-    ``spark.executorEnv.PYTHONPATH``, where a fold may be.
+    ``spark.executorEnv.PYTHONPATH``, where an application may be.
     """
     _activate(spark)
     with _without_warnings(spark):
-        for kind in (JetStreamFormat, KVFormat, FoldFormat, ProjectionFormat):
+        for kind in (JetStreamFormat, KVFormat, ProjectionFormat):
             spark.dataSource.register(kind)
 
 

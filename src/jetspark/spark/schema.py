@@ -22,6 +22,7 @@ from pyspark.sql.types import (
 
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError, ProtocolError
+from jetspark.jetstream.wire import parse_time
 from jetspark.spark.reply_subjects import places
 
 __all__ = ["KV_SCHEMA", "PROJECTION_SCHEMA", "SCHEMA", "Columns", "check_schema", "texts"]
@@ -36,6 +37,7 @@ SCHEMA = StructType(
         StructField("stream", StringType()),
         StructField("sequence", LongType()),
         StructField("timestamp", TimestampType()),
+        StructField("stream_created", TimestampType()),
     ]
 )
 """Of a stream."""
@@ -84,8 +86,10 @@ def check_schema(schema: StructType) -> StructType:
 class Columns:
     """Makes record batches of a schema."""
 
-    def __init__(self, schema: StructType, *, has_headers: bool) -> None:
+    def __init__(self, schema: StructType, *, has_headers: bool, created: str) -> None:
+        """``created`` is when the stream was, as :class:`~jetspark.state.scan.Head` has it."""
         self.names = tuple(schema.names)
+        self._created = parse_time(created) if created else None
         self._has_headers = has_headers
         self.arrow_schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
         # Headers are contents too: without the data a message has one more of them, with the size.
@@ -134,6 +138,8 @@ class Columns:
                 return texts([each.subject for each in messages])
             case "stream":
                 return pa.repeat(pa.scalar(stream, field.type), len(messages))
+            case "stream_created":
+                return pa.repeat(pa.scalar(self._created, field.type), len(messages))
             case "headers" if self._has_headers:
                 return pa.array([_headers(each) for each in messages], field.type)
         return pa.nulls(len(messages), field.type)

@@ -3,11 +3,15 @@
 A value says which event it is the result of: the header ``JetSpark-Sequence`` is stored with it, also on the markers of
 deleted keys. Other NATS clients read and keep such values like any other. A value without it, written by one of them,
 counts as older than every event: sequence 0.
+
+Sequences begin again where a stream is deleted and re-created. A change may say when the stream of its
+sequence was created, stored as the header ``JetSpark-Stream-Created``: then the later stream is newer, whatever the
+sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,10 +20,11 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVOperation, marker_headers
 
 __all__ = [
+    "DELETE",
     "MARK_HEADER",
     "NOTHING",
     "SEQUENCE_HEADER",
-    "STAMP_HEADER",
+    "STREAM_CREATED_HEADER",
     "WRITER_HEADER",
     "Change",
     "Current",
@@ -33,14 +38,30 @@ __all__ = [
     "keep_newest",
     "newer",
     "newest",
+    "some_keys",
     "stored_sequence",
 ]
 
 SEQUENCE_HEADER = "JetSpark-Sequence"
-STAMP_HEADER = "JetSpark-Batch"
+STREAM_CREATED_HEADER = "JetSpark-Stream-Created"
 MARK_HEADER = "JetSpark-Projection"
 WRITER_HEADER = "JetSpark-Writer"
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+# An error names this many keys; it has to fit a log.
+MAX_NAMED = 5
+
+
+class _Delete:
+    """Returned by ``apply`` of a projection or an entity to delete the key."""
+
+    def __repr__(self) -> str:
+        return "DELETE"
+
+    def __reduce__(self) -> str:
+        return "DELETE"  # the same object in another process: it is compared by identity
+
+
+DELETE = _Delete()
 
 
 class Current(NamedTuple):
@@ -49,10 +70,15 @@ class Current(NamedTuple):
     value: bytes | None
     sequence: int
     revision: int
-    stamp: str | None = None
-    """What its writer noted with it (``JetSpark-Batch``)."""
     mark: str | None = None
     """What a projection noted with it (``JetSpark-Projection``)."""
+    stream_created: int = 0
+    """When the stream of the sequence was created, in microseconds since 1970; 0 where its writer did not say."""
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """How new it is: by stream, and within a stream by sequence."""
+        return self.stream_created, self.sequence
 
 
 NOTHING = Current(None, 0, 0)
@@ -69,10 +95,15 @@ class Change(NamedTuple):
     """Of the event this is the result of; stored with it."""
     revision: int | None = None
     """Write only if this is still the key's last; 0 says that it has none. None writes whatever is there."""
-    stamp: str | None = None
-    """A note to those who write the key next, stored as the header ``JetSpark-Batch``."""
     mark: str | None = None
     """What a projection says of its value, stored as the header ``JetSpark-Projection``."""
+    stream_created: int = 0
+    """When the stream of the sequence was created, in microseconds since 1970; 0 where that is not known."""
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """How new it is: by stream, and within a stream by sequence."""
+        return self.stream_created, self.sequence or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +148,8 @@ class Stored(NamedTuple):
     operation: KVOperation
     sequence: int | None
     writer: str | None
-    stamp: str | None = None
     mark: str | None = None
+    stream_created: int = 0
 
 
 def newest(changes: Iterable[Change]) -> dict[str, Change]:
@@ -130,9 +161,9 @@ def newest(changes: Iterable[Change]) -> dict[str, Change]:
 
 
 def keep_newest(kept: dict[str, Change], change: Change) -> None:
-    """Of two changes of a key keep the one with the higher sequence; without one, or with the same, the later."""
+    """Of two changes of a key keep the newer one; of two that are as new, or have no sequence, the later."""
     known = kept.get(change.key)
-    if known is None or (change.sequence or 0) >= (known.sequence or 0):
+    if known is None or change.age >= known.age:
         kept[change.key] = change
 
 
@@ -140,7 +171,7 @@ def newer(changes: Iterable[Change], known: Mapping[str, Current]) -> list[Chang
     """The changes that go beyond what is known, each expecting the revision that is known.
 
     Raises:
-        ConfigError: A change has no sequence.
+        ConfigError: A change has no sequence, or does not say of which stream it is and the bucket does.
     """
     wanted = []
     for change in changes:
@@ -149,7 +180,13 @@ def newer(changes: Iterable[Change], known: Mapping[str, Current]) -> list[Chang
         present = known.get(change.key)
         if present is None:
             wanted.append(change._replace(revision=0))
-        elif change.sequence > present.sequence:
+        elif present.stream_created and not change.stream_created:
+            raise ConfigError(
+                f"key={change.key!r}: the bucket has a value that says of which stream its sequence is, and this "
+                "change does not, so nothing tells which is newer: write it with the time the stream was created "
+                "(the column stream_created of a Spark frame)"
+            )
+        elif change.age > present.age:
             wanted.append(change._replace(revision=present.revision))
     return wanted
 
@@ -161,10 +198,10 @@ def header_fields(change: Change, writer: str) -> dict[str, str] | None:
         fields |= marker_headers(change.operation)
     if change.sequence is not None:
         fields[SEQUENCE_HEADER] = str(change.sequence)
-    if change.stamp is not None:
-        fields[STAMP_HEADER] = change.stamp
     if change.mark is not None:
         fields[MARK_HEADER] = change.mark
+    if change.stream_created:
+        fields[STREAM_CREATED_HEADER] = str(change.stream_created)
     if change.revision is not None:
         fields[_EXPECTED] = str(change.revision)
         if change.sequence is None:
@@ -174,8 +211,8 @@ def header_fields(change: Change, writer: str) -> dict[str, str] | None:
 
 def header_bytes(change: Change, writer: str) -> bytes | None:
     """The headers of a change as they stand in a frame; None when it has none."""
-    # A state of a projection or a fold, of which there are thousands in a batch.
-    is_state = change.operation == "put" and change.stamp is None and change.sequence is not None
+    # A state of a projection, of which there are thousands in a batch.
+    is_state = change.operation == "put" and change.sequence is not None and not change.stream_created
     # A mark with a line break would be another header; `encode` refuses it.
     if is_state and (change.mark is None or change.mark.isprintable()):
         mark = "" if change.mark is None else f"\r\n{MARK_HEADER}: {change.mark}"
@@ -187,7 +224,7 @@ def header_bytes(change: Change, writer: str) -> bytes | None:
 
 def current_of(stored: Stored) -> Current:
     value = stored.value if stored.operation == "put" else None
-    return Current(value, stored.sequence or 0, stored.revision, stored.stamp, stored.mark)
+    return Current(value, stored.sequence or 0, stored.revision, stored.mark, stored.stream_created)
 
 
 def is_written(change: Change, stored: Stored | None, writer: str) -> bool:
@@ -196,7 +233,11 @@ def is_written(change: Change, stored: Stored | None, writer: str) -> bool:
         return False
     if change.sequence is not None:
         # Who applies the same events to the same state gets the same value: then it does not matter who wrote it.
-        return stored.sequence == change.sequence and stored.mark == change.mark
+        return (stored.stream_created, stored.sequence, stored.mark) == (
+            change.stream_created,
+            change.sequence,
+            change.mark,
+        )
     return stored.writer == writer
 
 
@@ -206,5 +247,12 @@ def is_unchanged(change: Change, stored: Stored | None) -> bool:
 
 
 def stored_sequence(text: str | None) -> int | None:
-    """The number in a ``JetSpark-Sequence`` header; None for a text that somebody else put there by accident."""
+    """The number in a header such as ``JetSpark-Sequence``; None for a text that another client put there."""
     return int(text) if text is not None and text.isascii() and text.isdecimal() else None
+
+
+def some_keys(keys: Collection[str]) -> str:
+    """Some of the keys, for an error."""
+    named = [repr(key) for key, _ in zip(keys, range(MAX_NAMED), strict=False)]
+    more = len(keys) - len(named)
+    return f"key{'s' if len(keys) > 1 else ''} {', '.join(named)}{f' and {more} more' if more else ''}"

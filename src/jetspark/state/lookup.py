@@ -14,7 +14,7 @@ from jetspark.jetstream.operations import Request
 from jetspark.state.changes import (
     MARK_HEADER,
     SEQUENCE_HEADER,
-    STAMP_HEADER,
+    STREAM_CREATED_HEADER,
     WRITER_HEADER,
     Stored,
     stored_sequence,
@@ -40,6 +40,14 @@ _plain_state = re.compile(
     rb"Nats-Time-Stamp: [^\r\n]++\r\n"
     rb"Nats-Num-Pending: [0-9]++\r\n"
     rb"Nats-Last-Sequence: ([0-9]++)\r\n\r\n"
+).fullmatch
+# The same as a consumer delivers it: without what the server puts behind it.
+_plain_delivery = re.compile(
+    rb"NATS/1\.0\r\n"
+    rb"JetSpark-Sequence: ([0-9]{1,20})\r\n"
+    rb"(?:JetSpark-Projection: ([^\r\n]*+)\r\n)?+"
+    rb"(?:Nats-Expected-Last-Subject-Sequence: [0-9]++\r\n)?+"
+    rb"\r\n"
 ).fullmatch
 
 
@@ -109,7 +117,7 @@ class Lookup:
             if mark not in mark_texts:
                 mark_texts[mark] = _text(mark)
             name = subject.decode(errors="surrogateescape")
-            answer.append(Stored(name, int(revision), message.data, "put", int(sequence), None, None, mark_texts[mark]))
+            answer.append(Stored(name, int(revision), message.data, "put", int(sequence), None, mark_texts[mark]))
 
     def _accept_other(self, message: CoreMessage, raw: bytes) -> None:
         """An answer that is no plain state: a marker, a value with other headers, or the end."""
@@ -180,14 +188,19 @@ def stored_of(message: StoredMessage) -> Stored:
         operation_of(headers),
         stored_sequence(headers.get(SEQUENCE_HEADER)),
         headers.get(WRITER_HEADER),
-        headers.get(STAMP_HEADER),
         headers.get(MARK_HEADER),
+        stored_sequence(headers.get(STREAM_CREATED_HEADER)) or 0,
     )
 
 
 def stored_delivery(subject: str, revision: int, message: CoreMessage) -> Stored:
     """The same of a message that a consumer or a direct get has delivered."""
     raw = message.raw_headers or b""
+    if (plain := _plain_delivery(raw)) is not None:
+        sequence, mark = plain.groups()
+        return Stored(
+            subject, revision, message.data, "put", int(sequence), None, None if mark is None else _text(mark)
+        )
     is_mark = b"KV-Operation" in raw or b"Nats-Marker-Reason" in raw
     return Stored(
         subject,
@@ -196,8 +209,8 @@ def stored_delivery(subject: str, revision: int, message: CoreMessage) -> Stored
         operation_of(message.headers) if is_mark else "put",
         stored_sequence(_field(raw, SEQUENCE_HEADER.encode())),
         _field(raw, WRITER_HEADER.encode()),
-        _field(raw, STAMP_HEADER.encode()),
         _field(raw, MARK_HEADER.encode()),
+        stored_sequence(_field(raw, STREAM_CREATED_HEADER.encode())) or 0,
     )
 
 

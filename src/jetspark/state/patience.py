@@ -20,6 +20,7 @@ __all__ = ["PAUSE", "Attempts", "Persistence"]
 T = TypeVar("T")
 
 PAUSE = Backoff(first_s=0.02, max_s=2.0)
+TELL_AFTER_S, TELL_EVERY_S = 2.0, 30.0
 
 
 class Attempts:
@@ -49,20 +50,27 @@ class Attempts:
 
 
 class Persistence:
-    """The same for a procedure."""
+    """The same for a procedure. ``tell`` is called with the error after two seconds, and then every 30 seconds."""
 
-    def __init__(self, patience_s: float) -> None:
-        self._attempts = Attempts(patience_s)
+    def __init__(self, patience_s: float, tell: Callable[[Exception], None] | None = None) -> None:
+        self._attempts, self._tell = Attempts(patience_s), tell
+        self._tell_at = 0.0
 
     def progress(self) -> Procedure[None]:
         """The time begins anew. Call it first, too."""
-        self._attempts.progress((yield ReadClock()))
+        now = yield ReadClock()
+        self._attempts.progress(now)
+        self._tell_at = now + TELL_AFTER_S
 
     def pause(self, reason: Exception) -> Procedure[None]:
         """Wait a moment before the next attempt; or raise ``reason``, if the time is over."""
-        wait_s = self._attempts.wait_s((yield ReadClock()))
+        now = yield ReadClock()
+        wait_s = self._attempts.wait_s(now)
         if wait_s is None:
             raise reason
+        if self._tell is not None and now >= self._tell_at:
+            self._tell(reason)
+            self._tell_at = now + TELL_EVERY_S
         yield RandomPause(wait_s)
 
     def attempt(self, act: Callable[[], Procedure[T]]) -> Procedure[T]:

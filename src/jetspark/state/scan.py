@@ -50,7 +50,18 @@ from jetspark.jetstream.wire import time_text
 from jetspark.publish.steps import AskMany, ClosePull, Connect, OpenPull, Procedure, Pull, PullSource, ReadClock
 from jetspark.state.deliveries import MessagePlace, count_up_to, delivery
 
-__all__ = ["Head", "Interrupted", "Pulling", "Range", "RangeScan", "Sweep", "head_of", "sequence_at"]
+__all__ = [
+    "Head",
+    "Interrupted",
+    "Pulling",
+    "Range",
+    "RangeScan",
+    "Sweep",
+    "head_of",
+    "is_consumed",
+    "messages_from",
+    "sequence_at",
+]
 
 _logger = logging.getLogger("jetspark.state")
 
@@ -92,6 +103,9 @@ class Head:
     next: int
     bytes_per_sequence: float = 0.0
     """The mean of what is there, deleted messages counted as nothing."""
+    missing: int = 0
+    """Sequences in between that have no message any more, where messages can be counted."""
+    bytes_per_message: float = 0.0
     kept_from: int | None = None
     """Known of some streams: nothing that counts was removed from here on, though the stream begins later."""
 
@@ -125,7 +139,30 @@ def head_of(info: StreamInfo) -> Head:
         min(first, end),
         end,
         state.bytes / sequences,
+        # A consumer that counts would change what other streams keep.
+        max(0, end - first - state.messages) if info.config.retention in (None, "limits") else 0,
+        state.bytes / max(1, state.messages),
     )
+
+
+def messages_from(api: Api, stream: str, sequence: int, subjects: Sequence[str] = ()) -> Operation[int]:
+    """How many messages a stream has from a sequence on, by a consumer that takes none of them."""
+    config = ConsumerConfig(
+        deliver_policy="by_start_sequence",
+        start_sequence=sequence,
+        filter_subjects=list(subjects) or None,
+        ack_policy="none",
+        memory_storage=True,
+        replicas=1,
+        inactive_threshold_s=EPHEMERAL_S,
+        headers_only=True,
+    )
+    info = yield from api.create_consumer(stream, config)
+    try:
+        yield from api.delete_consumer(stream, info.name)
+    except ConsumerNotFound:
+        pass  # the server has forgotten it by itself
+    return info.pending
 
 
 def sequence_at(api: Api, head: Head, moment: datetime.datetime) -> Operation[int]:
@@ -422,7 +459,7 @@ class RangeScan:
         self._skip_lost(head)
         if self._next >= part.end:
             return
-        if _is_consumed(info.config):
+        if is_consumed(info.config):
             yield from self._api.require(BATCH_GET)
             self._direct = DirectReading(self._api.prefix, part, self._next, head.bytes_per_sequence)
             return
@@ -554,7 +591,7 @@ class RangeScan:
         self.lost_sequences += count
 
 
-def _is_consumed(config: StreamConfig) -> bool:
+def is_consumed(config: StreamConfig) -> bool:
     """Whether reading by a consumer would change what the stream keeps.
 
     Raises:

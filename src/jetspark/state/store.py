@@ -37,6 +37,7 @@ from jetspark.errors import (
     ConnectionClosed,
     ConnectionLost,
     JetSparkError,
+    JetStreamUnavailable,
     MessageNotFound,
     PayloadTooLarge,
     ServerError,
@@ -61,7 +62,7 @@ from jetspark.state.changes import (
     newest,
 )
 from jetspark.state.lookup import Lookup, lookup_requests, stored_of
-from jetspark.state.patience import Persistence
+from jetspark.state.patience import TELL_AFTER_S, TELL_EVERY_S, Persistence
 
 __all__ = ["PATIENCE_S", "StateBucket", "load", "open_bucket", "store", "store_newest"]
 
@@ -70,8 +71,6 @@ MAX_FRUITLESS_REQUESTS = 3
 BATCH_CHANGES = 20_000
 # Replicas hear of what is stored within a round trip; on a busy machine it takes longer. Then the leader is asked.
 BEHIND_PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
-# What is sent again is told of after this long, and then this often.
-TELL_AFTER_S, TELL_EVERY_S = 2.0, 30.0
 # As long as the fast publisher's: it covers a restart and the election of a leader.
 PATIENCE_S = 120.0
 
@@ -233,7 +232,13 @@ class StateBucket:
 
     def load_all(self, keys: Sequence[str]) -> Procedure[dict[str, Current]]:
         """As :func:`load`, but for its moment: not before anything that this object has seen, or written."""
-        persistence = Persistence(self._patience_s)
+
+        def tell(reason: Exception) -> None:
+            gone = ": if it was deleted, re-create it (`jetspark apply`)" * isinstance(reason, JetStreamUnavailable)
+            what = "1 state" if len(keys) == 1 else f"{len(keys)} states"
+            _logger.warning("bucket %s: %s cannot be loaded: %s%s", self._bucket.name, what, reason, gone)
+
+        persistence = Persistence(self._patience_s, tell)
         yield from persistence.progress()
         return (yield from self.load(keys, persistence))
 

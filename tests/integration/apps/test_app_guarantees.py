@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 from integration.apps.app_worker import APP, Placed
 from support.apps import is_settled, publish, running, set_up, until
+from support.distance import at_a_distance
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Breaker, Context, Event, Retry
+from jetspark.app.dead_letters.access import AppDeadLetters
 from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.server import NatsServer
 
@@ -158,7 +160,7 @@ async def test_sigterm_finishes_what_runs_gives_back_the_rest_and_exits_with_0(
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["number"] for line in lines if line["what"] == "done"] == [100]
     consumer = await (await js.stream(APP.stream)).consumer("shipping")
-    back = await consumer.fetch(3, timeout=30)
+    back = await consumer.fetch(3, timeout=30, fill=True)
     assert [message.metadata.stream_sequence for message in back] == [2, 3, 4]
 
 
@@ -183,6 +185,49 @@ async def test_a_transaction_happens_exactly_once(server: NatsServer, js: JetStr
     async with running(app, server.url):
         await until(lambda: is_settled(js, app, "totals"))
     assert (await kv.get("total")).value == b"210"
+
+
+async def test_an_event_whose_time_ends_while_it_commits_is_done_or_a_dead_letter_and_never_both(
+    server: NatsServer, js: JetStream
+) -> None:
+    app = App("late", stream="LATE", subjects=["counts.>"])
+    has_failed: set[str] = set()
+
+    @app.handler(
+        Counted,
+        durable="totals",
+        idempotent="transaction",
+        bucket="totals",
+        concurrency=60,
+        timeout=2.0,
+        retry=Retry(attempts=1),
+    )
+    async def add(event: Counted, ctx: Context) -> None:
+        # Each a little later than the one before: of some, the answer to the commit is on its way when time is over.
+        if event.name not in has_failed:
+            has_failed.add(event.name)
+            await asyncio.sleep(1.0 + event.number * 0.02)
+        await ctx.tx.put(event.name, b"1")
+
+    names = {f"n{number}" for number in range(50)}
+    await set_up(js, app)
+    await publish(js, app, *(Counted(name=f"n{number}", number=number) for number in range(50)))
+    async with at_a_distance(server, 0.05) as url, running(app, url):
+        await until(lambda: is_settled(js, app, "totals"))
+    kv = await js.kv("totals")
+
+    async def counted() -> set[str]:
+        return {key async for key in kv.keys() if not key.startswith("_done.")}  # noqa: SIM118
+
+    done = await counted()
+    dead = {letter.key async for letter in AppDeadLetters(app, js).list()}
+    assert done | dead == names
+    assert done & dead == set()
+    # What was given up has no effect when it is tried again by a redrive but its own.
+    async with running(app, server.url):
+        await AppDeadLetters(app, js).redrive(handler="totals")
+        await until(lambda: is_settled(js, app, "totals"))
+    assert await counted() == names
 
 
 async def test_a_breaker_pauses_the_consumer_for_every_worker(server: NatsServer, js: JetStream) -> None:

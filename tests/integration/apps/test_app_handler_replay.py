@@ -220,7 +220,7 @@ class Receipt(msgspec.Struct):
 async def test_what_a_handler_does_through_its_context_is_held_back_and_counted(
     server: NatsServer, js: JetStream
 ) -> None:
-    app = App("shop", stream="SHOP", subjects=["orders.>"], timers=True)
+    app = App("shop", stream="SHOP", subjects=["orders.>"], timers=True, events=[Billed])
     receipts: list[Receipt] = []
     billed = Billed(order_id="o", receipt="r")
 

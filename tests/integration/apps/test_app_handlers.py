@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import datetime
 import itertools
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,12 +13,15 @@ import pytest
 from support import broken
 from support.apps import is_settled, publish, running, set_up, until
 
+from jetspark.aio.consumer import Consumer
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip, upcast
 from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
 from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.inheritance import tidy_retries
 from jetspark.app.replay import replay_handler
+from jetspark.app.topology.names import partition_stream
+from jetspark.errors import TopologyDrift
 from jetspark.server import NatsServer
 
 _numbers = itertools.count(1)
@@ -68,6 +73,51 @@ async def test_events_are_handled_with_what_the_lifespan_made(server: NatsServer
     stored = [message async for message in (await js.stream("ORDERS")).get_messages(1, subject="billed.>")]
     assert [message.subject for message in stored] == ["billed.a", "billed.b"]
     assert len({message.headers["Nats-Msg-Id"] for message in stored}) == 2
+
+
+async def test_every_attempt_gets_the_recorded_result_and_returned_events_are_stored_all_or_none(
+    server: NatsServer, js: JetStream
+) -> None:
+    app, results = new_app(), list[Any]()
+
+    async def charge():  # type: ignore[no-untyped-def]  # what users write
+        return ("receipt", datetime.date(2026, 3, 31), {1: 2.5})
+
+    @app.handler(Paid, durable="billing", retry=Retry(attempts=2, first_s=0.01))
+    async def bill(event: Paid, ctx: Context) -> list[Billed]:
+        results.append(await ctx.once("charge", charge))
+        return [Billed(order_id="a", receipt="r"), Billed(order_id="b", receipt=results[-1])]
+
+    await set_up(js, app)
+    await publish(js, app, Paid(order_id="a"))
+    async with running(app, server.url):
+        await until(lambda: len(results) == 2)
+        await until(lambda: is_settled(js, app, "billing"))
+    assert results == [["receipt", "2026-03-31", {"1": 2.5}]] * 2
+    assert (await (await js.stream("ORDERS")).info(subjects_filter="billed.>")).state.subjects in (None, {})
+
+
+async def test_a_reject_inside_a_task_group_is_a_dead_letter_at_once(server: NatsServer, js: JetStream) -> None:
+    app, attempts = new_app(), list[int]()
+
+    async def charge() -> None:
+        raise Reject("no such card")
+
+    @app.handler(Paid, durable="billing", retry=Retry(attempts=3, first_s=0.01))
+    async def bill(event: Paid, ctx: Context) -> None:
+        attempts.append(ctx.attempt)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(charge())
+
+    await set_up(js, app)
+    await publish(js, app, Paid(order_id="a"))
+    async with running(app, server.url):
+        store = await HandlerStore.open(js, app.name, "billing")
+        await until(lambda: is_settled(js, app, "billing"))
+        [letter] = [each.letter async for each in store.all_letters()]
+    assert attempts == [1]
+    assert letter.cause is not None
+    assert (letter.cause.error.rpartition(".")[2], letter.cause.message) == ("Reject", "no such card")
 
 
 async def test_a_key_keeps_its_order_through_short_and_long_retries(server: NatsServer, js: JetStream) -> None:
@@ -387,3 +437,43 @@ async def test_a_handler_of_several_subjects_reads_its_own_stream_whole_and_pass
     assert not (await (await js.stream(app.dead_letter_stream)).info()).state.messages
     done = await replay_handler(js, app, "billing", effects=True)
     assert (done.done, done.failed) == (21, 0)
+
+
+class Left(Event, type="left", key="name", subject="left.{name}"):
+    name: str
+
+
+class Right(Event, type="right", key="name", subject="right.{name}"):
+    name: str
+
+
+@pytest.mark.parametrize("partitions", [None, 1])
+async def test_a_worker_whose_consumer_was_narrowed_ends_and_says_what_is_missing(
+    server: NatsServer, js: JetStream, partitions: int | None
+) -> None:
+    app = App("narrowed", stream="NARROWED", subjects=["left.*", "right.*"])
+
+    @app.handler(Left, Right, durable="both", filtered=True, partitions=partitions)
+    async def handle(event: Left | Right) -> None: ...
+
+    await set_up(js, app)
+    if partitions is None:
+        stream = await js.stream("NARROWED")
+        [consumer], narrow = [await stream.consumer("both")], "left.*"
+    else:
+        stream = await js.stream(partition_stream("narrowed", "both"))
+        [consumer] = [await stream.consumer(each.name) async for each in stream.consumers()]
+        narrow = "none.of.them"
+    workers = asyncio.create_task(app.run(server.url, stop_timeout=5.0))
+    await publish(js, app, Left(name="a"))
+    await until(lambda: is_settled_once(consumer))
+    narrowed = dataclasses.replace((await consumer.info()).config, filter_subject=narrow, filter_subjects=None)
+    await stream.update_consumer(narrowed)
+    with pytest.raises(TopologyDrift, match="jetspark replay") as raised:
+        await asyncio.wait_for(workers, 60)
+    assert f"consumer {consumer.name} of {consumer.stream_name} no longer takes " in str(raised.value)
+
+
+async def is_settled_once(consumer: Consumer) -> bool:
+    info = await consumer.info()
+    return info.ack_floor.stream_sequence == 1

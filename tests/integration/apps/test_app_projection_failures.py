@@ -423,6 +423,24 @@ async def test_a_bucket_that_is_deleted_and_made_again_is_folded_anew(server: Na
         await until(lambda: is_folded(js, app))
 
 
+async def test_a_worker_that_cannot_load_a_state_says_so(
+    server: NatsServer, js: JetStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "jetspark")  # a command line that ran in this process may have raised it
+    app = bank()
+    await set_up(js, app)
+    async with running(app, server.url, live=QUICK):
+        await publish(js, app, Opened(account="a"))
+        await until(lambda: is_folded(js, app))
+        await js.delete_kv("bank_balances")
+        await publish(js, app, Opened(account="b"))
+        await until(lambda: "cannot be loaded" in caplog.text)
+        assert "bucket bank_balances: 1 state cannot be loaded: nobody answers on" in caplog.text
+        assert "`jetspark apply`" in caplog.text
+        await set_up(js, app)
+        await until(lambda: is_folded(js, app))
+
+
 class Written(Event, type="notes.written", version=1, key="book", subject="notes.{book}"):
     book: str
     text: str

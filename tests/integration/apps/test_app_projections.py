@@ -230,7 +230,21 @@ async def test_who_has_time_waits_for_a_server_that_does_not_answer(is_known: bo
             finally:
                 server.resume()
             assert await asyncio.gather(*reading) == [Account()] * 2
-        await client._close(None)
+        await client.__aexit__(None, None, None)
+
+
+async def test_a_view_is_named_by_its_projection_or_by_the_class_of_it(server: NatsServer, js: JetStream) -> None:
+    app = bank()
+    await set_up(js, app)
+    async with app.connect(server.url) as client:
+        assert client.view(Balances).name == "balances"
+        assert await client.view(Balances).get("a") is None
+        with pytest.raises(ConfigError, match=r"view\(Account\): expected a projection of app 'bank': balances"):
+            client.view(Account)  # type: ignore[arg-type]
+        app.projection("beside", events=[Opened], bucket="beside")(Balances)
+        with pytest.raises(ConfigError, match=r"view\(Balances\): projections 'balances', 'beside' are of this class"):
+            client.view(Balances)
+        assert client.view("beside").name == "beside"
 
 
 async def test_waiting_for_a_projection_that_nobody_runs_says_so(server: NatsServer, js: JetStream) -> None:
@@ -238,6 +252,9 @@ async def test_waiting_for_a_projection_that_nobody_runs_says_so(server: NatsSer
     await set_up(js, app)
     async with app.connect(server.url) as client:
         ack = await client.publish(Opened(account="a"))
+        beyond = rf"{ack.sequence + 5}: that sequence does not exist yet, stream BANK ends at {ack.sequence}: no answer"
+        with pytest.raises(RequestTimeout, match=beyond):
+            await client.view("balances").get("a", at_least=ack.sequence + 5, timeout=0.5)
         with pytest.raises(RequestTimeout, match="does a worker run it"):
             await client.view("balances").get("a", at_least=ack.sequence, timeout=0.3)
         with pytest.raises(ConfigError, match="expected a projection of app 'bank': balances, moves"):
@@ -284,7 +301,7 @@ async def test_a_copy_that_is_cancelled_while_it_begins_leaves_nothing_behind(
     app = bank()
     await set_up(js, app)
 
-    async def use(view: View) -> None:
+    async def use(view: View[Any]) -> None:
         async with view.replica():
             await asyncio.Event().wait()
 
@@ -462,7 +479,7 @@ async def test_who_watches_follows_a_swap_in_whose_midst_the_server_does_not_ans
         try:
             async with client.view("balances").replica() as copy, aclosing(client.view("balances").watch()) as entries:
                 first = asyncio.create_task(anext(entries))
-                js.stream = find_while_nobody_answers  # type: ignore[method-assign]
+                js.stream = find_while_nobody_answers  # type: ignore[assignment]
                 records = await open_records(other.jetstream(), app.name)
                 with suppress(RequestTimeout):  # it is noted, and the answer may come late
                     await swap(records, app.projections["balances"], ProjectionPlace("rebuilt", 1), revision=0)
@@ -473,7 +490,7 @@ async def test_who_watches_follows_a_swap_in_whose_midst_the_server_does_not_ans
                 await until(lambda: copy.get("a") == Account(cents=7))
         finally:
             server.resume()
-            await client._close(None)
+            await client.__aexit__(None, None, None)
 
 
 async def test_windows_have_a_state_for_each_hour(server: NatsServer, js: JetStream) -> None:

@@ -289,7 +289,8 @@ async def test_a_rebuild_that_ends_at_any_of_its_notes_is_resumed_swapped_and_dr
 WRONG: list[tuple[Callable[[JetStream, App], Awaitable[Any]], str]] = [
     (lambda js, app: verify(js, app, "balances", to_seq=0), "to_seq=0: expected 1 or more"),
     (lambda js, app: verify(js, app, "balances", to_seq=-5), "to_seq=-5: expected 1 or more"),
-    (lambda js, app: verify(js, app, "balances", slice_keys=0), "slice_keys=0"),
+    (lambda js, app: verify(js, app, "balances", cache_keys=0), "cache_keys=0: expected 1 or more"),
+    (lambda js, app: verify(js, app, "balances", cache_bytes=0), "cache_bytes=0: expected 1 or more"),
     (lambda js, app: verify(js, app, "balances", wait_s=math.nan), "wait_s=nan"),
     (lambda js, app: verify(js, app, "balances", rate=cast("float", "5")), "rate='5'"),
     (

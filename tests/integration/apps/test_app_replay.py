@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import json
 import random
 import re
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 from support.apps import publish, running, set_up, until
-from support.projections import Closed, Moved, Opened, bank, folded, in_buckets, in_stream, some_events
+from support.projections import (
+    Account,
+    Balances,
+    Closed,
+    Moved,
+    Opened,
+    bank,
+    folded,
+    in_buckets,
+    in_stream,
+    some_events,
+)
 
+import jetspark
+from jetspark import StreamConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
-from jetspark.app import App
+from jetspark.app import App, encode
 from jetspark.app.projections.buckets import open_records
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Router, Row
@@ -22,6 +37,7 @@ from jetspark.app.projections.positions import FoldPosition, position_change
 from jetspark.app.replay import (
     ReplayRequest,
     plan_replay,
+    preview_rebuild,
     read_records,
     rebuild,
     repair_keys,
@@ -29,6 +45,8 @@ from jetspark.app.replay import (
     verify,
 )
 from jetspark.app.replay.contents import KeyContent
+from jetspark.app.replay.history import Events
+from jetspark.app.replay.places import noted_position
 from jetspark.errors import ConfigError, DataLoss, UsageError
 from jetspark.server import NatsServer
 from jetspark.state.changes import NOTHING, Change
@@ -209,16 +227,161 @@ async def test_verifying_beside_live_traffic_finds_nothing_where_nothing_is_wron
 
     async with running(app, server.url):
         task = asyncio.create_task(traffic())
-        for slice_keys in (1000, 2):
-            found = await verify(js, app, "balances", slice_keys=slice_keys)
+        for cache_keys in (1000, 2):
+            found = await verify(js, app, "balances", cache_keys=cache_keys)
             assert found.is_equal, found.differences
             assert found.digest == found.expected_digest
             assert found.boundary >= 200
         is_over = True
         await task
         await until(lambda: is_folded(js, app))
-        whole, sliced = [await verify(js, app, "balances", slice_keys=size) for size in (1000, 2)]
-    assert (whole.digest, whole.keys, whole.parked) == (sliced.digest, sliced.keys, sliced.parked)
+        whole, spilled = [await verify(js, app, "balances", cache_keys=size) for size in (1000, 2)]
+    assert (whole.digest, whole.keys, whole.parked) == (spilled.digest, spilled.keys, spilled.parked)
+
+
+async def sent_by(server: NatsServer, work: Awaitable[Any]) -> tuple[Any, int]:
+    """How many messages a server that does nothing else sends meanwhile."""
+
+    async def sent() -> int:
+        _, page = await asyncio.to_thread(server.monitor, "/varz")
+        return int(json.loads(page)["out_msgs"])
+
+    before = await sent()
+    return await work, await sent() - before
+
+
+async def many_keys(server: NatsServer, js: JetStream, app: App, keys: int) -> int:
+    """Three events of each key, and a bucket that has them all; returns how many events there are."""
+    await set_up(js, app)
+    async with js.fast_batch() as batch:
+        for number in range(3):
+            for key in range(keys):
+                event = Opened(account=f"k{key}") if not number else Moved(source=f"k{key}", target="all", cents=number)
+                now = datetime.datetime(2026, 3, 31, tzinfo=datetime.UTC)
+                sent = encode(event, id=f"{number}-{key}", source=app.source, time=now)
+                await batch.add(sent.subject, sent.data)
+    async with running(app, server.url):
+        await until(lambda: is_at(js, "bank_balances", 3 * keys))
+    return 3 * keys
+
+
+async def is_at(js: JetStream, bucket: str, sequence: int) -> bool:
+    return (await noted_position(js, bucket)).sequence == sequence
+
+
+async def test_verifying_reads_each_event_and_each_key_once_however_few_states_fit_memory(own: NatsServer) -> None:
+    app, keys = bank(), 2_000
+    async with jetspark.connect(own.url) as client:
+        js = client.jetstream()
+        events = await many_keys(own, js, app, keys)
+        read = 0
+
+        async def count(some: Events) -> None:
+            nonlocal read
+            read += some.messages
+
+        for cache_keys in (1_000_000, 100):
+            read = 0
+            found, sent = await sent_by(own, verify(js, app, "balances", cache_keys=cache_keys, on_events=count))
+            assert (found.is_equal, found.keys, found.events) == (True, keys, 3 * keys + 2 * keys)
+            assert read == events
+            assert events + keys < sent < 1.1 * (events + keys)
+
+
+class Owned:
+    """Its keys are those of the events."""
+
+    def apply(self, state: int | None, event: Opened | Closed) -> int:
+        return (state or 0) + (1 if isinstance(event, Opened) else 10)
+
+
+def owned() -> App:
+    app = App("bank", stream=StreamConfig(name="BANK", subjects=["bank.>"]))
+    app.projection("owned", events=[Opened, Closed], bucket="bank_owned")(Owned)
+    return app
+
+
+async def test_a_repair_reads_only_the_subjects_of_its_keys_where_they_are_known(own: NatsServer) -> None:
+    app = owned()
+    async with jetspark.connect(own.url) as client:
+        js = client.jetstream()
+        await set_up(js, app)
+        names = [f"k{number}" for number in range(1_000)]
+        await publish(js, app, *(Opened(account=name) for name in names), *(Closed(account=name) for name in names))
+        async with running(app, own.url):
+            await until(lambda: is_at(js, "bank_owned", 2_000))
+        right = (await in_buckets(js, app))["owned"]
+        kv = await js.kv("bank_owned")
+        await kv.put("k1", b"999")  # by another program
+        await (await js.stream("KV_bank_owned")).purge(subject="$KV.bank_owned.k2")
+        done, sent = await sent_by(own, repair_keys(js, app, "owned", ["k1", "k2"]))
+        assert (done.changed, done.events) == (2, 4)
+        assert sent < 100
+        assert (await in_buckets(js, app))["owned"] == right
+        done, sent = await sent_by(own, repair_keys(js, app, "owned", ["k1"]))
+        assert (done.changed, sent < 100) == (0, True)
+
+
+async def test_a_repair_reads_everything_where_an_event_of_the_key_is_on_the_subject_of_another(
+    server: NatsServer, js: JetStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = owned()
+    await set_up(js, app)
+    await publish(js, app, Opened(account="k1"), Opened(account="k2"))
+    data = encode(
+        Closed(account="k1"), id="c-1", source="/elsewhere", time=datetime.datetime(2026, 3, 31, tzinfo=datetime.UTC)
+    ).data
+    await js.publish("bank.k2.closed", data)
+    async with running(app, server.url):
+        await until(lambda: is_at(js, "bank_owned", 3))
+    right = (await in_buckets(js, app))["owned"]
+    assert right["k1"][:2] == (b"11", 3)
+    done = await repair_keys(js, app, "owned", ["k1"])
+    assert (done.changed, (await in_buckets(js, app))["owned"]) == (0, right)
+    assert "event 3 of key k1 is not on the subjects of that key: the whole history is read" in caplog.text
+
+
+async def test_a_preview_of_a_fold_that_changes_every_key_reads_the_history_once(own: NatsServer) -> None:
+    app, keys = bank(), 2_000
+    async with jetspark.connect(own.url) as client:
+        js = client.jetstream()
+        events = await many_keys(own, js, app, keys)
+        changed = App("bank", stream=app.stream_config)
+
+        class Other(Balances):
+            def apply(self, state: Account | None, event: Any, key: str) -> Any:
+                found = super().apply(state, event, key)
+                if isinstance(found, Account):
+                    found.moves += 1
+                return found
+
+        changed.projection("balances", events=[Opened, Moved, Closed], bucket="bank_balances", version=2)(Other)
+        found, sent = await sent_by(own, preview_rebuild(js, changed, "balances"))
+        assert found.comparison.difference_count == keys
+        assert sent < 1.1 * (events + 2 * keys)  # a key that differs is read once more
+
+
+async def test_a_key_that_is_written_while_it_is_verified_is_folded_on_and_the_tail_is_read_once(
+    own: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, keys = bank(), 500
+    async with jetspark.connect(own.url) as client:
+        js = client.jetstream()
+        await many_keys(own, js, app, keys)
+        late = [Moved(source=f"k{number}", target="all", cents=7) for number in range(keys)]
+        is_late = False
+
+        async def meanwhile(some: Events) -> None:
+            nonlocal is_late
+            if not is_late:
+                is_late = True
+                await publish(js, app, *late)
+                await until(lambda: is_at(js, "bank_balances", 4 * keys))
+
+        async with running(app, own.url):
+            found = await verify(js, app, "balances", on_events=meanwhile, cache_keys=50)
+        assert (found.is_equal, found.boundary, found.keys) == (True, 3 * keys, keys)
+        assert found.digest == found.expected_digest == (await verify(js, app, "balances")).digest
 
 
 async def write(js: JetStream, bucket: str, key: str, content: KeyContent, mark: str = "1") -> None:

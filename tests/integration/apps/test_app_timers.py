@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 from support.apps import running, until
+from support.cluster import apply_on_new_cluster
 from support.reminding import ENDS, LATE, do_at_that_moment, reminding, set_timer
 
 import jetspark
+from jetspark import StreamConfig
 from jetspark.app import App, AppClient, Context, Event, Reject, Retry, RetryIn, Timers
 from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
 from jetspark.errors import ConfigError, TopologyDrift
-from jetspark.server import NatsServer
+from jetspark.server import NatsCluster, NatsServer
 
 
 class Placed(Event, type="order.placed", key="order_id", subject="orders.{order_id}.placed"):
@@ -172,9 +174,10 @@ async def test_an_event_that_is_stored_behind_a_new_setting_of_its_timer_counts_
     assert seen == [(1, True)]
 
 
-async def test_no_timer_counts_that_was_ended_at_about_the_time_it_fired(nats_url: str) -> None:
+@pytest.mark.parametrize("ends_by", ["publish", "cancel"])
+async def test_no_timer_counts_that_was_ended_at_about_the_time_it_fired(nats_url: str, ends_by: str) -> None:
     """Many that are due at once, and each is ended at about that time: the server stores some all the same."""
-    count, counted = 200, set[str]()
+    count, counted, ended = 200, set[str](), set[str]()
     app = App("shop", stream="ORDERS", subjects=["orders.>"], events=[Paid], timers=True)
     handled = 0
 
@@ -190,7 +193,10 @@ async def test_no_timer_counts_that_was_ended_at_about_the_time_it_fired(nats_ur
         assert due is not None
         left_s = (due - datetime.datetime.now(datetime.UTC)).total_seconds()
         await asyncio.sleep(max(0.0, left_s + number / count * 0.3 - 0.05))
-        await orders.publish(Paid(order_id=f"o-{number}"), cancels=f"of {number}")
+        if ends_by == "publish":
+            await orders.publish(Paid(order_id=f"o-{number}"), cancels=f"of {number}")
+        elif await orders.timers.cancel(f"of {number}"):
+            ended.add(f"o-{number}")
 
     await app.apply(nats_url)
     async with app.connect(nats_url) as orders:
@@ -201,6 +207,22 @@ async def test_no_timer_counts_that_was_ended_at_about_the_time_it_fired(nats_ur
             await until(lambda: handled >= fired)  # one may still have been on its way
     assert 0 < fired <= count
     assert counted == set()
+    if ends_by == "cancel":  # True says that it was set; the others had fired
+        assert fired >= count - len(ended)
+
+
+async def test_a_timer_that_was_set_just_now_is_ended_though_replicas_are_behind(cluster: NatsCluster) -> None:
+    """Any replica may be asked what is set: one that is behind must not have a timer go on that was to end."""
+    urls = [node.url for node in cluster.nodes]
+    app = App("replicated", stream=StreamConfig(name="REPLICATED", replicas=3), subjects=["orders.>"], timers=True)
+    app.register(Overdue)
+    await apply_on_new_cluster(app, urls)
+    async with app.connect(urls) as orders:
+        for number in range(100):
+            await orders.timers.set("x", Overdue(order_id=f"o-{number}"), after=3600)
+            assert await orders.timers.cancel("x")
+        assert not await orders.timers.cancel("x")
+        assert [timer async for timer in orders.timers.list()] == []
 
 
 async def test_a_timer_of_the_same_name_replaces_the_one_before(nats_url: str) -> None:
@@ -221,6 +243,7 @@ async def test_the_id_of_a_setting_is_that_of_its_timer_alone(nats_url: str) -> 
     app = shop()
     await app.apply(nats_url)
 
+    @app.register
     class Packed(Event, type="order.packed", key="order_id", subject="orders.{order_id}.packed"):
         order_id: str
 

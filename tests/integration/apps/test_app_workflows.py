@@ -42,10 +42,12 @@ from support.runs import (
 )
 from typer.testing import CliRunner
 
+import jetspark
 from jetspark.app import App, AppClient, Decision, Event, WorkflowRun
-from jetspark.app.workflows.declaring import RunStatus
+from jetspark.app.workflows.declaring import RunRecord, RunStatus
+from jetspark.app.workflows.timeline import read_timeline
 from jetspark.cli.commands import app as cli
-from jetspark.errors import ConfigError, ConsumerNotFound, NetworkError
+from jetspark.errors import ConfigError, ConsumerNotFound, NetworkError, RequestTimeout, WorkflowNotOver
 from jetspark.server import NatsServer
 
 MANY = int(os.environ.get("JETSPARK_MANY_RUNS", "0"))
@@ -393,6 +395,29 @@ async def test_a_run_that_cannot_be_read_hides_no_other(nats_url: str, monkeypat
     assert result.exit_code == 0, result.output
     assert "unreadable  newer" in result.output
     assert result.output.splitlines()[-1] == "5 runs, 4 of them unreadable"
+
+
+async def test_waiting_for_a_run_that_does_not_end_names_it(nats_url: str) -> None:
+    app = fulfilment()
+    await app.apply(nats_url)
+    async with app.connect(nats_url) as shop:
+        with pytest.raises(WorkflowNotOver, match=r"run 'o-1' of workflow 'fulfilment' .* 0\.1 s: it has not begun"):
+            await shop.workflow("fulfilment").wait_for_end("o-1", timeout=0.1)
+    assert issubclass(WorkflowNotOver, TimeoutError)
+
+
+async def test_a_timeline_that_cannot_be_read_raises_one_plain_error(own: NatsServer) -> None:
+    async with jetspark.connect(own.url) as client:
+        js = client.jetstream(timeout=0.5)
+        stream = await js.create_stream(jetspark.StreamConfig(name="TIMELINE", subjects=("timeline",)))
+        own.pause()
+        try:
+            record = RunRecord(version=1, key="o-1", events=(1, 2, 3))
+            steps = read_timeline(stream, fulfilment().catalogue, record, 1)
+            with pytest.raises(RequestTimeout):
+                await anext(aiter(steps))
+        finally:
+            own.resume()
 
 
 async def test_wrong_arguments_for_runs_are_told(nats_url: str) -> None:

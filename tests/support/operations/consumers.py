@@ -11,7 +11,12 @@ from jetspark import ConsumerConfig, JetSparkError
 from support.operations.table import A_WHILE_S, World, row
 
 
-@row("Stream.create_consumer", "Stream.update_consumer", "Stream.create_or_update_consumer")
+@row(
+    "Stream.create_consumer",
+    "Stream.update_consumer",
+    "Stream.create_or_update_consumer",
+    "Stream.get_or_create_consumer",
+)
 async def _(w: World) -> None:
     config = ConsumerConfig(name=f"c{w.number}", filter_subjects=[w.subject], inactive_threshold_s=60)
 
@@ -19,6 +24,7 @@ async def _(w: World) -> None:
         await w.stream.create_consumer(config)
         await w.stream.update_consumer(config)
         await w.stream.create_or_update_consumer(config)
+        await w.stream.get_or_create_consumer(config)
 
     await w.interrupt(act)
     with contextlib.suppress(jetspark.ConsumerNotFound):
@@ -83,11 +89,13 @@ async def _(w: World) -> None:
     got: list[bytes] = []
 
     async def act() -> None:
-        for size in (1, 3, 6):
-            for message in await consumer.fetch(size, timeout=A_WHILE_S):
+        for size, fill in ((1, False), (3, True), (6, False)):
+            for message in await consumer.fetch(size, timeout=A_WHILE_S, fill=fill):
                 got.append(message.data)
                 await message.ack()
         message = await consumer.next(timeout=A_WHILE_S)
+        got.append(message.data)
+        message = await consumer.next(timeout=A_WHILE_S, ack=message)
         got.append(message.data)
         await message.ack()
         await consumer.close()
@@ -100,6 +108,28 @@ async def _(w: World) -> None:
     lost = {b"%d" % number for number in range(20)} - set(got)
     assert len(lost) <= (6 if ended.was_interrupted and w.is_blocking else 0), lost
     assert len(got) - len(set(got)) <= 6
+    await consumer.delete()
+
+
+@row("Consumer.batches")
+async def _(w: World) -> None:
+    consumer = await w.consumer(20)
+    got: list[bytes] = []
+
+    async def act() -> None:
+        async with contextlib.aclosing(consumer.batches(6, expires=A_WHILE_S)) as batches:
+            async for messages in batches:
+                for message in messages:
+                    got.append(message.data)
+                    await message.ack()
+                if len(got) == 20:
+                    return
+
+    ended = await w.interrupt(act)
+    got = await _rest(w, consumer, got)
+    lost = {b"%d" % number for number in range(20)} - set(got)
+    # Those of the list in hand: they come again when their ack_wait is over.
+    assert len(lost) <= (6 if ended.was_interrupted else 0), lost
     await consumer.delete()
 
 

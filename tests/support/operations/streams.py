@@ -41,6 +41,13 @@ async def _(w: World) -> None:
     await _end_spare(w)
 
 
+@row("JetStream.get_or_create_stream")
+async def _(w: World) -> None:
+    config = StreamConfig(name=f"{w.name}_{w.number}", storage="memory")
+    await w.interrupt(lambda: w.js.get_or_create_stream(config))
+    await _end_spare(w)
+
+
 @row("JetStream.delete_stream")
 async def _(w: World) -> None:
     stream = await w.spare_stream()

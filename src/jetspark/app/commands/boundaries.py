@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from jetspark.app.commands.declaring import CommandReply, Past, PastEvent
+from jetspark.app.contracts.faults import USER_ERRORS
+from jetspark.app.finite_json import check_finite
 from jetspark.app.projections.declaring import ProjectionSpec
 
 __all__ = [
@@ -63,7 +65,9 @@ def outcome_of(index: int, events: int, reply: Any) -> str:
     if reply is None and events == 1:
         return _ONE_EVENT
     # A header is one line of text; JSON has its line ends escaped.
-    return msgspec.json.encode(_Outcome(events, index, reply)).decode()
+    data = msgspec.json.encode(_Outcome(events, index, reply))
+    check_finite("the reply", reply, data)
+    return data.decode()
 
 
 class BoundaryPast:
@@ -192,7 +196,7 @@ def advance_snapshot(
     """
     try:
         snapshot = SnapshotState(_folded(_merged(pasts), pasts[0].snapshot, spec, key), last)
-    except Exception:
+    except USER_ERRORS:
         return  # the next command that looks at the state raises this, and says so to its caller
     for past in pasts:
         past.snapshot = snapshot

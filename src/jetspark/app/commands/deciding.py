@@ -225,6 +225,7 @@ class Deciding:
         random: A number from 0 to 1.
         random_bits: Such a number of random bits, for traces.
         timers_of: The application whose timers commands set; None if it has none.
+        timer_clock: The server's time of day, by which timers are due; the clock's, if not given.
     """
 
     def __init__(
@@ -240,11 +241,12 @@ class Deciding:
         random: Callable[[], float],
         random_bits: Callable[[int], int],
         timers_of: str | None = None,
+        timer_clock: Callable[[], datetime.datetime] | None = None,
     ) -> None:
         self.stream = stream
         self.catalogue, self.projections, self.cache = catalogue, projections, cache
         self.clock, self._random = clock, random
-        self.encoder = DecisionEncoder(source, catalogue, timers_of, random_bits)
+        self.encoder = DecisionEncoder(source, catalogue, timers_of, random_bits, timer_clock or clock)
         self.encoder.know(end.subjects)
         self.known_end = 0
         """The highest sequence of the stream that was seen."""

@@ -197,6 +197,7 @@ class CommandDecision(NamedTuple):
         return plain
 
 
+_T = TypeVar("_T")
 _ONLY_OF_WORKFLOWS: dict[str, Any] = {
     "state": UNCHANGED,
     "commands": {},
@@ -219,6 +220,19 @@ class CommandReply:
     """The ``reply`` of the decision."""
     is_repeated: bool = field(default=False, compare=False)
     """It was decided before, and this is what was recorded."""
+
+    def data_as(self, kind: type[_T]) -> _T:
+        """``data`` as a type that msgspec reads, such as a Struct, a dataclass or a TypedDict.
+
+        Raises:
+            ConfigError: It is not one. The command was decided all the same.
+        """
+        try:
+            return msgspec.convert(self.data, kind, str_keys=True)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise ConfigError(
+                f"command {self.command_id!r}: its reply {self.data!r} is not a {kind!r}: {error}"
+            ) from error
 
 
 class PastEvent(NamedTuple):
@@ -373,3 +387,8 @@ class CommandSpec:
             raise ConfigError(f"command {self.name!r}: snapshot={self.snapshot!r}: expected a projection: {known}")
         if spec.window is not None:
             raise ConfigError(f"command {self.name!r}: snapshot={self.snapshot!r}: a projection with windows is none")
+        if spec.unique_ids:
+            raise ConfigError(
+                f"command {self.name!r}: snapshot={self.snapshot!r}: expected a projection without unique_ids: the "
+                "command folds the newest events onto the state by itself, and knows no ids of those before"
+            )

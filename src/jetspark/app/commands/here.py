@@ -23,7 +23,7 @@ from jetspark.app.commands.running import CommandOptions, CommandRun, CommandRun
 from jetspark.app.commands.telling import cannot_be_sent, written_outcome
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.core.headers import encode as encode_headers
-from jetspark.errors import CommandInDoubt, ConnectionClosed, PayloadTooLarge
+from jetspark.errors import CommandInDoubt, ConnectionClosed, PayloadTooLarge, PermissionDenied
 
 if TYPE_CHECKING:
     from jetspark.app.declarations import Declarations
@@ -174,6 +174,8 @@ class DecidingHere:
         if outcome is None or isinstance(outcome, TimeoutError | ConnectionClosed):
             # What was sent may be stored.
             raise CommandInDoubt(spec.name, command_id, timeout_s) from outcome
+        if isinstance(outcome, PermissionDenied):
+            raise outcome  # of this program's own user, and not of a worker's
         if isinstance(outcome, CommandReply) and outcome.data is None:
             return outcome  # nothing in it would be another one
         body, headers = written_outcome(spec, outcome)

@@ -43,13 +43,19 @@ class DecisionEncoder:
         catalogue: The application's events.
         timers_of: The application whose timers decisions set; None if it has none.
         random_bits: Such a number of random bits, for traces.
+        timer_clock: The server's time of day, by which timers are due.
     """
 
     def __init__(
-        self, source: str, catalogue: Catalogue, timers_of: str | None, random_bits: Callable[[int], int]
+        self,
+        source: str,
+        catalogue: Catalogue,
+        timers_of: str | None,
+        random_bits: Callable[[int], int],
+        timer_clock: Callable[[], datetime.datetime],
     ) -> None:
         self._source, self._catalogue = source, catalogue
-        self._timers_of, self._random_bits = timers_of, random_bits
+        self._timers_of, self._random_bits, self._timer_clock = timers_of, random_bits, timer_clock
         self._stored: tuple[str, ...] = ()
         self._checked: set[Contract] = set()
 
@@ -105,11 +111,7 @@ class DecisionEncoder:
 
     def _check(self, contract: Contract) -> None:
         subject, kind = contract.subject.filter, contract.kind
-        if kind not in self._catalogue:
-            # Stored, it would be inside a boundary, and no worker could read that any more.
-            raise ConfigError(
-                f"{kind.__name__} is no event that the app knows: write @app.register above it, or App(events=[...])"
-            )
+        self._catalogue.declared(kind)  # stored, it would be inside a boundary, and no worker could read that any more
         if self._stored and not any(is_subset(subject, each) for each in self._stored):
             raise ConfigError(f"{kind.__name__} goes to {subject!r}, which the stream does not store")
         self._checked.add(contract)
@@ -126,9 +128,9 @@ class DecisionEncoder:
         app = self._timers_of
         if app is None:
             raise ConfigError("it sets or ends timers, and the app has none: declare it with App(..., timers=True)")
-        timers = []
+        timers, now = [], self._timer_clock()
         for index, (name, (event, when)) in enumerate(decision.timers.items()):
-            moment = When.of_decision(time, when)
+            moment = When.of_decision(now, when)
             id = derived_id(cause.id, f"{command}:timer", index)
             encoded = self._encode(event, cause, id, moment.due or time, traceparent)
             timers.append(timer_message(app, name, moment, encoded))

@@ -27,14 +27,16 @@ from jetspark.aio.context import DriverContext, context_of
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.message import Message
 from jetspark.aio.subscription import Subscription
-from jetspark.app.clock import utc_now
+from jetspark.app.clock import idle_s, utc_now
 from jetspark.app.commands.boundaries import BoundaryCache
 from jetspark.app.commands.deciding import Append, Appended, AppendMoved, AppendUnknown, CommandRequest, Deciding
 from jetspark.app.commands.declaring import CommandReply, CommandSpec
 from jetspark.app.commands.store import REQUEST_S, CommandStore, stream_end
 from jetspark.app.patience import patiently
 from jetspark.app.projections.views import Views
+from jetspark.app.server_clock import REFRESH_S, ServerClock, server_clock
 from jetspark.app.turns import DecidingPlaces, Turns
+from jetspark.core.arguments import explained
 from jetspark.core.events import ConnectionEvent, Disconnected, Reconnected
 from jetspark.core.numbers import seconds, whole
 from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError, PermissionDenied, RequestTimeout, WorkersBusy
@@ -53,6 +55,7 @@ _logger = logging.getLogger("jetspark.app")
 _read_plain_ack = re.compile(rb'\{"stream":"[^"\\]*", ?"seq":([0-9]+)\}').fullmatch
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOptions:
     """How a process decides commands: a worker, or a program that decides its own."""
@@ -164,8 +167,11 @@ class CommandRunner:
         context = context_of(js)
         # Before anybody looks at the stream: what happens to it after that is heard of.
         advisories = await context.client.subscribe(f"$JS.EVENT.ADVISORY.STREAM.*.{app.stream}")
+        time = server_clock(js, app.stream) if app.has_timers else None
         try:
             stream = await patiently(partial(js.stream, app.stream))
+            if time is not None:
+                await patiently(time.now)
         except BaseException:
             await advisories.unsubscribe()
             raise
@@ -179,13 +185,17 @@ class CommandRunner:
             projections=app.projections,
             cache=BoundaryCache(options.cache_events),
             clock=utc_now,
+            timer_clock=None if time is None else time.last_known,
             random=rng.random,
             random_bits=rng.getrandbits,
             timers_of=app.name if app.has_timers else None,
         )
         views = Views(app, js)
         watching = asyncio.create_task(_watch_stream(app, advisories, deciding))
-        return cls(context, deciding, CommandStore(js, stream, views), views, watching, options)
+        runner = cls(context, deciding, CommandStore(js, stream, views), views, watching, options)
+        if time is not None:
+            runner.spawn(_keep_time(time))
+        return runner
 
     @property
     def stored(self) -> tuple[str, ...]:
@@ -392,6 +402,16 @@ class CommandRunner:
             self._link.flush()
         else:
             self._link.flush_soon()
+
+
+async def _keep_time(time: ServerClock) -> None:
+    """Have the server's time at hand: decisions are made without waiting."""
+    while True:
+        await asyncio.sleep(idle_s(REFRESH_S))
+        try:
+            await time.now()
+        except JetSparkError as error:
+            _logger.warning("the server's time is not known anew, and goes on from its last answer: %s", error)
 
 
 async def _watch_stream(app: Declarations, advisories: Subscription, deciding: Deciding) -> None:

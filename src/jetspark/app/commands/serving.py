@@ -11,13 +11,13 @@ import logging
 from jetspark.aio.context import DriverContext
 from jetspark.aio.message import Message
 from jetspark.app.commands import wire
+from jetspark.app.commands.answering import ReplyRule
 from jetspark.app.commands.declaring import CommandReply, CommandSpec
 from jetspark.app.commands.running import CommandRun, CommandRunner
 from jetspark.app.commands.service import Endpoint
 from jetspark.app.commands.telling import cannot_be_sent, written_outcome
 from jetspark.app.contracts.catalogue import Catalogue
-from jetspark.core.subjects import matches
-from jetspark.errors import BufferFull, ConnectionClosed, PayloadTooLarge
+from jetspark.errors import BufferFull, CommandFailed, ConnectionClosed, PayloadTooLarge
 
 __all__ = ["Serving"]
 
@@ -51,16 +51,18 @@ class _Served(CommandRun):
 class Serving:
     """What a worker does with the requests that reach it."""
 
-    def __init__(self, context: DriverContext, commands: Catalogue, runner: CommandRunner) -> None:
+    def __init__(self, context: DriverContext, commands: Catalogue, runner: CommandRunner, replies: ReplyRule) -> None:
         self._connection, self._commands, self.runner = context.connection, commands, runner
+        self._replies = replies
         self._loop = asyncio.get_running_loop()
 
     def take(self, spec: CommandSpec, endpoint: Endpoint, message: Message) -> None:
         """Serve a request."""
         now, headers = self._loop.time(), message.headers
-        if not self._may_answer(message.reply):
-            _logger.warning("command %s: not decided, its answer was asked for on %r", spec.name, message.reply)
-            self.count(endpoint, now, None)
+        # Before it is decided: a command must not have effects that its caller cannot be told of.
+        if message.reply and not self._replies.allows(message.reply, self.runner.stored):
+            self._replies.refuse(message.subject, message.reply, now)
+            self.count(endpoint, now, CommandFailed(spec.name, f"its reply subject is {message.reply!r}"))
             return
         deadline = now + wire.time_to_decide(headers, self.runner.options.timeout_s)
         self.runner.start(
@@ -69,13 +71,6 @@ class Serving:
                 spec, self._commands, message.subject, message.data, message.raw_headers, headers
             ),
         )
-
-    def _may_answer(self, reply: str | None) -> bool:
-        """Whether an answer to this subject reaches a caller, and is no message of the stream, nor to the server.
-
-        A worker may publish more than most callers: a caller must not choose what it publishes, and where.
-        """
-        return not reply or not (reply.startswith("$") or any(matches(each, reply) for each in self.runner.stored))
 
     def count(self, endpoint: Endpoint, began: float, error: Exception | None) -> None:
         """Note that a request is over."""

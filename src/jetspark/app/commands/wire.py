@@ -20,6 +20,7 @@ from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import RawHeaders, decode, encode
 from jetspark.app.contracts.other_forms import header_of
 from jetspark.app.contracts.tokens import escape
+from jetspark.app.finite_json import check_finite
 from jetspark.core.numbers import UINT64
 from jetspark.errors import (
     BoundaryConflict,
@@ -195,7 +196,9 @@ def write_reply(reply: CommandReply) -> bytes:
     Raises:
         TypeError, ValueError: Its data is nothing that JSON has.
     """
-    return msgspec.json.encode(_Reply(reply.command_id, reply.sequence, reply.events, reply.data, reply.is_repeated))
+    data = msgspec.json.encode(_Reply(reply.command_id, reply.sequence, reply.events, reply.data, reply.is_repeated))
+    check_finite("the reply", reply.data, data)
+    return data
 
 
 def write_error(error: JetSparkError) -> tuple[bytes, dict[str, str]]:

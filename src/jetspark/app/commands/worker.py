@@ -18,13 +18,15 @@ from jetspark.aio.subscription import Subscription, SubscriptionReader
 from jetspark.aio.transport import Link
 from jetspark.app.clock import utc_now
 from jetspark.app.commands import wire
+from jetspark.app.commands.answering import ReplyRule
 from jetspark.app.commands.declaring import CommandSpec
 from jetspark.app.commands.running import CommandOptions, CommandRunner
 from jetspark.app.commands.service import QUEUE_GROUP, Endpoint, ServiceRecord
 from jetspark.app.commands.serving import Serving
 from jetspark.app.contracts.catalogue import Catalogue
+from jetspark.app.denial_watch import DenialWatch
 from jetspark.core.version import VERSION
-from jetspark.errors import JetSparkError
+from jetspark.errors import JetSparkError, PermissionDenied
 
 if TYPE_CHECKING:
     from jetspark.app.application import App
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["CommandWorker"]
 
 _logger = logging.getLogger("jetspark.app")
+
+# How long the server may take to send no more requests; one that is away sends none.
+DRAIN_S = 5.0
 
 
 class _Taker(SubscriptionReader):
@@ -68,9 +73,10 @@ class CommandWorker:
         self._link = self._context.link
         self._catalogue, self._options = catalogue, options or CommandOptions()
         self._commands = Catalogue(*(spec.kind for spec in specs))
-        self._ended = asyncio.Event()
-        self._subscriptions: list[Subscription] = []
         self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._denials = DenialWatch(self._link.dispatcher, self._needs, self._fail)
+        self._subscriptions: list[Subscription] = []
         self.service = ServiceRecord(
             name=app.name,
             id=secrets.token_hex(11),
@@ -81,15 +87,22 @@ class CommandWorker:
             endpoints=[],
         )
         self._runner: CommandRunner | None = None
+        self.replies = ReplyRule(app.name, [client.options.inbox_prefix, *app.inbox_prefixes])
 
     # ---- life --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve until :meth:`stop` is called or the task is cancelled."""
+        """Serve until :meth:`stop` is called or the task is cancelled.
+
+        Raises:
+            PermissionDenied: This user may not subscribe to a command.
+        """
+        self._denials.attach()
         try:
             await self._open()
-            await self._ended.wait()
+            await self._ended
         finally:
+            self._denials.detach()
             if self._runner is not None:
                 await self._runner.close()
 
@@ -98,10 +111,11 @@ class CommandWorker:
         deadline = self._loop.time() + timeout
         with contextlib.suppress(JetSparkError):
             # The server stops sending, and what it has sent already is taken.
-            await asyncio.gather(*(each.drain(max(0.1, timeout)) for each in self._subscriptions))
+            await asyncio.gather(*(each.drain(min(DRAIN_S, max(0.1, timeout))) for each in self._subscriptions))
         if self._runner is not None:
             await self._runner.finish(max(0.0, deadline - self._loop.time()))
-        self._ended.set()
+        if not self._ended.done():
+            self._ended.set_result(None)
         await asyncio.wait([runners], timeout=max(1.0, deadline - self._loop.time()))
         if not runners.done():
             runners.cancel()
@@ -110,7 +124,7 @@ class CommandWorker:
     async def _open(self) -> None:
         app = self._app
         self._runner = await CommandRunner.open(app, self._js, catalogue=self._catalogue, options=self._options)
-        serving = Serving(self._context, self._commands, self._runner)
+        serving = Serving(self._context, self._commands, self._runner, self.replies)
         for spec in self._specs:
             endpoint = Endpoint(spec.name.replace(".", "_"), wire.command_subject(app.name, spec.name))
             self.service.endpoints.append(endpoint)
@@ -118,7 +132,18 @@ class CommandWorker:
         for subject, verb in self.service.subjects().items():
             self._subscriptions.append(await self._client.subscribe(subject, callback=self._answerer(verb)))
         await self._client.flush()
+        if self._ended.done():
+            return  # a subscription was denied
         _logger.info("app %s: serving %d commands as service %s", app.name, len(self._specs), self.service.id)
+
+    def _needs(self, denied: PermissionDenied) -> bool:
+        return denied.operation == "subscribe" and any(
+            each.subject == denied.subject for each in self.service.endpoints
+        )
+
+    def _fail(self, error: PermissionDenied) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(error)
 
     def _subscribe(self, subject: str, take: Callable[[Message], None]) -> None:
         reader = _Taker(self._link, take)
@@ -128,7 +153,12 @@ class CommandWorker:
 
     def _answerer(self, verb: str) -> Callable[[Message], Coroutine[Any, Any, None]]:
         async def answer(message: Message) -> None:
-            if message.reply:
+            reply, runner = message.reply, self._runner
+            if not reply or runner is None:
+                return
+            if self.replies.allows(reply, runner.stored):
                 await message.respond(self.service.answer(verb))
+            else:
+                self.replies.refuse(message.subject, reply, self._loop.time())
 
         return answer

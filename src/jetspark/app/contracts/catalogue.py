@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from jetspark.app.contracts.field_rules import check_fields, check_in_subject, field_names
+from jetspark.app.contracts.field_rules import check_fields, check_in_subject, field_names, has_sets
 from jetspark.app.contracts.tokens import Template, text_of
 from jetspark.errors import ConfigError, InvalidEvent
 
@@ -25,6 +25,7 @@ Upcast: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 
 _is_type = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*").fullmatch
 _ENCODER = msgspec.json.Encoder()
+_SORTING_ENCODER = msgspec.json.Encoder(order="deterministic")
 
 
 class Contract:
@@ -56,6 +57,8 @@ class Contract:
         self.upcasts: dict[int, Upcast] = {}
         """By the version they start from; each leads to the next."""
         self._is_checked = False
+        self._write: Callable[[Any], bytes] = _write_pydantic if self.is_pydantic else _ENCODER.encode
+        """``_write_sorted`` where sets are in it, once that is known."""
         self.decode: Callable[[Any], Any] = self._decode_first
         """Read the data of this very version: JSON bytes in, event out, with msgspec's or pydantic's errors."""
         try:
@@ -71,6 +74,8 @@ class Contract:
             for name in () if template is None else template.fields:
                 check_in_subject(self.kind, name, f"{where}={template.text!r}" if template else where)
         check_fields(self.kind)
+        if has_sets(self.kind):
+            self._write = self._write_sorted
         self._is_checked = True
 
     def _decode_first(self, data: Any) -> Any:
@@ -100,16 +105,23 @@ class Contract:
             InvalidEvent: A field has a value that its type or its rules do not allow.
         """
         try:
-            if self.is_pydantic:
-                # Its warnings say less than the error of reading the result again.
-                data: bytes = event.model_dump_json(by_alias=True, warnings=False).encode()
-            else:
-                data = _ENCODER.encode(event)
+            if not self._is_checked:
+                self.check()
+            data = self._write(event)
             if self.decode(data) == event:
                 return data
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
             raise InvalidEvent(self.type, self.version, *_first_fault(error)) from error
         raise InvalidEvent(self.type, self.version, *self._changed(event, data))
+
+    def _write_sorted(self, event: Any) -> bytes:
+        """Write sets in the order of their elements, so that the same event has the same bytes in every process."""
+        if self.is_pydantic:
+            return _write_pydantic_sorted(event)
+        try:
+            return _SORTING_ENCODER.encode(event)
+        except TypeError:  # dicts whose keys are no texts, which it does not sort
+            return _ENCODER.encode(msgspec.to_builtins(event, order="deterministic", str_keys=True))
 
     def _changed(self, event: Any, data: bytes) -> tuple[str, str]:
         """The field that is not read back as it was written."""
@@ -224,6 +236,24 @@ class Catalogue:
                 )
             self._readings = None
 
+    def declared(self, event: Any) -> Contract:
+        """The contract of an event that is to be published, or of its class.
+
+        Raises:
+            ConfigError: It is not an event, or its class is not here: other programs could not read what is stored.
+        """
+        contract = contract_of(event)
+        if self._contracts.get((contract.type, contract.version)) is not contract:
+            raise _undeclared(contract)
+        return contract
+
+    def declared_version(self, event: Any) -> Contract:
+        """The contract of an event, as :meth:`declared`; here it may be of a class of the same type and version."""
+        contract = contract_of(event)
+        if (contract.type, contract.version) not in self._contracts:
+            raise _undeclared(contract)
+        return contract
+
     def __contains__(self, kind: object) -> bool:
         contract = getattr(kind, "__contract__", None)
         if not isinstance(contract, Contract) or contract.kind is not kind:  # it is inherited
@@ -271,6 +301,27 @@ class Catalogue:
             for version in contract.upcasts:
                 found[contract.type, version] = Decoding(contract, contract.chain(version))
         return found
+
+
+def _write_pydantic(event: Any) -> bytes:
+    # Its warnings say less than the error of reading the result again.
+    data: str = event.model_dump_json(by_alias=True, warnings=False)
+    return data.encode()
+
+
+def _write_pydantic_sorted(event: Any) -> bytes:
+    from jetspark.app.contracts.schemas import sets_in_order
+
+    schema = type(event).model_json_schema(mode="serialization")
+    return _ENCODER.encode(sets_in_order(msgspec.json.decode(_write_pydantic(event)), schema, schema))
+
+
+def _undeclared(contract: Contract) -> ConfigError:
+    name = contract.kind.__name__
+    return ConfigError(
+        f"{name} is not declared, so other programs of the application could not read it: write @app.register above "
+        f"its class, or App(..., events=[{name}])"
+    )
 
 
 def _key_functions(key: str | None) -> tuple[Template | None, Callable[[Any], str | None]]:

@@ -30,7 +30,7 @@ from urllib.parse import unquote
 import msgspec
 
 from jetspark.app.contracts.catalogue import Catalogue, Contract, Decoding, contract_of
-from jetspark.app.contracts.faults import fault_of
+from jetspark.app.contracts.faults import USER_ERRORS, fault_of
 from jetspark.app.contracts.field_rules import Timestamp
 from jetspark.app.contracts.other_forms import header_of, read_other_form
 from jetspark.app.contracts.tokens import key_fault
@@ -55,6 +55,7 @@ __all__ = [
     "decode",
     "derived_id",
     "encode",
+    "event_id",
     "read_data",
     "read_envelope",
     "read_event",
@@ -259,18 +260,23 @@ def decode(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue)
         UpcastFailed: The data is of an older version, and its upcast raised.
     """
     envelope, contract, event = read_event(subject, data, headers, catalogue)
-    if headers and (_NEXT_BYTES in headers if isinstance(headers, bytes) else _NEXT in headers):
-        envelope = _of_this_time(envelope, headers)
+    if (id := event_id(envelope, headers)) != envelope.id:
+        envelope = msgspec.structs.replace(envelope, id=id, time=None)
     key = contract.key_of(event)
     return Decoded(event, contract, envelope, subject, envelope.subject if key is None else key, headers)
 
 
-def _of_this_time(envelope: Envelope, headers: RawHeaders) -> Envelope:
-    """A timer that fires again and again publishes the same bytes each time; what is done with them must not be."""
+def event_id(envelope: Any, headers: RawHeaders) -> str:
+    """The id of an event: that of its envelope, unless a timer that fires again and again has published it.
+
+    Such a timer publishes the same bytes each time; what is done with them must not be the same. So each has an id of
+    its own, which is a function of the message.
+    """
+    id: str = envelope.id
+    if not headers or not (_NEXT_BYTES in headers if isinstance(headers, bytes) else _NEXT in headers):
+        return id
     following = header_of(headers, _NEXT)
-    if following is None or following == "purge":
-        return envelope
-    return msgspec.structs.replace(envelope, id=derived_id(envelope.id, following, 0), time=None)
+    return id if following is None or following == "purge" else derived_id(id, following, 0)
 
 
 def read_event(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue) -> tuple[Envelope, Contract, Any]:
@@ -292,7 +298,7 @@ def read_event(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalo
         raise _violation(subject, envelope.type, version, error) from error
     except ContractViolation:
         raise
-    except Exception as error:  # of the class's own code, such as its ``__post_init__``: it must not end a worker
+    except USER_ERRORS as error:  # of the class's own code, such as its ``__post_init__``: it must not end a worker
         rule = f"{type(error).__name__}: {error}"
         raise BrokenRule(subject, envelope.type, version, "", rule) from error
     return envelope, contract, event
@@ -402,7 +408,7 @@ def _upcast(subject: str, envelope: Envelope, reading: Decoding) -> Any:
             data = step(data)
             if not isinstance(data, dict):
                 raise TypeError(f"it returned {type(data).__name__}, and not the data as a dict")
-        except Exception as error:
+        except USER_ERRORS as error:
             rule = f"{step.__module__}.{step.__qualname__} from version {version}: {type(error).__name__}: {error}"
             raise UpcastFailed(subject, envelope.type, envelope.schemaversion or 1, "", rule) from error
         version += 1

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-__all__ = ["Fault", "FaultKind", "fault_of"]
+__all__ = ["USER_ERRORS", "Fault", "FaultKind", "fault_of"]
+
+USER_ERRORS = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
+"""What a synchronous function of the application may raise: a failure of its event, and never the end of the process.
+The others end it: ``KeyboardInterrupt`` is Ctrl-C, which may arrive anywhere."""
 
 FaultKind: TypeAlias = Literal["syntax", "missing", "type", "rule"]
 
@@ -41,7 +46,7 @@ def fault_of(error: Exception) -> Fault:
     return Fault("type", "", f"{type(error).__name__}: {error}")
 
 
-def error_text(error: Exception) -> str:
+def error_text(error: BaseException) -> str:
     """What an error says of data that cannot be read or written; with its kind, if it is of somebody's own code."""
     is_plain = isinstance(error, TypeError | ValueError | msgspec.MsgspecError)
     return str(error) if is_plain else f"{type(error).__name__}: {error}"

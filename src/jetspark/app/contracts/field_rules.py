@@ -9,8 +9,10 @@ float with such a name is a measurement after all.
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import datetime
+import decimal
 import enum
 import re
 import types
@@ -23,7 +25,17 @@ import msgspec
 
 from jetspark.errors import ConfigError
 
-__all__ = ["MONEY_WORDS", "Measure", "Private", "Timestamp", "check_fields", "check_in_subject", "private_fields"]
+__all__ = [
+    "MONEY_WORDS",
+    "Measure",
+    "Private",
+    "Timestamp",
+    "check_fields",
+    "check_in_subject",
+    "check_sets",
+    "has_sets",
+    "private_fields",
+]
 
 _T = typing.TypeVar("_T")
 
@@ -50,6 +62,18 @@ MONEY_WORDS = frozenset({
 """A float field is taken for money if one of these, or its plural, is a word of its name."""
 
 _find_words = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+").findall
+_SETS = (set, frozenset, collections.abc.Set, collections.abc.MutableSet)
+_SORTED = (
+    str,
+    int,
+    float,
+    bytes,
+    uuid.UUID,
+    decimal.Decimal,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+)
 _IN_SUBJECT = (str, int, bool, uuid.UUID, datetime.date)
 
 
@@ -57,10 +81,12 @@ def check_fields(kind: type) -> None:
     """Check the fields of an event class, nested ones included.
 
     Raises:
-        ConfigError: A field is a float and by its name money, or a time without a zone.
+        ConfigError: A field is a float and by its name money, a time without a zone, or a set that cannot be sorted.
         NameError: A type is not defined yet; ask again when the module is complete.
     """
     is_pydantic = not issubclass(kind, msgspec.Struct)  # which does not look at marks of msgspec
+    if not is_pydantic:  # its sets are sorted as JSON
+        check_sets(kind, kind.__name__)
     for path, annotation, marks in _leaves(kind, kind.__name__, frozenset()):
         name = path.rpartition(".")[2]
         if annotation is float and not _is_marked(marks, "x-measure"):
@@ -77,6 +103,53 @@ def check_fields(kind: type) -> None:
             raise ConfigError(
                 f"{path}: datetime without a time zone is another instant for each reader; use {name}: {remedy}"
             )
+
+
+def check_sets(kind: Any, where: str) -> None:
+    """Check that every set in a type has elements with an order, which is the order in which they are written.
+
+    Sets have none of their own: that of a set of texts is another one in each process.
+
+    Raises:
+        ConfigError: A set has elements that cannot be sorted.
+        NameError: A type is not defined yet.
+    """
+    for path, annotation, _ in _leaves(kind, where, frozenset()):
+        if _is_set(annotation):
+            wrong = next((each for each in get_args(annotation) if not _is_sortable(each)), None)
+            if wrong is not None:
+                raise ConfigError(
+                    f"{path}: a set of {_shown(wrong)}: equal sets would be written in several orders, as these have "
+                    "none; expected elements of one type that is sorted, such as str, int or a StrEnum, or a list"
+                )
+
+
+def has_sets(kind: Any) -> bool:
+    """Whether a type has a set anywhere in it.
+
+    Raises:
+        NameError: A type is not defined yet.
+    """
+    return any(_is_set(annotation) for _, annotation, _ in _leaves(kind, "", frozenset()))
+
+
+def _is_set(annotation: Any) -> bool:
+    return annotation in _SETS or get_origin(annotation) in _SETS
+
+
+def _is_sortable(element: Any) -> bool:
+    """Whether all values of a type can be compared with each other, and always the same way."""
+    element, _ = _marks(element)
+    arguments = get_args(element)
+    if element in (Any, object):
+        return True  # what is in it decides, when it is written
+    if get_origin(element) is Literal:
+        return len({type(value) for value in arguments}) == 1 and isinstance(arguments[0], str | int)
+    if get_origin(element) is tuple:
+        return all(each is Ellipsis or _is_sortable(each) for each in arguments)
+    if get_origin(element) in (Union, types.UnionType):
+        return all(each in (int, float, bool) for each in arguments)
+    return isinstance(element, type) and issubclass(element, _SORTED)
 
 
 def _means_money(word: str) -> bool:
@@ -131,7 +204,7 @@ def _leaves(kind: Any, path: str, seen: frozenset[Any], marks: tuple[Any, ...] =
                 yield from _leaves(annotation, f"{path}.{name}", seen | {kind})
         return
     arguments = () if get_origin(kind) is Literal else get_args(kind)
-    if not arguments:
+    if not arguments or _is_set(kind):
         yield path, kind, marks
     for argument in arguments:
         if argument is not Ellipsis:

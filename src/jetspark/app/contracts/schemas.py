@@ -15,7 +15,7 @@ import msgspec
 
 from jetspark.app.contracts.catalogue import Contract
 
-__all__ = ["Schema", "SchemaChange", "canonical", "differences", "document", "resolve", "write"]
+__all__ = ["Schema", "SchemaChange", "canonical", "differences", "document", "resolve", "sets_in_order", "write"]
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -115,7 +115,7 @@ def _plain(schema: Any, root: Schema, above: tuple[str, ...]) -> Any:
         elif word in ("required", "enum") or (word == "type" and isinstance(value, list)):
             result[word] = sorted(value, key=_sort_key)
         elif word == "default":
-            result[word] = _in_order(value, schema, root)
+            result[word] = sets_in_order(value, schema, root)
         else:
             result[word] = value
     if result.get("required") == []:
@@ -134,7 +134,7 @@ def _with_sets_in_order(schema: Any, root: Schema) -> Any:
     result = dict(schema)
     for word, value in schema.items():
         if word == "default":
-            result[word] = _in_order(value, schema, root)
+            result[word] = sets_in_order(value, schema, root)
         elif word in ("$defs", "properties"):
             result[word] = {name: _with_sets_in_order(each, root) for name, each in value.items()}
         elif word in (*_BRANCHES, "additionalProperties", "items", "prefixItems"):
@@ -142,19 +142,19 @@ def _with_sets_in_order(schema: Any, root: Schema) -> Any:
     return result
 
 
-def _in_order(value: Any, schema: Any, root: Schema) -> Any:
-    """A default with the items of its sets sorted: Python has those of texts in another order in each process."""
+def sets_in_order(value: Any, schema: Any, root: Schema) -> Any:
+    """A JSON value with the items of its sets sorted: Python has those of texts in another order in each process."""
     schema = resolve(schema, root)
     if not isinstance(value, dict | list) or not isinstance(schema, dict):
         return value
     for branch in (each for word in _BRANCHES for each in schema.get(word, ())):
-        value = _in_order(value, branch, root)
+        value = sets_in_order(value, branch, root)
     if isinstance(value, dict):
         known, others = schema.get("properties", {}), schema.get("additionalProperties")
-        return {name: _in_order(each, known.get(name, others), root) for name, each in value.items()}
+        return {name: sets_in_order(each, known.get(name, others), root) for name, each in value.items()}
     first, rest = schema.get("prefixItems", []), schema.get("items")
     kinds = itertools.chain(first, itertools.repeat(rest))
-    items = [_in_order(each, kind, root) for each, kind in zip(value, kinds, strict=False)]
+    items = [sets_in_order(each, kind, root) for each, kind in zip(value, kinds, strict=False)]
     return sorted(items, key=_sort_key) if schema.get("uniqueItems") else items
 
 

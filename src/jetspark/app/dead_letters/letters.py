@@ -1,16 +1,17 @@
 """Dead letters as messages: what is kept of an event that could not be handled, and why. Pure.
 
-A letter has the original bytes as its body and the original headers. Those of the server are renamed, because it would
-act on them again, and those of letters, because an event may be one of another handler. Headers that nobody can send,
-since a publisher wrote what is no name or no value, are together in one of the letter's. One letter has one subject,
-``dlq.<app>.<handler>.<key>.<stream>.<sequence>.<microseconds>``, and is stored only if nothing is there. Its status:
+A dead letter has the event's bytes as its body, and the event's headers. Headers of the server are renamed, because it
+would act on them again, and so are those of dead letters, because an event may be one of another handler. Headers that
+cannot be sent, since the server stores whatever a publisher writes, are together in one header. A dead letter has one
+subject, ``dlq.<app>.<handler>.<key>.<stream>.<sequence>.<microseconds>``, and is stored only if that has no message.
+Its status:
 
 * ``open``: the handler gave up on it;
 * ``behind``: it was not tried, because an earlier event of its key waits or was given up;
-* ``closed``: handled or discarded since; a mark without a body that goes away after a day.
+* ``closed``: handled or discarded since; a marker without a body that expires after a day.
 
-An event that is too large to be stored together with what is said of it is kept *apart*, on the subject of its letter
-with one more token. Its stream may forget it as soon as it is acknowledged, so it is kept before.
+An event that is too large to be stored with these headers is kept *apart*, on the subject of its dead letter with one
+more token. Its stream may drop it as soon as it is acknowledged, so it is stored before.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ __all__ = [
 
 LetterStatus: TypeAlias = Literal["open", "behind", "closed"]
 
-# A redelivery that finds its letter closed is acknowledged without being run; nobody redelivers after a day.
+# A redelivery that finds its dead letter closed is acknowledged without being run; nothing is redelivered after a day.
 CLOSED_TTL_S = 86400.0
 
 PREFIX = "Jetspark-Dlq-"
 ORIGIN = "Jetspark-Origin-"
-"""Before the name of an event's header that means something to the server, or to who reads the letter."""
+"""Before the name of an event's header that means something to the server, or to readers of dead letters."""
 _RENAMED = ("nats-", PREFIX.lower(), ORIGIN.lower())
 # A header's value is a line, and readers want the end of a traceback rather than all of it.
 _MAX_TEXT = 2000
@@ -97,9 +98,9 @@ class FailureCause:
         )
 
     @classmethod
-    def of_crash(cls) -> FailureCause:
-        """Nobody lived to tell."""
-        return cls("WorkerDied", "the worker ended while it handled this event", True, "workerdied")
+    def of_crash(cls, message: str = "the worker ended while it handled this event") -> FailureCause:
+        """The process ended before it could store how the attempt did."""
+        return cls("WorkerDied", message[:_MAX_TEXT], True, "workerdied")
 
     def to_dict(self) -> dict[str, str | bool]:
         return {
@@ -123,12 +124,12 @@ class FailureCause:
 
 @dataclass(frozen=True, slots=True)
 class LetterRef:
-    """What has to be known of a letter to go on with it."""
+    """A dead letter as the next step needs it."""
 
     sequence: int
     """Of the event in its stream."""
     revision: int
-    """Of the letter in the dead-letter stream."""
+    """Of the dead letter in the dead-letter stream."""
     status: LetterStatus
     redrives: int = 0
     """How often it was handled again and failed again."""
@@ -137,7 +138,7 @@ class LetterRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadEvent:
-    """A letter as it is stored."""
+    """A dead letter as it is stored."""
 
     handler: str
     key: str | None
@@ -163,9 +164,11 @@ class DeadEvent:
     apart: int | None = None
     """Its headers and its body are a message of their own, on :func:`apart_subject`: headers first, of this many bytes.
     """
+    is_cancelled: bool = False
+    """A retry that an operator has cancelled: the worker that gets it writes a dead letter in place of trying again."""
 
     def to_headers(self) -> Headers:
-        """The letter's own headers and those of the event."""
+        """The dead letter's own headers and those of the event."""
         fields, unsendable = Headers(), ""
         try:
             for name, value in self.headers.multi_items():
@@ -188,6 +191,7 @@ class DeadEvent:
             "Partition": self.partition,
             "Body-Omitted": "true" if self.is_body_omitted else None,
             "Apart": self.apart,
+            "Cancelled": "true" if self.is_cancelled else None,
         }
         if self.cause is not None:
             facts |= {
@@ -204,21 +208,45 @@ class DeadEvent:
 
     @classmethod
     def of(cls, headers: Headers, data: bytes) -> DeadEvent:
-        """Read a letter.
+        """Read a dead letter.
 
         Raises:
-            ProtocolError: It is none of ours.
+            ProtocolError: It is not a dead letter.
         """
 
+        facts: dict[str, str] = {}
+        for name, value in headers.multi_items():
+            if name.startswith(PREFIX):
+                facts.setdefault(name[len(PREFIX) :], value)
+        return cls._of(facts, _of_line(facts["Headers"]) if facts.get("Headers") else _of_the_event(headers), data)
+
+    @classmethod
+    def described(cls, block: bytes | None) -> DeadEvent:
+        """Read what is said of an event from a dead letter's header block, without the event's own headers and body.
+
+        A list of many dead letters spends most of its time here, so only the lines of dead letters are taken apart.
+
+        Raises:
+            ProtocolError: It is not the header block of a dead letter.
+        """
+        facts: dict[str, str] = {}
+        for line in (block or b"").decode("utf-8", "surrogateescape").split("\r\n"):
+            if line.startswith(PREFIX):
+                name, _, value = line.partition(":")
+                facts.setdefault(name[len(PREFIX) :], value.lstrip(" \t"))
+        return cls._of(facts, Headers(), b"")
+
+    @classmethod
+    def _of(cls, facts: Mapping[str, str], headers: Headers, data: bytes) -> DeadEvent:
         try:
-            return cls._of(headers, data)
+            return cls._read(facts, headers, data)
         except ValueError:  # also of texts that cannot be read
             raise ProtocolError(f"not a dead letter: no {PREFIX}Stream, -Sequence and so on that can be read") from None
 
     @classmethod
-    def _of(cls, headers: Headers, data: bytes) -> DeadEvent:
+    def _read(cls, facts: Mapping[str, str], headers: Headers, data: bytes) -> DeadEvent:
         def fact(name: str) -> str:
-            return headers.get(f"{PREFIX}{name}") or ""
+            return facts.get(name, "")
 
         origin = Origin(fact("Stream"), int(fact("Sequence")), int(fact("Stored-Us")))
         status = fact("Status")
@@ -233,14 +261,14 @@ class DeadEvent:
                 fingerprint=fact("Fingerprint"),
                 trace=unescape_line(fact("Trace")),
             )
-        has_key = f"{PREFIX}Key" in headers
+        key = facts.get("Key")
         return cls(
             handler=fact("Handler"),
-            key=unescape_line(fact("Key")) if has_key else None,
+            key=None if key is None else unescape_line(key),
             origin=origin,
             subject=fact("Subject"),
             data=data,
-            headers=_of_line(fact("Headers")) if fact("Headers") else _of_the_event(headers),
+            headers=headers,
             attempts=int(fact("Attempts") or 0),
             status=status,  # type: ignore[arg-type]  # one of the three
             cause=cause,
@@ -250,6 +278,7 @@ class DeadEvent:
             partition=int(fact("Partition")) if fact("Partition") else None,
             is_body_omitted=fact("Body-Omitted") == "true",
             apart=int(fact("Apart")) if fact("Apart") else None,
+            is_cancelled=fact("Cancelled") == "true",
         )
 
     def shortened(self) -> DeadEvent:
@@ -275,7 +304,7 @@ class DeadEvent:
 
 
 def _of_the_event(headers: Headers) -> Headers:
-    """Those of a letter that are its event's."""
+    """Take the event's own headers out of a dead letter's."""
     found = []
     for name, value in headers.multi_items():
         if name.startswith(ORIGIN):
@@ -307,24 +336,27 @@ def error_text(error: BaseException) -> str:
 
 
 def is_too_large(error: BaseException) -> bool:
-    """Whether the server refuses a letter for its size: all of it, or its headers, of which it takes 64 KB."""
+    """Whether the server refuses a dead letter for its size: all of it, or its headers, of which it takes 64 KB."""
     return isinstance(error, PayloadTooLarge) or (
         isinstance(error, ServerError) and error.err_code == Code.HEADERS_TOO_LARGE
     )
 
 
 def letter_subject(app: str, handler: str, key: str | None, origin: Origin) -> str:
-    """The subject of the one letter an event can have."""
+    """The subject of the one dead letter an event can have."""
     return f"dlq.{app}.{handler}.{_key_token(key)}.{origin.tokens}"
 
 
-def letter_filter(app: str, handler: str | None = None, key: str | None = None) -> str:
-    """Every letter of an application, of a handler, or of a key; not what is kept apart."""
-    return f"dlq.{app}.{handler or '*'}.{'*' if key is None else _key_token(key)}.*.*.*"
+def letter_filter(
+    app: str, handler: str | None = None, key: str | None = None, sequence: int | str | None = None
+) -> str:
+    """Every dead letter of an application, of a handler, a key or a sequence; not what is kept apart."""
+    key_token = "*" if key is None else _key_token(key)
+    return f"dlq.{app}.{handler or '*'}.{key_token}.*.{'*' if sequence is None else sequence}.*"
 
 
 def apart_subject(subject: str) -> str:
-    """Where the headers and the body of an event are that is too large for its letter, by the letter's subject."""
+    """Where an event is stored that is too large for its dead letter: its headers and its body."""
     return f"{subject}.event"
 
 
@@ -340,4 +372,6 @@ def escape_line(text: str) -> str:
 
 
 def unescape_line(text: str) -> str:
+    if "\\" not in text and text.isascii():
+        return text
     return text.encode("ascii", "backslashreplace").decode("unicode_escape")

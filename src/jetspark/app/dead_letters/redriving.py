@@ -1,43 +1,57 @@
-"""Dead letters from the operator's side: choosing, redriving, discarding.
+"""Redriving dead letters: their handlers handle them again. Discarding them: their keys continue without them.
 
-A redrive is a record in the handlers' bucket. It freezes the last letter that is part of it before it begins, notes
-each letter when it is requested, and is removed at the end; so one that was interrupted can be resumed, and a second
-one is refused meanwhile. A request is stored at most once for each failure of a letter, so repeating one is harmless.
+A redrive is a record in the handlers' bucket. It freezes the last dead letter that is part of it before it begins,
+records how far it is after each chunk of requests, and is removed at the end; so one that was interrupted can be
+resumed, and a second one is refused in the meantime. A request is stored at most once for each failure of a dead
+dead letter, so repeating one is harmless.
 
-What became of the letters is read from the dead-letter stream: each change of a letter is a new message of its subject.
+One pass over the headers says what there is. Then the chosen dead letters are requested in chunks: their events are
+read side by side, the requests are published in the order of the stream without waiting for each other, and the next
+chunk begins when the server has stored all of them. What becomes of them is read from the dead-letter stream: each
+change of a dead letter is a new message of its subject.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jetspark.aio import clock
 from jetspark.app.clock import seconds_now
-from jetspark.app.dead_letters.letters import DeadEvent, letter_filter
+from jetspark.app.dead_letters.letters import DeadEvent
+from jetspark.app.dead_letters.listing import (
+    LetterFilter,
+    check_handler,
+    each_letter,
+    open_records,
+    read_letter,
+    read_letters,
+    with_event,
+)
+from jetspark.app.dead_letters.outcomes import LetterOutcomes, RedriveProgress, RedriveResults, SeenLetter
+from jetspark.app.dead_letters.retries import each_retry
 from jetspark.app.dead_letters.store import HandlerStore, StoredLetter
-from jetspark.app.dead_letters.stranded import StrandedKeys
-from jetspark.app.handlers.settling import ReadParked, restore
-from jetspark.app.projections.unreadable import HANDLER as PROJECTIONS
-from jetspark.app.topology.names import dead_letter_stream, handler_bucket, projection_bucket
+from jetspark.app.dead_letters.stranded import KeyRepairs
+from jetspark.app.topology.names import dead_letter_stream, handler_bucket
 from jetspark.core import numbers
 from jetspark.errors import (
     ConfigError,
     Conflict,
-    ConsumerNotFound,
-    InvalidSubject,
+    JetSparkError,
     KeyExists,
     KeyNotFound,
     MessageNotFound,
+    PayloadTooLarge,
     ProtocolError,
     StreamNotFound,
     UsageError,
+    WrongLastSequence,
 )
+from jetspark.jetstream.publishing import Expect
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
@@ -46,13 +60,17 @@ if TYPE_CHECKING:
     from jetspark.app.declarations import Declarations
 
 __all__ = [
+    "DiscardResults",
     "LetterFilter",
     "LetterOutcomes",
     "RedriveProgress",
     "RedriveResults",
     "check_handler",
+    "count_of",
     "discard_letters",
     "each_letter",
+    "explain",
+    "is_any",
     "read_letter",
     "read_letters",
     "run_redrive",
@@ -60,233 +78,14 @@ __all__ = [
 ]
 
 RECORD = "redrive"
-# The record is written this often, so an interrupted redrive repeats at most this many requests, without effect.
-NOTE_EVERY = 50
-# And this often at least, so that who looks at a slow one (--rate 0.1) sees that it goes on.
+# A chunk of requests: the redrive's record is written after each, so an interrupted one repeats at most this many,
+# without effect. Their events are in memory: this many bytes, or a single larger one.
+NOTE_EVERY = 256
+CHUNK_BYTES = 4 << 20
+# And this often at least, so that who looks at a slow one (--rate 0.1) sees that it progresses.
 NOTE_EVERY_S = 5.0
-# Letters that are read at a time: as large as the largest event each.
-PORTION = 16
-# How often a redrive that waits looks what became of its letters.
-LOOK_EVERY_S = 0.25
-_STATUSES = ("open", "behind")
-_FIELDS = ("error", "fingerprint", "key", "sequence", "status", "subject")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LetterFilter:
-    """Which letters: of one handler or all, with these values."""
-
-    handler: str | None = None
-    where: tuple[tuple[str, str], ...] = ()
-
-    @classmethod
-    def parse(cls, handler: str | None, conditions: Sequence[str]) -> LetterFilter:
-        """From ``FIELD=VALUE``.
-
-        Raises:
-            ConfigError: There is no such field, or no letter can have that value.
-        """
-        pairs = []
-        for condition in conditions:
-            name, found, value = condition.partition("=")
-            if not found or name not in _FIELDS:
-                raise ConfigError(f"--where {condition!r}: expected FIELD=VALUE with one of {', '.join(_FIELDS)}")
-            if name == "status" and value not in _STATUSES:
-                raise ConfigError(f"--where {condition!r}: expected status={' or status='.join(_STATUSES)}")
-            if name == "sequence" and not (value.isascii() and value.isdigit()):
-                raise ConfigError(
-                    f"--where {condition!r}: expected a whole number, the place of the event in its stream"
-                )
-            pairs.append((name, value))
-        return cls(handler=handler, where=tuple(pairs))
-
-    def accepts(self, stored: StoredLetter) -> bool:
-        letter, cause = stored.letter, stored.letter.cause
-        values = {
-            "error": (cause.error, cause.error.rsplit(".", 1)[-1]) if cause is not None else (),
-            "fingerprint": (cause.fingerprint,) if cause is not None else (),
-            "key": (letter.key,),
-            "sequence": (str(letter.origin.sequence),),
-            "status": (letter.status,),
-            "subject": (letter.subject,),
-        }
-        return (self.handler is None or letter.handler == self.handler) and all(
-            value in values[name] for name, value in self.where
-        )
-
-    def accepts_key(self, key: str) -> bool:
-        """Whether a key is meant of which there is no letter: all are, unless letters of another kind are."""
-        return all(pair == ("key", key) for pair in self.where)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"handler": self.handler, "where": [list(pair) for pair in self.where]}
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> LetterFilter:
-        return cls(handler=fields["handler"], where=tuple((name, value) for name, value in fields["where"]))
-
-
-@dataclass(slots=True, kw_only=True)
-class RedriveResults:
-    """What became of letters that were requested, and of those that follow them."""
-
-    handled: int = 0
-    failed: int = 0
-    """Handled again, and failed again."""
-    waiting: int = 0
-    """Not handled yet, or behind one that failed again."""
-
-    def __str__(self) -> str:
-        return f"{self.handled} handled, {self.failed} failed again, {self.waiting} waiting"
-
-
-@dataclass(slots=True, kw_only=True)
-class RedriveProgress:
-    """How far a redrive has come."""
-
-    id: str
-    chosen: LetterFilter
-    up_to: int
-    """The last letter that is part of it; later ones are not."""
-    last: int = 0
-    """Letters up to this one are requested, or need not be."""
-    requested: int = 0
-    behind: int = 0
-    """Letters that follow another of their key by themselves."""
-    freed: int = 0
-    """Keys that go on though the letter they waited for is gone."""
-    restored: int = 0
-    """Keys with letters behind another of which the records were gone: they follow again."""
-    nobodys: int = 0
-    """Letters of what is no handler of the application (any more), or of projections: nobody would handle them."""
-    is_dry_run: bool = False
-    is_done: bool = False
-    """Everything is requested."""
-    results: RedriveResults | None = None
-    """What became of the letters; None if nobody waited for it."""
-
-    @property
-    def looked_at(self) -> int:
-        """Letters that were chosen, and are dealt with."""
-        return self.requested + self.behind + self.nobodys
-
-    def __str__(self) -> str:
-        verb = "would be redriven" if self.is_dry_run else "requested"
-        state = "done" if self.is_done else f"at letter {self.last}"
-        text = f"redrive {self.id}: {self.requested} {verb}, {self.behind} follow, up to letter {self.up_to}, {state}"
-        if self.freed:
-            go_on = "would go on" if self.is_dry_run else "go on"
-            text += f", {self.freed} keys whose letters are gone {go_on}"
-        if self.restored:
-            follow = "would follow" if self.is_dry_run else "follow"
-            text += f", {self.restored} keys whose records are gone {follow} again"
-        if self.nobodys:
-            text += f", {self.nobodys} left alone that are of no handler of the application"
-        return text if self.results is None else f"{text}: {self.results}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "chosen": self.chosen.to_dict(),
-            "up_to": self.up_to,
-            "last": self.last,
-            "requested": self.requested,
-            "behind": self.behind,
-            "freed": self.freed,
-            "restored": self.restored,
-            "nobodys": self.nobodys,
-            "dry_run": self.is_dry_run,
-            "done": self.is_done,
-            **({} if self.results is None else {"results": dataclasses.asdict(self.results)}),
-        }
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> RedriveProgress:
-        return cls(
-            id=fields["id"],
-            chosen=LetterFilter.from_dict(fields["chosen"]),
-            up_to=fields["up_to"],
-            last=fields["last"],
-            requested=fields["requested"],
-            behind=fields["behind"],
-            freed=fields.get("freed", 0),
-            restored=fields.get("restored", 0),
-            nobodys=fields.get("nobodys", 0),
-        )
-
-
-async def each_letter(js: JetStream, app: Declarations, chosen: LetterFilter) -> AsyncIterator[StoredLetter]:
-    """The letters that are not closed, oldest first, a few at a time in memory; none that are written from now on."""
-    stream = await js.stream(dead_letter_stream(app.name))
-    begin, up_to = 1, stream.cached_info.state.last_sequence
-    subject = letter_filter(app.name, chosen.handler)
-    while begin <= up_to:
-        messages = [each async for each in stream.get_messages(begin, subject=subject, max_messages=PORTION)]
-        for message in messages:
-            with suppress(ProtocolError):  # somebody else's message
-                stored = StoredLetter.of(message)
-                if message.sequence <= up_to and stored.letter.status != "closed" and chosen.accepts(stored):
-                    yield stored
-        if len(messages) < PORTION:
-            return
-        begin = messages[-1].sequence + 1
-
-
-async def read_letters(js: JetStream, app: Declarations, chosen: LetterFilter) -> list[StoredLetter]:
-    """The letters that are not closed, oldest first, all at once; see :func:`each_letter`."""
-    return [stored async for stored in each_letter(js, app, chosen)]
-
-
-async def check_handler(js: JetStream, app: Declarations, name: str | None) -> None:
-    """That letters may be of a handler: of one that the application has, or had, or of its projections.
-
-    Raises:
-        ConfigError: It has none of this name, and there are no letters of one.
-    """
-    if name is None or name in (*app.handlers, PROJECTIONS) or not (app.handlers or app.projections):
-        return
-    with suppress(InvalidSubject):  # no handler can have such a name
-        async for _ in each_letter(js, app, LetterFilter(handler=name)):
-            return
-    known = ", ".join(sorted(app.handlers)) or "none"
-    raise ConfigError(
-        f"handler {name!r}: app {app.name!r} has no such handler, and there are no letters of one; it has {known}, "
-        f"and {PROJECTIONS} for letters of projections"
-    )
-
-
-async def read_letter(js: JetStream, app: Declarations, number: int) -> StoredLetter:
-    """One letter, by its number.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    stream = await js.stream(dead_letter_stream(app.name))
-    if 1 <= number <= stream.cached_info.state.last_sequence:
-        with suppress(MessageNotFound, ProtocolError):
-            return StoredLetter.of(await stream.get_message(number))
-    raise ConfigError(f"letter {number} of app {app.name!r}: there is none; `jetspark dlq ls` lists them")
-
-
-async def with_event(js: JetStream, app: Declarations, stored: StoredLetter) -> StoredLetter:
-    """A letter with the headers and the body of its event, also if they are kept apart from it."""
-    stream, records = await js.stream(dead_letter_stream(app.name)), await _records(js, app)
-    store = HandlerStore(js, app.name, stored.letter.handler, stream, stream, records)
-    return StoredLetter(await store.whole(stored.letter), stored.subject, stored.revision)
-
-
-async def _records(js: JetStream, app: Declarations) -> KeyValue:
-    """The bucket with what handlers remember of keys that wait.
-
-    An application that has never had a handler has none. Letters of projections hold up no key, so nothing is looked
-    for in the one that stands in for it.
-    """
-    try:
-        return await js.kv(handler_bucket(app.name))
-    except StreamNotFound:
-        if app.handlers or not app.projections:
-            raise
-        return await js.kv(projection_bucket(app.name))
+# Dead letters of different keys that are discarded side by side.
+DISCARDS_AT_ONCE = 32
 
 
 async def run_redrive(
@@ -300,67 +99,47 @@ async def run_redrive(
     wait_s: float = 0.0,
     on_progress: Callable[[RedriveProgress], None] = lambda progress: None,
 ) -> RedriveProgress:
-    """Have the handlers handle letters again.
+    """Have the handlers handle dead letters again.
 
     Args:
         rate: Requests each second, at most.
         resume: The id of a redrive that was interrupted.
-        wait_s: How long to wait, at most, for what becomes of the letters that this call requests and of those behind
-            them; ``results`` says it then. 0 waits for nothing.
+        wait_s: How long to wait, at most, for what becomes of the dead letters that this call requests and of those
+            behind them; ``results`` says it then. 0 waits for nothing.
 
     Raises:
         UsageError: Another redrive is under way.
-        ConfigError: There is none to resume, no such handler, or a rate that is none.
+        ConfigError: There is none to resume, no such handler, or the rate is not a number above 0.
     """
     _check(app, chosen, rate, wait_s)
     records, stream = await js.kv(handler_bucket(app.name)), await js.stream(dead_letter_stream(app.name))
     up_to = stream.cached_info.state.last_sequence
     progress, revision = await _start(records, chosen, up_to, is_dry_run=is_dry_run, resume=resume)
     on_progress(progress)
-    began = noted_at = clock.now()
-    outcomes = LetterOutcomes()
-    # All as they were before the first is requested, so that those that follow it are known; without their events.
-    everything = each_letter(js, app, LetterFilter(handler=progress.chosen.handler))
-    letters = [(progress.chosen.accepts(stored), stored.without_body()) async for stored in everything]
-    await _mend_keys(js, app, progress, outcomes, (stored.letter for _, stored in letters))
-    for is_chosen, stored in letters:
-        if not is_chosen or not progress.last < stored.revision <= progress.up_to:
-            continue
-        if not _is_handler(app, stored.letter.handler):
-            progress.nobodys += 1
-        elif stored.letter.status == "behind":
-            progress.behind += 1
-        elif is_dry_run:
-            progress.requested += 1
-        elif await _request(js, app, stream, records, stored.revision):
-            outcomes.request(stored)
-            progress.requested += 1
-            if rate is not None:
-                await asyncio.sleep(max(0.0, began + progress.requested / rate - clock.now()))
-        progress.last = stored.revision
-        if not is_dry_run and (progress.looked_at % NOTE_EVERY == 0 or clock.now() - noted_at >= NOTE_EVERY_S):
-            revision, noted_at = await _note(records, progress, revision), clock.now()
-            on_progress(progress)
+    redrive = _Redrive(js, app, stream, records, progress, revision, on_progress)
+    letters = await redrive.look()
+    await redrive.request_all(letters, rate)
     progress.is_done = True
     if not is_dry_run:
-        await records.purge(RECORD, revision=revision)
-        if wait_s > 0:
-            outcomes.follow_all((stored for _, stored in letters), progress.up_to)
-            progress.results = outcomes.results
-            await _wait(stream, letter_filter(app.name, progress.chosen.handler), outcomes, progress, wait_s)
+        await records.purge(RECORD, revision=redrive.revision)
+        if wait_s > 0 and progress.has_effect:
+            on_progress(progress)
+            await redrive.wait(letters, wait_s)
+    if not progress.has_effect:
+        progress.reason = await explain(js, app, progress.chosen, behind=progress.behind, unhandled=progress.unhandled)
     on_progress(progress)
     return progress
 
 
 def _check(app: Declarations, chosen: LetterFilter, rate: float | None, wait_s: float) -> None:
-    """Before anything is noted: a redrive that fails is one that was interrupted, and has to be resumed."""
+    """Before anything is recorded: a redrive that fails is one that was interrupted, and has to be resumed."""
     if rate is not None:
         numbers.rate("rate", rate, instead="or None for no limit")
     numbers.seconds("wait_s", wait_s)
     if app.projections and not app.handlers:
         raise ConfigError(
-            f"redrive: app {app.name!r} has no handlers, so nobody would handle its letters; `jetspark dlq discard` "
-            "gives them up"
+            f"redrive: app {app.name!r} has no handlers, so nothing would handle its dead letters; `jetspark dlq "
+            "discard` gives them up"
         )
     if chosen.handler is not None and not _is_handler(app, chosen.handler):
         known = ", ".join(sorted(app.handlers))
@@ -368,14 +147,14 @@ def _check(app: Declarations, chosen: LetterFilter, rate: float | None, wait_s: 
 
 
 def _is_handler(app: Declarations, name: str) -> bool:
-    """Whether somebody would handle its letters. An application without handlers is but a name, for an operator."""
+    """Whether its dead letters would be handled. An application without handlers is but a name, for an operator."""
     return name in app.handlers or not app.handlers
 
 
 async def _start(
     records: KeyValue, chosen: LetterFilter, up_to: int, *, is_dry_run: bool, resume: str | None
 ) -> tuple[RedriveProgress, int]:
-    """The record of a redrive, old or new, and its revision; one that only tells what it would do has none."""
+    """The record of a redrive, old or new, and its revision; a dry run has none."""
     if is_dry_run:
         return RedriveProgress(id="-", chosen=chosen, up_to=up_to, is_dry_run=True), 0
     if resume is not None:
@@ -383,152 +162,281 @@ async def _start(
     return await _begin(records, chosen, up_to)
 
 
-async def _mend_keys(
-    js: JetStream, app: Declarations, progress: RedriveProgress, outcomes: LetterOutcomes, letters: Iterable[DeadEvent]
-) -> None:
-    """See to keys of which somebody has removed the letters, or the records."""
-    await _free_stranded(js, app, progress, outcomes)
-    await _restore(js, app, progress, outcomes, letters)
+class _Redrive:
+    """One redrive while it runs."""
 
+    def __init__(
+        self,
+        js: JetStream,
+        app: Declarations,
+        stream: Stream,
+        records: KeyValue,
+        progress: RedriveProgress,
+        revision: int,
+        on_progress: Callable[[RedriveProgress], None],
+    ) -> None:
+        self._js, self._app, self._stream, self._records = js, app, stream, records
+        self._progress, self._on_progress = progress, on_progress
+        self.revision = revision
+        """Of the redrive's record."""
+        self._outcomes = LetterOutcomes()
+        self._noted_at, self._noted = clock.now(), progress.looked_at
 
-async def _free_stranded(js: JetStream, app: Declarations, progress: RedriveProgress, outcomes: LetterOutcomes) -> None:
-    """Let keys go on whose letters are gone, or count them."""
-    chosen = progress.chosen
-    for spec in app.handlers.values():
-        if chosen.handler not in (None, spec.name) or not spec.in_order:
-            continue
-        try:
-            stranded = await StrandedKeys.look(js, app, spec)
-        except (StreamNotFound, ConsumerNotFound):
-            continue  # it has never run, or will begin anew: nobody can tell what it has done
-        async for key, head in stranded.keys():
-            if not chosen.accepts_key(key):
-                continue
-            progress.freed += 1
-            if not progress.is_dry_run:
-                await stranded.free(key, head)
-                outcomes.free(spec.name, key)
+    async def look(self) -> list[SeenLetter]:
+        """List the dead letters of the chosen handlers and keys, and repair keys whose records do not match them.
 
+        All as they were before the first is requested, so that those that follow it are known.
+        """
+        chosen, letters = self._progress.chosen, list[SeenLetter]()
+        repairs = {
+            name: await KeyRepairs.look(self._js, self._app, spec, chosen)
+            for name, spec in self._app.handlers.items()
+            if chosen.handler in (None, name) and spec.in_order
+        }
+        async for stored in each_letter(self._js, self._app, chosen.with_neighbours(), with_events=False):
+            letter = stored.letter
+            if letter.handler in repairs:
+                repairs[letter.handler].note(letter)
+            letters.append(
+                SeenLetter(
+                    stored.revision,
+                    stored.subject,
+                    letter.handler,
+                    letter.key,
+                    letter.status,
+                    letter.redrives,
+                    stored.size_bytes,
+                    chosen.accepts(stored),
+                )
+            )
+        await self._repair(repairs)
+        return letters
 
-async def _restore(
-    js: JetStream, app: Declarations, progress: RedriveProgress, outcomes: LetterOutcomes, letters: Iterable[DeadEvent]
-) -> None:
-    """Have keys wait for their first letter again whose letters are there and whose records are gone, or count them."""
-    chosen = progress.chosen
-    behind = {(each.handler, each.key) for each in letters if each.status == "behind" and each.key is not None}
-    for spec in app.handlers.values():
-        keys = sorted(key for handler, key in behind if handler == spec.name and chosen.accepts_key(key))
-        if not keys or not spec.in_order or chosen.handler not in (None, spec.name):
-            continue
-        store = await HandlerStore.open(js, app.name, spec.name)
-        for key in keys:
+    async def _repair(self, repairs: dict[str, KeyRepairs]) -> None:
+        progress = self._progress
+        for name, keys in repairs.items():
+            freed = await keys.free_stranded(progress.chosen, is_dry_run=progress.is_dry_run)
+            restored = await keys.restore_unrecorded(progress.chosen, is_dry_run=progress.is_dry_run)
+            progress.freed += len(freed)
+            progress.restored += len(restored)
+            for key in (*freed, *restored):
+                self._outcomes.free(name, key)
+
+    async def request_all(self, letters: Sequence[SeenLetter], rate: float | None) -> None:
+        """Request the chosen dead letters after the last one that was requested before."""
+        progress, began = self._progress, clock.now()
+        chunk, size = list[SeenLetter](), 0
+        before = progress.requested
+        for seen in self._chosen(letters):
             if progress.is_dry_run:
-                progress.restored += await store.perform(ReadParked(key)) is None
-            elif await store.run(restore(key)):
-                progress.restored += 1
-                outcomes.free(spec.name, key)
+                progress.requested += 1
+                continue
+            if chunk and size + seen.size_bytes > CHUNK_BYTES:
+                await self._request_chunk(chunk, seen.revision - 1)
+                chunk, size = [], 0
+            chunk.append(seen)
+            size += seen.size_bytes
+            # At a low rate a chunk is what may be requested by now: one at first.
+            allowed = NOTE_EVERY if rate is None else int((clock.now() - began) * rate) - progress.requested + before
+            if len(chunk) >= min(NOTE_EVERY, max(1, allowed)):
+                await self._request_chunk(chunk, seen.revision)
+                chunk, size = [], 0
+                if rate is not None:
+                    await asyncio.sleep(max(0.0, began + (progress.requested - before) / rate - clock.now()))
+                if clock.now() - self._noted_at >= NOTE_EVERY_S:
+                    await self._note()
+        if chunk:
+            await self._request_chunk(chunk, progress.up_to)
+        progress.last = max(progress.last, progress.up_to)
 
+    def _chosen(self, letters: Sequence[SeenLetter]) -> Iterator[SeenLetter]:
+        """Those to request; the others are counted."""
+        progress = self._progress
+        for seen in letters:
+            if not seen.is_chosen or not progress.last < seen.revision <= progress.up_to:
+                continue
+            if not _is_handler(self._app, seen.handler):
+                progress.unhandled += 1
+            elif seen.status == "behind":
+                progress.behind += 1
+            else:
+                yield seen
 
-async def _request(js: JetStream, app: Declarations, stream: Stream, records: KeyValue, revision: int) -> bool:
-    """Request one letter; False if somebody has handled, redriven or discarded it meanwhile."""
-    try:
-        whole = StoredLetter.of(await stream.get_message(revision))
-    except MessageNotFound:
-        return False
-    await HandlerStore(js, app.name, whole.letter.handler, stream, stream, records).request(whole)
-    return True
+    async def _request_chunk(self, chunk: list[SeenLetter], up_to: int) -> None:
+        """Request dead letters; with them all up to a revision are dealt with."""
+        requested = await _request(self._js, self._app, self._stream, self._records, chunk)
+        for seen, is_requested in zip(chunk, requested, strict=True):
+            if is_requested:
+                self._outcomes.request(seen)
+                self._progress.requested += 1
+        self._progress.last = up_to
+        if self._progress.looked_at - self._noted >= NOTE_EVERY:
+            await self._note()
 
+    async def _note(self) -> None:
+        self.revision = await _note(self._records, self._progress, self.revision)
+        self._noted_at, self._noted = clock.now(), self._progress.looked_at
+        self._on_progress(self._progress)
 
-class LetterOutcomes:
-    """Which letters of a redrive have ended, and how. Pure."""
-
-    def __init__(self) -> None:
-        self.results = RedriveResults()
-        self._left: dict[str, tuple[str, str | None]] = {}
-        """Subjects of the letters that have not ended, and whose they are: handler and key."""
-        self._redrives: dict[str, int] = {}
-        self._lanes: set[tuple[str, str | None]] = set()
-        self._stuck: set[tuple[str, str | None]] = set()
-        """Keys that wait for a letter that failed again."""
-
-    def request(self, stored: StoredLetter) -> None:
-        """It was requested."""
-        self._watch(stored)
-        if stored.letter.key is not None:
-            self._lanes.add((stored.letter.handler, stored.letter.key))
-
-    def free(self, handler: str, key: str) -> None:
-        """The letter that a key waited for is gone, and those behind it are handled now."""
-        self._lanes.add((handler, key))
-
-    def follow(self, stored: StoredLetter, up_to: int) -> None:
-        """It is there, and is watched if it follows one that was requested, whether it was chosen or not."""
-        is_behind = stored.letter.status == "behind" and stored.revision <= up_to
-        if is_behind and (stored.letter.handler, stored.letter.key) in self._lanes:
-            self._watch(stored)
-
-    def follow_all(self, letters: Iterable[StoredLetter], up_to: int) -> None:
-        for stored in letters:
-            self.follow(stored, up_to)
-
-    def note(self, stored: StoredLetter) -> None:
-        """A letter was written anew."""
-        letter, subject = stored.letter, stored.subject
-        if subject not in self._left:
+    async def wait(self, letters: Sequence[SeenLetter], wait_s: float) -> None:
+        """Follow what is written to dead letters, until all have ended or the time is over."""
+        progress, outcomes = self._progress, self._outcomes
+        outcomes.follow_all(letters, progress.up_to)
+        progress.results = outcomes.results
+        if outcomes.have_ended():
             return
-        if letter.status == "closed":
-            self.results.handled += 1
-        elif letter.status == "open" and letter.redrives > self._redrives[subject]:
-            self.results.failed += 1
-            self._stuck.add(self._left[subject])
+        subject = progress.chosen.with_neighbours().letters_of(self._app.name)
+        changes = self._stream.ordered_consumer(subject, start_sequence=progress.up_to + 1, headers_only=True)
+        with suppress(TimeoutError):
+            async with (
+                asyncio.timeout(wait_s),
+                aclosing(cast("AsyncGenerator[Any, None]", changes.messages())) as messages,
+            ):
+                async for message in messages:
+                    with suppress(ProtocolError):  # another program's message
+                        letter = DeadEvent.described(message.raw_headers)
+                        outcomes.note(message.subject, letter.status, letter.redrives)
+                    if outcomes.have_ended():
+                        return
+
+
+async def _request(
+    js: JetStream, app: Declarations, stream: Stream, records: KeyValue, chunk: Sequence[SeenLetter]
+) -> list[bool]:
+    """Request dead letters, in this order; False for each that was handled, redriven or discarded in the meantime."""
+    whole = await asyncio.gather(*(_read_whole(stream, seen) for seen in chunk))
+    stores = {seen.handler: HandlerStore(js, app.name, seen.handler, stream, stream, records) for seen in chunk}
+    sent = []
+    for stored in whole:
+        if stored is None:
+            continue
+        subject, again = stores[stored.letter.handler].request_for(stored)
+        try:
+            future = await js.publish_async(
+                subject, again.data, headers=again.to_headers(), expect=Expect(last_subject_sequence=0)
+            )
+        except PayloadTooLarge:
+            await stores[stored.letter.handler].request(stored)
         else:
-            return
-        del self._left[subject]
-        self.results.waiting = len(self._left)
-
-    @property
-    def are_known(self) -> bool:
-        """Nothing is left but what waits for somebody to redrive another letter first."""
-        return all(lane[1] is not None and lane in self._stuck for lane in self._left.values())
-
-    def _watch(self, stored: StoredLetter) -> None:
-        self._left[stored.subject] = (stored.letter.handler, stored.letter.key)
-        self._redrives[stored.subject] = stored.letter.redrives
-        self.results.waiting = len(self._left)
+            sent.append((stored, future))
+    # All of them have ended before the first failure is raised or dealt with.
+    answers = await asyncio.gather(*(future for _, future in sent), return_exceptions=True)
+    for (stored, _), answer in zip(sent, answers, strict=True):
+        if isinstance(answer, JetSparkError) and not isinstance(answer, WrongLastSequence):
+            # Too large for the server, or not known to be stored: by itself, with what remedies there are.
+            await stores[stored.letter.handler].request(stored)
+        elif isinstance(answer, BaseException) and not isinstance(answer, WrongLastSequence):
+            raise answer
+    return [stored is not None for stored in whole]
 
 
-async def _wait(
-    stream: Stream, subject: str, outcomes: LetterOutcomes, progress: RedriveProgress, wait_s: float
-) -> None:
-    """Follow what is written to letters, until all have ended or the time is over."""
-    loop, seen = asyncio.get_running_loop(), progress.up_to
-    give_up_at = loop.time() + wait_s
-    while True:
-        async for message in stream.get_messages(seen + 1, subject=subject):
-            seen = message.sequence
-            with suppress(ProtocolError):  # somebody else's message
-                outcomes.note(StoredLetter.of(message))
-        if outcomes.are_known or loop.time() >= give_up_at:
-            return
-        await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, give_up_at - loop.time())))
+async def _read_whole(stream: Stream, seen: SeenLetter) -> StoredLetter | None:
+    try:
+        message = await stream.get_message(seen.revision)
+    except MessageNotFound:
+        return None
+    # In a re-created stream this is another message.
+    return StoredLetter.of(message) if message.subject == seen.subject else None
 
 
-async def discard_letters(js: JetStream, app: Declarations, chosen: LetterFilter) -> int:
-    """Give up letters for good, and let their keys go on; returns how many.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardResults:
+    """What a discard did."""
 
-    Those that wait behind another are not chosen: they follow it by themselves once it is gone.
+    discarded: int = 0
+    behind: int = 0
+    """Chosen dead letters that wait behind another of their key: they follow it by themselves once it is gone."""
+    reason: str = ""
+    """Why nothing was discarded; empty where something was."""
+
+
+async def discard_letters(
+    js: JetStream, app: Declarations, chosen: LetterFilter, *, is_dry_run: bool = False
+) -> DiscardResults:
+    """Give dead letters up permanently, and let their keys continue.
+
+    Those that wait behind another are not discarded: they follow it by themselves once it is gone.
 
     Raises:
         ConfigError: There is no such handler.
     """
     await check_handler(js, app, chosen.handler)
-    stream, records = await js.stream(dead_letter_stream(app.name)), await _records(js, app)
-    count = 0
-    async for stored in each_letter(js, app, chosen):
-        if stored.letter.status == "open":
-            store = HandlerStore(js, app.name, stored.letter.handler, stream, stream, records)
-            count += await store.discard(stored)
-    return count
+    stream, records = await js.stream(dead_letter_stream(app.name)), await open_records(js, app)
+    discarded = behind = 0
+    chunk: list[StoredLetter] = []
+
+    async def discard() -> int:
+        lanes: dict[tuple[str, str | None, int], list[StoredLetter]] = {}
+        for stored in chunk:
+            letter = stored.letter
+            # Of one key in order; those without a key have no order.
+            number = stored.revision if letter.key is None else 0
+            lanes.setdefault((letter.handler, letter.key, number), []).append(stored)
+        counts = await asyncio.gather(*(discard_lane(lane) for lane in lanes.values()))
+        chunk.clear()
+        return sum(counts)
+
+    async def discard_lane(lane: list[StoredLetter]) -> int:
+        store = HandlerStore(js, app.name, lane[0].letter.handler, stream, stream, records)
+        return sum([await store.discard(stored) for stored in lane])
+
+    async for stored in each_letter(js, app, chosen, with_events=False):
+        if stored.letter.status == "behind":
+            behind += 1
+        elif is_dry_run:
+            discarded += 1
+        else:
+            chunk.append(stored)
+            if len(chunk) == DISCARDS_AT_ONCE:
+                discarded += await discard()
+    discarded += await discard()
+    reason = "" if discarded else await explain(js, app, chosen, behind=behind)
+    return DiscardResults(discarded=discarded, behind=behind, reason=reason)
+
+
+async def explain(
+    js: JetStream, app: Declarations, chosen: LetterFilter, *, behind: int = 0, unhandled: int = 0
+) -> str:
+    """Why none of the dead letters was chosen, and what waits: others, those in front of them, scheduled retries."""
+    parts = []
+    if behind:
+        parts.append(f"{count_of(behind, 'dead letter')} wait behind an earlier event of their key and follow it")
+    if unhandled:
+        parts.append(
+            f"{count_of(unhandled, 'dead letter')} left alone because the application has no handler of their name"
+        )
+    if not behind and not unhandled:
+        has_others = not chosen.is_everything and await is_any(each_letter(js, app, LetterFilter(), with_events=False))
+        parts.append(
+            "no dead letter matches; `jetspark dlq ls` lists all" if has_others else "there are no dead letters"
+        )
+    where = tuple(pair for pair in chosen.where if pair[0] in ("key", "sequence", "subject"))
+    retries, first = 0, None
+    with suppress(StreamNotFound):  # an application without handlers has no retries
+        async for retry in each_retry(js, app.name, LetterFilter(handler=chosen.handler, where=where)):
+            retries += 1
+            if retry.due is not None and (first is None or retry.due < first):
+                first = retry.due
+    if retries:
+        due = "" if first is None else f", the first for {first.isoformat(timespec='seconds').replace('+00:00', 'Z')}"
+        what = "retry is scheduled" if retries == 1 else "retries are scheduled"
+        parts.append(f"{retries} {what}{due} (`jetspark retry ls`; `jetspark retry now` has them tried at once)")
+    elif behind:
+        parts.append("redrive or discard the open dead letter of the key (`jetspark dlq ls --where key=...`)")
+    return "; ".join(parts)
+
+
+async def is_any(items: AsyncIterator[Any]) -> bool:
+    """Whether there is at least one, and no more of them is read."""
+    async with aclosing(cast("AsyncGenerator[Any, None]", items)) as found:
+        async for _ in found:
+            return True
+    return False
+
+
+def count_of(number: int, what: str) -> str:
+    """A count with its noun: ``1 dead letter``, ``2 dead letters``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 async def _begin(records: KeyValue, chosen: LetterFilter, up_to: int) -> tuple[RedriveProgress, int]:
@@ -538,8 +446,8 @@ async def _begin(records: KeyValue, chosen: LetterFilter, up_to: int) -> tuple[R
     except KeyExists:
         other = json.loads((await records.get(RECORD)).value)
         raise UsageError(
-            f"redrive {other['id']} is under way (at letter {other['last']} of {other['up_to']}): wait for it, or if "
-            f"it was interrupted go on with --resume {other['id']}"
+            f"redrive {other['id']} is under way (at dead letter {other['last']} of {other['up_to']}): wait for it, or "
+            f"if it was interrupted continue it with --resume {other['id']}"
         ) from None
 
 
@@ -547,7 +455,7 @@ async def _resume(records: KeyValue, id: str) -> tuple[RedriveProgress, int]:
     try:
         entry = await records.get(RECORD)
     except KeyNotFound:
-        raise ConfigError(f"--resume {id}: no redrive is under way; it is done, or never began") from None
+        raise ConfigError(f"--resume {id}: no redrive is under way; it is done, or was never started") from None
     progress = RedriveProgress.from_dict(json.loads(entry.value))
     if progress.id != id:
         raise ConfigError(f"--resume {id}: the redrive that is under way is {progress.id}")

@@ -1,4 +1,4 @@
-"""What handlers store besides the events: letters, schedules, parked keys, attempts. One object for each handler.
+"""Storage of handlers besides the events: dead letters, schedules, parked keys, attempts. One object for each handler.
 
 Workers run the steps of :mod:`jetspark.app.handlers.settling` with it; the command line lists, redrives and discards
 with it. Everything that is read to decide is read from the leader: a replica may be a moment behind.
@@ -20,6 +20,7 @@ from typing import Any
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.aio.stream import Stream
+from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.clock import utc_now
 from jetspark.app.dead_letters.letters import (
     CLOSED_TTL_S,
@@ -55,8 +56,9 @@ from jetspark.app.handlers.settling import (
     WriteSchedule,
     advance,
 )
+from jetspark.app.server_clock import server_clock
 from jetspark.app.topology.names import dead_letter_stream, escape_token, handler_bucket, retry_stream
-from jetspark.core.headers import Headers, readable
+from jetspark.core.headers import Headers, last_value, readable
 from jetspark.errors import (
     Conflict,
     JetSparkError,
@@ -77,7 +79,7 @@ _logger = logging.getLogger("jetspark.app")
 
 # A record of attempts is read at the next delivery, which has to wait for a worker: they may be away for a weekend.
 ATTEMPTS_TTL_S = 7 * 86400.0
-# Letters kept in memory between two steps of an event: at most as many as handlers run, as a rule.
+# Dead letters kept in memory between two steps of an event: at most as many as handlers run, as a rule.
 READ_LETTERS = 64
 # Notes that are written side by side when much is given back.
 NOTES_AT_ONCE = 100
@@ -87,31 +89,38 @@ _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 
 class StoredLetter:
-    """A letter and its place in the dead-letter stream."""
+    """A dead letter and its place in the dead-letter stream."""
 
-    __slots__ = ("letter", "revision", "subject")
+    __slots__ = ("letter", "revision", "size_bytes", "subject")
 
-    def __init__(self, letter: DeadEvent, subject: str, revision: int) -> None:
+    def __init__(self, letter: DeadEvent, subject: str, revision: int, size_bytes: int | None = None) -> None:
         self.letter, self.subject, self.revision = letter, subject, revision
+        self.size_bytes = len(letter.data) if size_bytes is None else size_bytes
+        """Of the event, also where it was listed without."""
 
     @property
     def ref(self) -> LetterRef:
         letter = self.letter
         return LetterRef(letter.origin.sequence, self.revision, letter.status, letter.redrives, self.subject)
 
-    def without_body(self) -> StoredLetter:
-        """What it is about, in a few hundred bytes."""
-        letter = dataclasses.replace(self.letter, data=b"", headers=Headers(), cause=None)
-        return StoredLetter(letter, self.subject, self.revision)
-
     @classmethod
     def of(cls, message: StoredMessage) -> StoredLetter:
         """Raises ProtocolError when it is none."""
         return cls(DeadEvent.of(message.headers, message.data), message.subject, message.sequence)
 
+    @classmethod
+    def listed(cls, message: JetStreamMessage, *, with_event: bool) -> StoredLetter:
+        """From a message of an ordered consumer. Raises ProtocolError when it is not a dead letter."""
+        block, sequence = message.raw_headers, message.metadata.stream_sequence
+        if with_event:
+            return cls(DeadEvent.of(readable(block), message.data), message.subject, sequence)
+        # The server says how large the body is that it leaves out.
+        size = int(last_value(block, "Nats-Msg-Size") or 0)
+        return cls(DeadEvent.described(block), message.subject, sequence, size)
+
 
 class HandlerStore:
-    """The letters, schedules and records of one handler."""
+    """The dead letters, schedules and records of one handler."""
 
     def __init__(
         self, js: JetStream, app: str, handler: str, letters: Stream, retries: Stream, records: KeyValue
@@ -123,9 +132,9 @@ class HandlerStore:
         self.parked_names: dict[str, str] = {}
         """Key of a record -> key of its events."""
         self._waiting: dict[str, list[tuple[int, str]]] = {}
-        """Letters of keys that go on, by the sequences of their events; some may be closed by now."""
+        """Dead letters of keys that continue, by the sequences of their events; some may be closed by now."""
         self._read: OrderedDict[str, StoredLetter] = OrderedDict()
-        """Letters that were read a moment ago, by subject. What is done with one says which revision it means."""
+        """Dead letters that were read a moment ago, by subject. What is done with one says which revision it means."""
         self._steps: dict[type, Callable[[Any], Coroutine[Any, Any, Any]]] = {
             FindLetter: self._find_letter,
             WriteLetter: self._write_letter,
@@ -162,11 +171,12 @@ class HandlerStore:
         except StopIteration as finished:
             return finished.value
 
-    # ---- letters -----------------------------------------------------------------------------------------------
+    # ---- dead letters -----------------------------------------------------------------------------------------------
 
-    async def all_letters(self, *, key: str | None = None) -> AsyncIterator[StoredLetter]:
-        """Every letter of the handler that is not closed, or of one key, oldest first."""
-        async for message in self.letters.get_messages(1, subject=letter_filter(self.app, self.handler, key)):
+    async def all_letters(self, *, key: str | None = None, sequence: int | None = None) -> AsyncIterator[StoredLetter]:
+        """Every dead letter of the handler that is not closed, or of one key or one event of it, oldest first."""
+        subject = letter_filter(self.app, self.handler, key, sequence)
+        async for message in self.letters.get_messages(1, subject=subject):
             try:
                 stored = StoredLetter.of(message)
             except ProtocolError as error:
@@ -186,7 +196,7 @@ class HandlerStore:
         return stored
 
     async def close(self, stored: StoredLetter, how: str) -> bool:
-        """Replace a letter by a mark, if nobody else has changed it."""
+        """Replace a dead letter by a marker; False where it was changed in the meantime."""
         letter = stored.letter
         mark = DeadEvent(
             handler=letter.handler,
@@ -208,7 +218,7 @@ class HandlerStore:
         return True
 
     async def discard(self, stored: StoredLetter) -> bool:
-        """Give up a letter for good, and let its key go on; False when somebody else has changed it."""
+        """Give up a dead letter permanently, and let its key continue; False where it was changed in the meantime."""
         if not await self.close(stored, "discarded"):
             return False
         if stored.letter.key is not None:
@@ -216,7 +226,15 @@ class HandlerStore:
         return True
 
     async def request(self, stored: StoredLetter) -> None:
-        """Have the handler handle a letter again; the same request is stored once."""
+        """Have the handler handle a dead letter again; the same request is stored once."""
+        subject, again = self.request_for(stored)
+        try:
+            await self._publish(subject, again, {}, Expect(last_subject_sequence=0))
+        except WrongLastSequence:
+            pass  # stored before
+
+    def request_for(self, stored: StoredLetter) -> tuple[str, DeadEvent]:
+        """Build the request to handle a dead letter again. It is stored only where its subject has no message."""
         letter = stored.letter
         again = DeadEvent(
             handler=letter.handler,
@@ -232,11 +250,7 @@ class HandlerStore:
             is_body_omitted=letter.is_body_omitted,
             apart=letter.apart,
         )
-        subject = f"{self._retry_subject('redrive', again.partition)}.{again.redrives}.{again.origin.tokens}"
-        try:
-            await self._publish(subject, again, {}, Expect(last_subject_sequence=0))
-        except WrongLastSequence:
-            pass  # stored before
+        return f"{self._retry_subject('redrive', again.partition)}.{again.redrives}.{again.origin.tokens}", again
 
     async def _find_letter(self, step: FindLetter) -> LetterRef | None:
         stored = await self.letter(self._letter_subject(step.item))
@@ -266,7 +280,7 @@ class HandlerStore:
         return True
 
     async def _next_letter(self, step: NextLetter) -> LetterRef | None:
-        # Listed once for many: a key may have thousands of letters, and they are asked for one by one.
+        # Listed once for many: a key may have thousands of dead letters, and they are asked for one by one.
         waiting = self._waiting.get(step.key)
         while waiting:
             _, subject = waiting[0]
@@ -282,7 +296,7 @@ class HandlerStore:
         return found[0][1]
 
     def forget_letters(self) -> None:
-        """Another worker may have written letters since they were listed here."""
+        """Another worker may have written dead letters since they were listed here."""
         self._waiting.clear()
 
     async def _request_redrive(self, step: RequestRedrive) -> None:
@@ -318,7 +332,7 @@ class HandlerStore:
 
     async def _write_schedule(self, step: WriteSchedule) -> None:
         item = step.item
-        due = utc_now() + datetime.timedelta(seconds=step.seconds)
+        due = await server_clock(self.js, self.retries.name).now() + datetime.timedelta(seconds=step.seconds)
         headers = {
             "Nats-Schedule": f"@at {due.isoformat().replace('+00:00', 'Z')}",
             "Nats-Schedule-Target": f"{self._retry_subject('due', item.partition)}.{_origin(item).tokens}",
@@ -326,7 +340,9 @@ class HandlerStore:
             "Nats-TTL": "never",
         }
         subject = f"{self._retry_subject('wait')}.{_origin(item).tokens}"
-        await self._publish(subject, self._event_of(item, "open", None, None, ""), headers, None)
+        # A listing shows the error; the traceback is for the dead letter.
+        cause = dataclasses.replace(step.cause, trace="") if step.cause is not None else None
+        await self._publish(subject, self._event_of(item, "open", cause, None, ""), headers, None)
 
     async def whole(self, event: DeadEvent) -> DeadEvent:
         """An event that was too large to be stored with what is said of it, with its headers and its body.

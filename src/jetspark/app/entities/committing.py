@@ -6,6 +6,11 @@ nothing of the group is stored: it is cut in two, and in two again, until the on
 ``2 n - 1`` batches. Changes that are sure to be refused are not sent: those of an entity that was changed here since
 they read it, and those whose callers have gone.
 
+Where the stream has replicas, any of them may say what is stored, and may be behind. The guard of a change finds that
+out. So that a program need not be refused to see what it has stored itself, the committer remembers what it knows to be
+there (:class:`KnownRevisions`), and asks again for a moment where a replica says less. Workers ask the leader, which
+takes the right to read all of the stream; so does everybody for a change in doubt, of which a replica could not tell.
+
 A change that nobody has answered is sent again. It carries its guard, so only one of the two can be stored; and its id,
 by which it is known if it was (:meth:`PendingChange.was_stored`). Where others have changed the entity so often since
 that its state has forgotten, the events tell: the stream keeps all of them.
@@ -15,14 +20,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
-from jetspark.aio.stream import Stream
 from jetspark.app.entities.changes import (
     EntityMessage,
     JointChange,
@@ -41,9 +46,11 @@ from jetspark.errors import (
     MessageNotFound,
     WrongLastSequence,
 )
+from jetspark.jetstream.info import StoredMessage
+from jetspark.jetstream.operations import message_query
 from jetspark.jetstream.publishing import Expect, may_be_stored
 
-__all__ = ["Committer", "asking_again"]
+__all__ = ["Committer", "KnownRevisions", "asking_again"]
 
 T = TypeVar("T")
 
@@ -56,6 +63,12 @@ MAX_LOOKS = 1000
 # Whoever runs has its turn, or was begun by somebody who has.
 _HAS_TURN: ContextVar[bool] = ContextVar("jetspark_entity_turn", default=False)
 
+LAG = Backoff(first_s=0.005, max_s=0.25)
+LAG_READS = 12
+"""A replica that is behind is asked again that often, which takes about two seconds. Then what it says counts: the
+entity may have been purged, or the stream made again."""
+MAX_KNOWN = 4096
+
 _Waiting: TypeAlias = tuple[JointChange, "asyncio.Future[list[int]]"]
 
 
@@ -67,13 +80,39 @@ class _Refusal(Exception):
         self.error, self.doubt = error, doubt
 
 
+class KnownRevisions:
+    """The revisions that states have at least, as far as a program knows: of the states it knew of last."""
+
+    def __init__(self, most: int = MAX_KNOWN) -> None:
+        self._most = most
+        self._known: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def note(self, subject: str, revision: int) -> None:
+        """The state with this subject has this revision, or a later one."""
+        known = max(revision, self._known.pop(subject, 0))
+        self._known[subject] = known
+        if len(self._known) > self._most:
+            del self._known[next(iter(self._known))]
+
+    def of(self, subject: str) -> int:
+        """The least revision that the state has; 0 if nothing is known."""
+        return self._known.get(subject, 0)
+
+    def forget(self, subject: str) -> None:
+        self._known.pop(subject, None)
+
+
 class Committer:
     """The changes of one program on their way into one stream."""
 
-    def __init__(self, js: JetStream, stream: str) -> None:
-        self._js, self._stream_name = js, stream
-        self.stream: Stream | None = None
-        """When somebody has looked it up."""
+    def __init__(self, js: JetStream, stream: str, *, from_leader: bool) -> None:
+        """``from_leader``: read states only from the stream's leader."""
+        self._js, self._stream, self._from_leader = js, stream, from_leader
+        self._context = context_of(js)
+        self._known = KnownRevisions()
         self._waiting: deque[_Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
         self._turns = Turns()
@@ -81,6 +120,22 @@ class Committer:
         """How many batches, or single messages, have stored how many changes."""
         self.sent = 0
         """Those that were refused, or sent again, included."""
+
+    async def newest(self, subject: str) -> StoredMessage | None:
+        """The state with a subject, at least as new as this program knows it to be; None if there is none.
+
+        Raises:
+            PermissionDenied: This user may not read it.
+            JetSparkError: The server did not answer, as often as it was asked.
+        """
+        for number in range(LAG_READS + 1):
+            if number:
+                await asyncio.sleep(LAG.wait_s(number))
+            found = await asking_again(partial(self._last, subject, from_leader=self._from_leader))
+            if self._from_leader or self._known.of(subject) <= (0 if found is None else found.sequence):
+                return found
+        self._known.forget(subject)
+        return found
 
     @asynccontextmanager
     async def turn(self, subjects: Collection[str]) -> AsyncGenerator[None, None]:
@@ -166,6 +221,8 @@ class Committer:
             self.batches += 1
             self.changes += len(group)
             for (change, done), mine in zip(group, revisions, strict=True):
+                for part, revision in zip(change.parts, mine, strict=True):
+                    self._known.note(part.subject, revision)
                 if not done.done():
                     done.set_result(mine)
                 self._refuse_overtaken(change, mine)
@@ -186,8 +243,13 @@ class Committer:
         if not isinstance(error, WrongLastSequence | DuplicateMessageId):
             _fail(done, doubt or error)
             return
+        if doubt is None and len(change.parts) == 1 and isinstance(error, WrongLastSequence):
+            [part] = change.parts
+            self._known.note(part.subject, part.revision + 1)
+            _fail(done, _conflict(change.parts))
+            return
         try:
-            found = [await asking_again(partial(self._current, part.subject)) for part in change.parts]
+            found = await self._after_refusal(change, is_in_doubt=doubt is not None)
         except JetSparkError as failed:
             _fail(done, doubt or failed)
             return
@@ -215,27 +277,42 @@ class Committer:
         else:
             _fail(done, _conflict(moved or change.parts))
 
-    async def _current(self, subject: str) -> LastChanges:
-        """Revision and last changes of what is stored, by the word of the leader."""
-        if self.stream is None:
-            self.stream = await self._js.stream(self._stream_name)
+    async def _after_refusal(self, change: JointChange, *, is_in_doubt: bool) -> list[LastChanges]:
+        """Revisions and last changes of the entities of a change that was refused."""
+        from_leader = is_in_doubt or self._from_leader
+        for number in range(1 if from_leader else LAG_READS + 1):
+            if number:
+                await asyncio.sleep(LAG.wait_s(number))
+            found = []
+            for part in change.parts:
+                message = await asking_again(partial(self._last, part.subject, from_leader=from_leader))
+                found.append(_changes_of(message))
+                self._known.note(part.subject, found[-1].revision)
+            if change.moved(found):
+                break
+        return found
+
+    async def _last(self, subject: str, *, from_leader: bool) -> StoredMessage | None:
         try:
-            message = await self.stream.get_message(last_for=subject, direct=False)
+            return await self._get(message_query(last_for=subject), from_leader=from_leader)
         except MessageNotFound:
-            return LastChanges(0, ())
-        return LastChanges(message.sequence, recent_changes(message.headers))
+            return None
+
+    async def _get(self, query: Mapping[str, Any], *, from_leader: bool) -> StoredMessage:
+        # Not by `Stream`: to have one takes the right to its info, which tells the keys of all entities.
+        read = self._context.api.get_message(self._stream, query, direct=not from_leader)
+        return await self._context.run(read)
 
     async def _has_event(self, change: JointChange) -> bool | None:
         """Whether the stream has an event of a change that can no longer be stored; None: it cannot tell."""
         part = next((part for part in change.parts if part.events), None)
         if part is None:
             return None
-        assert self.stream is not None  # the states were looked at
         event, sequence = part.events[0], part.revision + 1
         for _ in range(MAX_LOOKS):
-            look = partial(self.stream.get_message, sequence, next_for=event.subject, direct=False)
+            query = message_query(sequence=sequence, next_for=event.subject)
             try:
-                found = await asking_again(look)
+                found = await asking_again(partial(self._get, query, from_leader=True))
             except MessageNotFound:
                 return False
             # Not by its id: an application may give ids of its own, the same one to an event of another change, too.
@@ -297,6 +374,10 @@ async def asking_again(ask: Callable[[], Awaitable[T]]) -> T:
             if failures == ATTEMPTS or not error.may_pass:
                 raise
         await asyncio.sleep(PAUSE.wait_s(failures))
+
+
+def _changes_of(message: StoredMessage | None) -> LastChanges:
+    return LastChanges(0, ()) if message is None else LastChanges(message.sequence, recent_changes(message.headers))
 
 
 def _conflict(parts: Sequence[PendingChange]) -> Conflict:

@@ -8,8 +8,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from jetspark.app.contracts.faults import error_text
+from jetspark.app.contracts.faults import USER_ERRORS, error_text
+from jetspark.app.contracts.field_rules import check_sets
 from jetspark.app.contracts.tokens import escape, unescape
+from jetspark.app.finite_json import check_finite
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.topology.names import check_app_name, escape_token, is_hash
 from jetspark.errors import ConfigError, InvalidEvent
@@ -106,6 +108,7 @@ class EntitySpec:
                 f"entities {name!r}: state={state!r}: expected a type that msgspec decodes, such as a Struct or a "
                 f"dataclass: {error}"
             ) from error
+        check_sets(state, f"entities {name!r}: state")
         self._encode = msgspec.json.Encoder(order="sorted").encode
 
     @property
@@ -142,8 +145,9 @@ class EntitySpec:
         """
         try:
             data = self._encode(state)
+            check_finite("the state", state, data)
             self._decoder.decode(data)
-        except Exception as error:  # also of the class's own code, such as its ``__post_init__``
+        except USER_ERRORS as error:  # also of the class's own code, such as its ``__post_init__``
             raise InvalidEvent(f"state of {self.name}", 1, "", error_text(error)) from error
         return data
 
@@ -155,7 +159,7 @@ class EntitySpec:
         """
         try:
             return self._decoder.decode(data)
-        except Exception as error:  # also of the class's own code, such as its ``__post_init__``
+        except USER_ERRORS as error:  # also of the class's own code, such as its ``__post_init__``
             raise ConfigError(
                 f"entities {self.name!r}: {'a state' if key is None else f'the state of {key!r}'} is no "
                 f"{self.state!r}: {error_text(error)}. Give fields that are new a default. A state that is broken "

@@ -12,17 +12,17 @@ from jetspark.aio.context import context_of
 from jetspark.aio.ordered import Watch
 from jetspark.app.contracts.envelope import derived_id
 from jetspark.app.entities.changes import PendingChange, recent_changes
-from jetspark.app.entities.committing import Committer, asking_again
+from jetspark.app.entities.committing import Committer
 from jetspark.app.entities.declaring import EntitySpec
+from jetspark.app.server_clock import server_clock
 from jetspark.app.timers import Seconds, When, cancelling, timer_message
 from jetspark.core.arguments import function
 from jetspark.core.numbers import whole
-from jetspark.errors import ConfigError, Conflict, MessageNotFound, UsageError
+from jetspark.errors import ConfigError, Conflict, UsageError
 from jetspark.jetstream.ordered import OrderedOptions
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
-    from jetspark.aio.stream import Stream
     from jetspark.aio.stream_message import JetStreamMessage
     from jetspark.app.contracts.envelope import Encoded
     from jetspark.app.declarations import Declarations
@@ -108,7 +108,11 @@ class Entities:
         return self._spec.subject_of(key)
 
     async def get(self, key: str) -> Any:
-        """The state of an entity, by the word of the leader; None if there is none."""
+        """The state of an entity; None if there is none.
+
+        It has every change that this client has made. On a stream with replicas, those that others made a moment ago
+        may be missing; a change on what was read is refused then. A handler reads from the leader.
+        """
         return (await self.read(key)).state
 
     def change(self, key: str) -> EntityChange:
@@ -275,28 +279,12 @@ class Entities:
         )
 
     async def read(self, key: str) -> EntityRead:
-        """An entity as the stream's leader has it."""
-        return await asking_again(lambda: self._read_once(key))
-
-    async def _read_once(self, key: str) -> EntityRead:
-        found = await self._last(self._spec.subject_of(key))
+        """An entity as it is stored; see :meth:`get`."""
+        found = await self._writer.committer.newest(self._spec.subject_of(key))
         if found is None:
             return EntityRead(None, 0, ())
         state = None if _is_gone(found) else self._spec.decode(found.data, key)
         return EntityRead(state, found.sequence, recent_changes(found.headers))
-
-    async def _last(self, subject: str) -> StoredMessage | None:
-        try:
-            return await (await self._opened()).get_message(last_for=subject, direct=False)
-        except MessageNotFound:
-            return None
-
-    async def _opened(self) -> Stream:
-        """Looked up once for a program: a handler has another object of this class for each event."""
-        committer = self._writer.committer
-        if committer.stream is None:
-            committer.stream = await self._writer.js.stream(self._writer.app.stream)
-        return committer.stream
 
 
 def _is_gone(message: StoredMessage | JetStreamMessage) -> bool:
@@ -326,6 +314,8 @@ class EntityChange:
         self._is_set = False
         self._events: list[Encoded] = []
         self._timers: dict[str, Encoded] = {}
+        self._due_after: dict[str, tuple[Seconds, Any, str]] = {}
+        """Timers that are due some time after the change by the server's clock, with their events and ids."""
         self._cancels: dict[str, None] = {}
         """By name, like timers: of several things that are done to one timer the last one counts."""
         self._made = 0
@@ -352,7 +342,15 @@ class EntityChange:
         """What leaving the block does."""
         self._place = "after"
         if not self.was_made and self.is_something:
+            await self._find_dues()
             [self.revision] = await self._writer.committer.commit(self._pending())
+
+    async def _find_dues(self) -> None:
+        if not self._due_after:
+            return
+        now = await server_clock(self._writer.js, self._writer.app.stream).now()
+        for name, (after, event, id) in self._due_after.items():
+            self._set_timer(name, event, id, When.of(now, after=after))
 
     def again(self) -> EntityChange:
         """The same change, to be made on the state that the entity has by now."""
@@ -382,9 +380,9 @@ class EntityChange:
 
         Raises:
             InvalidEvent: A field breaks its contract.
+            ConfigError: The application does not declare it: write ``@app.register`` above its class.
         """
         self._check()
-        self._writer.app.register(type(event))
         encoded = self._writer.encode(event, self._next_id(), None)
         self._events.append(encoded)
         return encoded.headers["Nats-Msg-Id"]
@@ -398,10 +396,16 @@ class EntityChange:
         """
         self._check()
         self._check_timers()
-        when = When.of(self._writer.now(), at=at, after=after)
-        encoded = self._writer.encode(event, self._next_id(), when.due)
-        self._timers[name] = timer_message(self._writer.app.name, name, when, encoded)
+        id = self._set_timer(name, event, self._next_id(), When.of(self._writer.now(), at=at, after=after))
+        self._due_after.pop(name, None)
+        if after is not None:
+            self._due_after[name] = after, event, id
         self._cancels.pop(name, None)  # it replaces what is set
+        return id
+
+    def _set_timer(self, name: str, event: Any, id: str, when: When) -> str:
+        encoded = self._writer.encode(event, id, when.due)
+        self._timers[name] = timer_message(self._writer.app.name, name, when, encoded)
         return encoded.headers["Nats-Msg-Id"]
 
     def cancel_timer(self, name: str) -> None:
@@ -409,6 +413,7 @@ class EntityChange:
         self._check()
         self._check_timers()
         self._timers.pop(name, None)
+        self._due_after.pop(name, None)
         self._cancels[name] = None
 
     def _next_id(self) -> str:
@@ -482,6 +487,8 @@ class EntityChanges:
             part._place = "after"
         if self.was_made or not any(part.is_something for part in self._parts):
             return
+        for part in self._parts:
+            await part._find_dues()
         revisions = await self._committer.commit(*(part._pending() for part in self._parts))
         for part, revision in zip(self._parts, revisions, strict=True):
             part.revision = revision

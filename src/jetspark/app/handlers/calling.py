@@ -8,18 +8,20 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from jetspark.aio.context import context_of
 from jetspark.app.causes import current_cause
 from jetspark.app.entities.committing import Committer
 from jetspark.app.entities.entities import Entities, EntityWriter
 from jetspark.app.handlers.context import Context, Dependencies, plan_arguments
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords
-from jetspark.app.handlers.retry import HandlerTimeout, Skip
-from jetspark.errors import ConfigError, Conflict
+from jetspark.app.handlers.retry import HandlerTimeout, Skip, deciding_error
+from jetspark.core.headers import encode as encode_headers
+from jetspark.errors import ConfigError, Conflict, PayloadTooLarge
 
 if TYPE_CHECKING:
     from jetspark.aio.kv import KeyValue
     from jetspark.app.application import App, HandlerSpec
-    from jetspark.app.contracts.envelope import Decoded
+    from jetspark.app.contracts.envelope import Decoded, Encoded
     from jetspark.app.dead_letters.store import HandlerStore
     from jetspark.app.handlers.lanes import WorkItem
 
@@ -52,8 +54,6 @@ class HandlerCalls:
         self.is_ending: Callable[[], bool] = lambda: True
         """Whether a task that is cancelled is to end; if not, the code that it runs has cancelled it."""
         self._wants_context, self._arguments = plan_arguments(spec.function, spec.name, dependencies)
-        if spec.batch is not None and self._wants_context:
-            raise ConfigError(f"handler {spec.name!r}: a batch handler has no context")
         self._committer: Committer | None = None
         self._effects: KeyValue | None = None
         """The bucket of the handler's transactions, when it has been looked up."""
@@ -81,8 +81,8 @@ class HandlerCalls:
                 result = await self._function(decoded.event, **self._named(context))
                 if result is not None:
                     context = context or self._context(item, decoded)
-                    for event in returned_events(result):
-                        await context.publish(event)
+                    for encoded in self._encoded(context, result):
+                        await context.send(encoded)
         except BaseException as error:
             raised = self._raised(task, item, error, before)
         finally:
@@ -130,33 +130,55 @@ class HandlerCalls:
         """What a handler's error means; raises it if somebody ends the worker. ``before`` is what the task has been
         cancelled before it.
 
-        ``SystemExit`` of a handler is an error like others: it would end worker after worker, with the same event.
+        ``SystemExit`` and ``GeneratorExit`` of a handler are errors like others: they would end worker after worker,
+        with the same event.
         """
         match error:
-            case KeyboardInterrupt() | GeneratorExit():  # who ends the program, or this coroutine
+            case KeyboardInterrupt():  # ends the program
+                raise error
+            case GeneratorExit() if not _is_current(task):  # this coroutine is closed, with its event loop
                 raise error
             case asyncio.CancelledError() if task.cancelling() - before > item.is_timed_out and self.is_ending():
                 raise error  # also at the moment of the time-out
             case asyncio.CancelledError() if item.is_timed_out:
                 return HandlerTimeout(self._spec.name, self._spec.timeout)
         # A cancellation, too: of something that the handler waited for, or of this task by the handler's own code.
-        return error
+        deciding = deciding_error(self._spec.retry, error)
+        if deciding is not error:
+            self._log.info("sequence %d: %r decides, of %r", item.sequence, deciding, error)
+        return deciding
 
-    async def _call_in_transaction(self, item: WorkItem, decoded: Decoded) -> None:
+    async def end_transaction(self, item: WorkItem) -> bool:
+        """Keep the transactions of earlier attempts from committing; True if one has, and its events are published."""
+        if isinstance(item.event, Exception):
+            return False  # it cannot be read, so the handler was not called
+        events = await (await self._transaction(item.event)).give_up()
+        if events is None:
+            return False
+        context = self._context(item, item.event)
+        for encoded in events:
+            await context.send(encoded)
+        return True
+
+    async def _transaction(self, decoded: Decoded) -> EffectTransaction:
         if self._effects is None:
             assert self._spec.bucket is not None
             self._effects = await self._js.kv(self._spec.bucket)
+        return EffectTransaction(self._effects, self._spec.name, decoded.id, remember_s=self._spec.remember_s)
+
+    async def _call_in_transaction(self, item: WorkItem, decoded: Decoded) -> None:
         for lost in range(MAX_LOST_RACES):
-            transaction = EffectTransaction(
-                self._effects, self._spec.name, decoded.id, remember_s=self._spec.remember_s
-            )
+            transaction = await self._transaction(decoded)
             context = self._context(item, decoded)
             events = await transaction.committed()
             if events is None:
                 context._tx = transaction
-                result = await self._function(decoded.event, **self._named(context))
                 try:
-                    events = await transaction.commit([context.encode(event) for event in returned_events(result)])
+                    result = await self._function(decoded.event, **self._named(context))
+                finally:
+                    transaction.end()
+                try:
+                    events = await transaction.commit(self._encoded(context, result))
                 except Conflict:
                     if lost == MAX_LOST_RACES - 1:
                         raise
@@ -167,9 +189,25 @@ class HandlerCalls:
                 await context.send(encoded)
             return
 
+    def _encoded(self, context: Context, result: Any) -> list[Encoded]:
+        """The messages of what a handler has returned: one that cannot be published has none of them published.
+
+        Raises:
+            InvalidEvent, ConfigError: An event breaks its contract, or is not declared.
+            PayloadTooLarge: A message is larger than the server takes.
+        """
+        messages = [context.encode(event) for event in returned_events(result)]
+        limit = context_of(self._js).client.max_payload_bytes
+        for message in messages:
+            if len(message.data) > limit // 2:  # others are small enough, whatever their headers are
+                size = len(message.data) + len(encode_headers(message.headers))
+                if size > limit:
+                    raise PayloadTooLarge(size, limit)
+        return messages
+
     def _entities(self, context: Context, name: str) -> Entities:
         if self._committer is None:
-            self._committer = Committer(self._js, self._app.stream)
+            self._committer = Committer(self._js, self._app.stream, from_leader=True)
         return EntityWriter(
             self._app, self._js, context.encode_as, context.change_id, context.now, self._committer
         ).entities(name)
@@ -202,7 +240,16 @@ class HandlerCalls:
             log=self._log,
             is_replay=self.is_replay,
             entities=self._entities,
+            declared=self._app.declared,
         )
+
+
+def _is_current(task: asyncio.Task[Any]) -> bool:
+    """Whether the task runs: a coroutine that is closed does not run in its task."""
+    try:
+        return asyncio.current_task() is task
+    except RuntimeError:  # no event loop is left
+        return False
 
 
 def returned_events(result: Any) -> list[Any]:

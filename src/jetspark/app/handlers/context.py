@@ -8,9 +8,9 @@ import logging
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from jetspark.app.contracts.catalogue import contract_of
+from jetspark.app.contracts.catalogue import Contract, contract_of
 from jetspark.app.contracts.envelope import Decoded, Encoded, derived_id, encode
 from jetspark.app.timers import FiredTimer, Seconds, Timers
 from jetspark.errors import ConfigError
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from jetspark.app.entities.entities import Entities
     from jetspark.app.handlers.once import EffectTransaction, OnceRecords
 
-__all__ = ["Context", "Dependencies", "open_lifespans", "plan_arguments"]
+__all__ = ["Context", "Dependencies", "injected_parameters", "open_lifespans", "plan_arguments"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Context:
@@ -38,11 +39,13 @@ class Context:
         "_changes",
         "_clock",
         "_count",
+        "_declared",
         "_entities",
         "_handler",
         "_ids",
         "_js",
         "_once",
+        "_server_now",
         "_source",
         "_timers",
         "_tx",
@@ -76,6 +79,8 @@ class Context:
         log: logging.Logger,
         is_replay: bool = False,
         entities: Callable[[Context, str], Entities] | None = None,
+        declared: Callable[[Any], Contract] = contract_of,
+        server_now: Callable[[], Awaitable[datetime.datetime]] | None = None,
     ) -> None:
         self.decoded = decoded
         """The event with its envelope."""
@@ -92,7 +97,7 @@ class Context:
         """Whether the event comes from ``jetspark replay``, and not from the live consumer of the handler."""
         self._app, self._handler, self._source = app, handler, source
         self._js, self._once, self._clock = js, once, clock
-        self._entities = entities
+        self._entities, self._declared, self._server_now = entities, declared, server_now
         self._changes: dict[str, int] = {}
         """How many changes of an entity were begun, by the subject of its state."""
         self._count = 0
@@ -158,6 +163,7 @@ class Context:
 
         Raises:
             InvalidEvent: A field breaks the contract; nothing was published.
+            ConfigError: The application does not declare it: write ``@app.register`` above its class.
         """
         encoded = self.encode(event)
         return await (self.send(encoded) if cancels is None else self._send_ending(cancels, encoded))
@@ -180,7 +186,7 @@ class Context:
 
         Args:
             at: When, with a time zone.
-            after: Seconds from now, or a ``timedelta``.
+            after: Seconds from now by the server's clock, or a ``timedelta``.
             name: Of the timer, by which it can be cancelled; one of the same name is replaced. If not given it follows
                 from this event and the number of the call.
 
@@ -194,7 +200,7 @@ class Context:
         def encode_one(event: Any, time: datetime.datetime | None) -> Encoded:
             return self.encode_as(event, id, time)
 
-        timers = Timers(self._app, self.stream, self._js, encode_one, self._clock)
+        timers = self._timers_of(encode_one)
         await timers.set(name or id, event, at=at, after=after, set_id=id)
         return name or id
 
@@ -237,7 +243,12 @@ class Context:
     @property
     def timers(self) -> Timers:
         """The timers of the application, of all its handlers, workflows and clients."""
-        return Timers(self._app, self.stream, self._js, self._encode_new, self._clock)
+        return self._timers_of(self._encode_new)
+
+    def _timers_of(self, encode: Callable[..., Encoded]) -> Timers:
+        return Timers(
+            self._app, self.stream, self._js, encode, self._clock, from_leader=True, server_now=self._server_now
+        )
 
     def _encode(self, event: Any, id: str, time: datetime.datetime | None = None) -> Encoded:
         cause = self.decoded
@@ -254,7 +265,7 @@ class Context:
 
     def encode_as(self, event: Any, id: str, time: datetime.datetime | None = None) -> Encoded:
         """An event that this one led to, as a message; ``id`` is for one that has no id of its own."""
-        own = contract_of(event).id_of
+        own = self._declared(event).id_of
         return self._encode(event, (own(event) if own is not None else None) or id, time)
 
     def change_id(self, subject: str) -> str:
@@ -269,8 +280,22 @@ class Context:
         """Publish what :meth:`encode` made."""
         return await self._js.publish(encoded.subject, encoded.data, headers=encoded.headers)
 
-    async def once(self, name: str, function: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
-        """Call ``function`` and record its result; when the event is handled again, return the recorded result.
+    @overload
+    async def once(
+        self, name: str, function: Callable[..., Awaitable[Any]], *arguments: Any, result_type: type[R], **named: Any
+    ) -> R: ...
+
+    @overload
+    async def once(self, name: str, function: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T: ...
+
+    async def once(
+        self, name: str, function: Callable[..., Awaitable[Any]], *arguments: Any, result_type: Any = None, **named: Any
+    ) -> Any:
+        """Call ``function`` and record its result as JSON; return what was recorded, now and when the event is handled
+        again.
+
+        Every attempt gets the same value, the first one included: of ``result_type``, else of the type that the
+        annotation of ``function`` names, else of JSON's own types, where a tuple is a list and a datetime a text.
 
         The effect is claimed, done, and recorded, in this order. Once it is recorded it is never done again while the
         record lives (``remember_s``, a week unless the handler says otherwise). A crash between the effect and its
@@ -280,16 +305,18 @@ class Context:
 
         Args:
             name: Of the effect, unique in the handler.
-            function: Async; its result must be something JSON can hold, and no larger than a message may be. One that
-                is not async is called, too, and holds up everything else meanwhile.
+            function: Async; its result must be something JSON can hold, so neither NaN nor infinity, and no larger than
+                a message may be. One that is not async is called, too, and holds up everything else meanwhile.
+            result_type: What the recorded result is converted to; not passed to ``function``.
 
         Raises:
             RetryIn: Another worker has claimed the effect just now.
-            ConfigError: The effect is done, and its result cannot be recorded; or it is called inside of itself.
+            ConfigError: The effect is done, and its result cannot be recorded, or is not of ``result_type``; or it is
+                called inside of itself.
         """
         if self._once is None:
             raise ConfigError("ctx.once: this context has no records")
-        return await self._once.run(self, name, function, arguments, named)
+        return await self._once.run(self, name, function, arguments, named, result_type)
 
     @property
     def tx(self) -> EffectTransaction:
@@ -335,23 +362,39 @@ def plan_arguments(
     Raises:
         ConfigError: It wants something that nobody has.
     """
-    parameters = list(inspect.signature(function).parameters.values())
-    if not parameters:
-        raise ConfigError(f"handler {handler!r}: expected the event as its first parameter")
+    wanted = injected_parameters(function, f"handler {handler!r}")
+    named = {
+        name: Context if kind is Context else dependencies.find(kind, handler, name) for name, kind in wanted.items()
+    }
+    return Context in wanted.values(), named
+
+
+def injected_parameters(function: Callable[..., Any], where: str) -> dict[str, Any]:
+    """What a handler wants besides its event, by parameter: ``Context``, a type, or a type's name if it is not known.
+
+    Raises:
+        ConfigError: A parameter has no annotation, or cannot be given by its name.
+    """
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError):
         hints = {}  # of types that only exist inside a function: then their names have to do
-    named: dict[str, Any] = {}
-    for parameter in parameters[1:]:
+    found: dict[str, Any] = {}
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
         wanted = hints.get(parameter.name, parameter.annotation)
-        if wanted is Context or wanted == "Context":
-            named[parameter.name] = Context
-        elif parameter.default is inspect.Parameter.empty:
-            if wanted is inspect.Parameter.empty:
-                raise ConfigError(f"handler {handler!r}: parameter {parameter.name!r} needs a type annotation")
-            named[parameter.name] = dependencies.find(wanted, handler, parameter.name)
-    return any(value is Context for value in named.values()), named
+        is_context = wanted is Context or wanted == "Context"
+        if not is_context and parameter.default is not inspect.Parameter.empty:
+            continue
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            stars = "*" if parameter.kind is inspect.Parameter.VAR_POSITIONAL else "**"
+            name = stars + parameter.name
+            raise ConfigError(f"{where}: parameter {name!r}: expected one parameter for each object it needs")
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            raise ConfigError(f"{where}: parameter {parameter.name!r} is positional-only: it is given by its name")
+        if wanted is inspect.Parameter.empty:
+            raise ConfigError(f"{where}: parameter {parameter.name!r} needs a type annotation")
+        found[parameter.name] = Context if is_context else wanted
+    return found
 
 
 @asynccontextmanager

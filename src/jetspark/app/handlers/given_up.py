@@ -23,6 +23,7 @@ from jetspark.app.clock import idle_s
 from jetspark.app.contracts.envelope import Decoded
 from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin
 from jetspark.app.dead_letters.store import microseconds
+from jetspark.app.handlers.crash_records import ReaderDied
 from jetspark.app.handlers.lanes import WorkItem, WorkSource
 from jetspark.app.handlers.partitions import copied_from, without_server_headers
 from jetspark.app.handlers.reading import HandlerReading
@@ -98,7 +99,7 @@ class GivenUp:
     def __init__(self, worker: HandlerWorker, advisories: Consumer, sources: list[ConsumerSource]) -> None:
         self._worker, self._advisories, self._log = worker, advisories, worker.log
         self._sources = {(each.stream.name, each.consumer.name): each for each in sources}
-        self._read = HandlerReading(worker.spec, worker.catalogue, keyed=worker.spec.in_order).read
+        self._reading = HandlerReading(worker.spec, worker.catalogue, keyed=worker.spec.in_order)
 
     @classmethod
     async def open(cls, worker: HandlerWorker, sources: list[ConsumerSource]) -> GivenUp:
@@ -145,7 +146,10 @@ class GivenUp:
         await message.in_progress()  # after a wait it may be overdue
         running = self._running(advisory)
         if running is None:
-            await self._bury(advisory, source)
+            # As often as that, it may have been the reading of the event that ended those who were told before.
+            deaths = message.metadata.delivered - 1
+            died = ReaderDied(deaths) if deaths >= self._worker.spec.retry.attempts else None
+            await self._bury(advisory, source, died)
         return running
 
     async def _patiently(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
@@ -171,7 +175,7 @@ class GivenUp:
                 return item
         return None
 
-    async def _bury(self, advisory: Advisory, source: ConsumerSource) -> None:
+    async def _bury(self, advisory: Advisory, source: ConsumerSource, died: ReaderDied | None) -> None:
         info = await source.consumer.info()
         if info.delivered.stream_sequence < advisory.sequence or (info.created and info.created > advisory.time):
             return  # it is delivered once more: the consumer was set back, or made anew
@@ -185,7 +189,7 @@ class GivenUp:
         if stored.timestamp > advisory.time:
             return  # a message of another stream that had the name
         try:
-            item = await self._item(stored, source)
+            item = await self._item(stored, source, died)
         except ProtocolError as error:
             self._log.error("sequence %d of %s: %s", advisory.sequence, advisory.stream, error)
             return
@@ -195,8 +199,8 @@ class GivenUp:
         has_dead_letters = self._worker.spec.dead_letter
         await self._worker.steps(bury_lost(self._worker.machine, item, cause, has_dead_letters=has_dead_letters))
 
-    async def _item(self, stored: StoredMessage, source: ConsumerSource) -> WorkItem | None:
-        """The event; None for one that the handler does not take.
+    async def _item(self, stored: StoredMessage, source: ConsumerSource, died: ReaderDied | None) -> WorkItem | None:
+        """The event; None for one that the handler does not take. It is not decoded if a reader ``died`` of that.
 
         Raises:
             ProtocolError: It is no event on its way.
@@ -217,7 +221,10 @@ class GivenUp:
         if source.partition is not None:
             stream, number, subject = copied_from(stored.headers, subject)
             origin = Origin(stream, number, origin.time_us)
-        event, key = self._read(subject, stored.data, stored.headers)
+        if died is not None:
+            event, key = self._reading.unread(died, subject, stored.data, stored.headers)
+        else:
+            event, key = self._reading.read(subject, stored.data, stored.headers)
         is_other = isinstance(event, Decoded) and event.contract.kind not in self._worker.kinds
         if is_other or not self._worker.is_wanted(subject):
             return None  # the consumer has no filter, or the type is another on the same subject

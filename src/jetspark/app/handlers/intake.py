@@ -10,22 +10,34 @@ delivered behind its back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jetspark.aio.consumer import Consumer
 from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.clock import idle_s
-from jetspark.app.contracts.envelope import Decoded
+from jetspark.app.contracts.catalogue import contract_of
+from jetspark.app.contracts.envelope import Decoded, RawHeaders
 from jetspark.app.dead_letters.letters import DeadEvent
+from jetspark.app.handlers.crash_records import CrashRecords, spans_of
 from jetspark.app.handlers.given_up import source_of
-from jetspark.app.handlers.inheritance import expect_inherited, settle_inherited, tidy_retries
+from jetspark.app.handlers.inheritance import (
+    FILTERS_EVERY_S,
+    expect_inherited,
+    filters_of,
+    settle_inherited,
+    tidy_retries,
+    watch_filters,
+)
 from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.machine import PROGRESS_PART
 from jetspark.app.handlers.partitions import PIN_GROUP, copied_from
 from jetspark.app.handlers.reading import HandlerReading
 from jetspark.app.handlers.retry import Reject
+from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.core.backoff import Backoff
 from jetspark.core.headers import last_value, readable
 from jetspark.errors import (
@@ -35,9 +47,10 @@ from jetspark.errors import (
     ProtocolError,
     ServerError,
 )
-from jetspark.jetstream.info import StoredMessage
+from jetspark.jetstream.info import ConsumerInfo, StoredMessage
 
 if TYPE_CHECKING:
+    from jetspark.app.handlers.inheritance import ReadKey
     from jetspark.app.handlers.machine import Credit
     from jetspark.app.handlers.room import Hold, Side
     from jetspark.app.handlers.worker import HandlerWorker
@@ -50,6 +63,13 @@ IDLE_PULL_S = 30.0
 PULLS_IN_TAKEOVER = 3
 # A pull that is refused or not answered is tried again after these waits.
 PULL_PAUSE = Backoff(first_s=0.1, max_s=5.0)
+
+
+_Readings: TypeAlias = dict[int, tuple[Any, str | None] | None]
+"""What messages are that were read before they are received, by their sequences: events and their keys."""
+
+
+_Receive: TypeAlias = Callable[[JetStreamMessage, float, _Readings], Any]
 
 
 class Intake:
@@ -69,24 +89,39 @@ class Intake:
         """Session and pin for which it is known what has not arrived."""
         self.expected: dict[int, int] = {}
         """What was delivered to others and is not settled: where it was published -> in the consumer's stream."""
+        self._lapsed: set[int] = set()
+        """Those of them that this reader had, and let go of."""
         self._settling: asyncio.Task[None] | None = None
         self._has_ended = False
         self._pullers: list[asyncio.Task[None]] = []
         self._others: list[asyncio.Task[None]] = []
+        self._tasks: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
         self._log = worker.log
-        self._read = HandlerReading(worker.spec, worker.catalogue, keyed=worker.spec.in_order).read
+        self._reading = HandlerReading(worker.spec, worker.catalogue, keyed=worker.spec.in_order)
+        self._read = self._reading.read
 
     # ---- life --------------------------------------------------------------------------------------------------
 
     async def start(self, tasks: asyncio.TaskGroup) -> None:
         """Pull from now on; tasks that fail end the group."""
+        self._tasks, self._has_ended = tasks, False
         if self.partition is None:
             await self._expect(())
         prefix = f"retry.{self._worker.app.name}.{self._spec.name}"
+        wanted = [contract_of(kind).subject.filter for kind in self._spec.events]
+        if self.partition is not None:  # copies, under subjects of their own
+            wanted = [*filters_of(self.consumer.cached_info)]
         self._others = [
             tasks.create_task(
                 tidy_retries(self._worker.store.retries, self.retry_consumer, prefix, partition=self.partition)
+            ),
+            tasks.create_task(
+                watch_filters(
+                    self._worker.app.name,
+                    {self.consumer: wanted, self.retry_consumer: filters_of(self.retry_consumer.cached_info)},
+                    every_s=FILTERS_EVERY_S * (self._spec.partitions or 1),
+                )
             ),
         ]
         self._pullers = [
@@ -111,29 +146,45 @@ class Intake:
         await asyncio.gather(*running, return_exceptions=True)
         self._others, self._settling = [], None
 
+    async def renew(self, stalled: Sequence[WorkItem]) -> None:
+        """Begin again, for keys that make no progress: give back what has not begun, forget what it waits for, and
+        look up what is still pending."""
+        await self.stop_pulling()  # from here on nothing of these keys arrives that could pass what is given back
+        await self.end()
+        await self.give_back(running=False)
+        for item in stalled:
+            for sequence in sorted((item.lane.expected if item.lane is not None else None) or ()):
+                self._machine.lanes.gone(sequence)
+        self._tenure = None
+        # The partition may have moved on in the meantime, or the worker is to end.
+        if self._tasks is not None and self in self._worker.intakes and not self._worker.is_stopping:
+            await patiently(partial(self.start, self._tasks), patience_s=FOR_EVER_S)
+
     async def give_back(self, *, running: bool) -> None:
         """Give back what is held, in the order of the stream, so that it comes again in that order; and the pin.
 
         What runs is given back only if ``running``: else it goes on, and is settled here.
         """
+        items = [item for item in self._machine.items if item.intake is self and (running or not item.is_taken)]
+        if not running:
+            # Before the server is asked for anything, which may fail: what this worker does not let go of it keeps in
+            # progress, and what it expects no longer arrives here. And all at once: while one is given back, a runner
+            # could take the next.
+            for item in items:
+                self._let_go(item)
+        for sequence in self.expected:
+            self._machine.lanes.gone(sequence)
+        self.expected.clear()
         try:
             # A request that is still open at the server takes what is given back, or (2.15.1) moves the first of it
             # behind the others. Being asked, the server forgets the requests of those who have left.
             for consumer in (self.consumer, self.retry_consumer):
                 await consumer.close()
                 await consumer.info()
-            items = [item for item in self._machine.items if item.intake is self and (running or not item.is_taken)]
-            if not running:
-                # All at once: while one is given back, a runner could take the next.
-                for item in items:
-                    self._let_go(item)
             left = [item for item in items if not item.message.is_answered]
             await self._worker.store.note_not_begun(left)
             for item in left:
                 await item.message.nak()
-            for sequence in list(self.expected):
-                self._machine.lanes.gone(sequence)
-            self.expected.clear()
             if self.partition is not None and self._tenure is not None:
                 self._tenure = None
                 await self.consumer.unpin(PIN_GROUP)
@@ -148,7 +199,9 @@ class Intake:
 
     # ---- pulling -----------------------------------------------------------------------------------------------
 
-    async def _pull(self, consumer: Consumer, side: Side, receive: Callable[[JetStreamMessage, float], Any]) -> None:
+    async def _pull(
+        self, consumer: Consumer, side: Side, receive: Callable[[JetStreamMessage, float, _Readings], Any]
+    ) -> None:
         worker, failures = self._worker, 0
         # Not patiently: how much to ask for is decided anew, and a worker that stops asks no more.
         while not worker.is_stopping:
@@ -161,9 +214,11 @@ class Intake:
                     found = await self._fetch(consumer, side, credit, hold)
                     if side == "stream" and (found or self.partition is None):
                         await self._check_tenure(found)
+                    suspected = [message for message in found if _place(message)[0] > 1]
+                    read = await self._read_suspected(consumer, side, suspected, found) if suspected else {}
                     now = self._loop.time()
                     for message in found:
-                        outcome = receive(message, now)
+                        outcome = receive(message, now, read)
                         if outcome is not None:
                             await outcome
                 failures = 0
@@ -248,10 +303,14 @@ class Intake:
             self._tenure = (self._worker.sessions, "")
             return
         session = self._worker.sessions
-        here = {item.sequence for item in self._machine.items if item.source == "stream"}
+        here: set[Hashable] = {item.sequence for item in self._machine.items if item.source == "stream"}
         here |= {self._origin_of(message) for message in found}
-        expected = await expect_inherited(self._machine, self.consumer, self.stream, self._sequence_and_key, here)
+        # A server that was restarted may say that everything after an old floor may be unsettled.
+        here |= self._machine.settled_before
+        reading = partial(self._reading_inherited, here)
+        expected = await expect_inherited(self._machine, self.consumer, self.stream, reading)
         self.expected |= expected
+        self._lapsed.clear()  # another reader may have got them since
         if self.partition is not None:
             # Keys that others parked before they settled what is not expected must be known to be parked.
             self._worker.store.forget_letters()
@@ -270,9 +329,16 @@ class Intake:
     def expect_again(self, item: WorkItem) -> None:
         """The item is not held any more, and its key waits for it, unless another reader looks after the key."""
         if self._has_ended:
-            self._machine.lanes.gone(item.sequence)
+            # The partition may have come back to this worker since.
+            reader = next((each for each in self._worker.intakes if each.partition == self.partition), self)
+            if reader._has_ended:
+                self._machine.lanes.gone(item.sequence)
+            else:
+                reader.expect_again(item)
         elif item.key is not None:
             self.expected[item.sequence] = item.message.metadata.stream_sequence
+            self._lapsed.intersection_update(self.expected)
+            self._lapsed.add(item.sequence)
             self.settle_expected()
 
     def settle_expected(self) -> None:
@@ -283,15 +349,17 @@ class Intake:
                     self.consumer,
                     self.expected,
                     self._held,
+                    self._lapsed,
                     self._worker.records.catch_up,
                     lambda: self._worker.wake_idle(self._spec.concurrency),
                     gives_up=self.partition is None,
                 )
             )
 
-    def _held(self) -> set[Any]:
+    def _held(self) -> set[tuple[int, bool]]:
+        """Messages of the consumer that are not answered: their sequences, and whether they came for the first time."""
         return {
-            item.identity
+            (item.message.metadata.stream_sequence, item.delivered == 1)
             for item in self._machine.items
             if item.intake is self and item.source == "stream" and not item.message.is_answered
         }
@@ -301,30 +369,112 @@ class Intake:
             return message.metadata.stream_sequence
         return copied_from(message.raw_headers, message.subject).sequence
 
-    def _sequence_and_key(self, message: StoredMessage) -> tuple[int, str] | None:
-        sequence, subject = message.sequence, message.subject
+    @asynccontextmanager
+    async def _reading_inherited(self, here: Collection[Hashable], info: ConsumerInfo) -> AsyncIterator[ReadKey]:
+        """Yield a function that finds where an event was published, and its key, if the handler takes it."""
+        suspected = [(info.ack_floor.stream_sequence + 1, info.delivered.stream_sequence)]
+
+        async def sequence_and_key(message: StoredMessage) -> tuple[int, str] | None:
+            sequence, subject = message.sequence, message.subject
+            if self.partition is not None:
+                _, sequence, subject = copied_from(message.headers, subject)
+            if sequence in here or not self._worker.is_wanted(subject):
+                return None
+            event, key = await self._read_noted(crashes, message.sequence, subject, message.data, message.headers)
+            if key is None or (isinstance(event, Decoded) and event.contract.kind not in self._worker.kinds):
+                return None
+            return sequence, key
+
+        async with self._crashes("stream", suspected, info) as crashes:
+            yield sequence_and_key
+
+    # ---- messages that may end the process ---------------------------------------------------------------------
+
+    async def _read_suspected(
+        self, consumer: Consumer, side: Side, suspected: list[JetStreamMessage], found: list[JetStreamMessage]
+    ) -> _Readings:
+        """Read those of ``found`` that were delivered before, and may have ended the process that read them then.
+
+        All of them are read before any is received: one that takes longer must not be overtaken by later ones. When the
+        worker stops, ``found`` is given back, and emptied.
+        """
+        read: _Readings = {}
+        failures = 0
+        try:
+            while not self._worker.is_stopping:
+                try:
+                    info, told_at = await consumer.info(), self._loop.time()
+                    async with self._crashes(side, spans_of(_place(each)[1] for each in suspected), info) as crashes:
+                        for message in suspected:
+                            sequence = _place(message)[1]
+                            if sequence not in read:
+                                read[sequence] = await self._read_one(crashes, side, sequence, message)
+                            if self._loop.time() - told_at > self._spec.ack_wait_s / PROGRESS_PART:
+                                told_at = self._loop.time()
+                                for each in found:
+                                    await each.in_progress()
+                    return read
+                except (NetworkError, ServerError) as error:
+                    if not error.may_pass:
+                        raise
+                    failures += 1
+                    self._log.warning("reading events that were delivered before: %s", error)
+                    await asyncio.sleep(PULL_PAUSE.wait_s(failures))
+        except asyncio.CancelledError:
+            await self._return(found, side)
+            raise
+        await self._return(found, side)
+        found.clear()
+        return {}
+
+    async def _read_one(
+        self, crashes: CrashRecords, side: Side, sequence: int, message: JetStreamMessage
+    ) -> tuple[Any, str | None] | None:
+        if side == "retries":
+            original = await self._original(message)
+            if original is None or original.is_body_omitted:
+                return None  # none of the application's code runs
+            return await self._read_noted(crashes, sequence, original.subject, original.data, original.headers)
+        subject, headers = message.subject, message.raw_headers
         if self.partition is not None:
-            _, sequence, subject = copied_from(message.headers, subject)
-        event, key = self._read(subject, message.data, message.headers)
-        if key is None or (isinstance(event, Decoded) and event.contract.kind not in self._worker.kinds):
+            subject = copied_from(headers, subject).subject
+        if not self._worker.is_wanted(subject):
             return None
-        return sequence, key
+        return await self._read_noted(crashes, sequence, subject, message.data, headers)
+
+    async def _read_noted(
+        self, crashes: CrashRecords, sequence: int, subject: str, data: bytes, headers: RawHeaders
+    ) -> tuple[Any, str | None]:
+        """Read a suspected message, after it was noted; ``sequence`` is that of its consumer's stream."""
+        died = crashes.died(sequence)
+        if died is not None:
+            return self._reading.unread(died, subject, data, headers)
+        await crashes.note(sequence)
+        return self._read(subject, data, headers)
+
+    @asynccontextmanager
+    async def _crashes(
+        self, side: Side, suspected: Iterable[tuple[int, int]], info: ConsumerInfo
+    ) -> AsyncIterator[CrashRecords]:
+        spec, where = self._spec, side if self.partition is None else f"{side}-{self.partition}"
+        crashes = CrashRecords(self._worker.store.records, spec.name, where, spec.retry.attempts, suspected)
+        try:
+            await crashes.load(info)
+            yield crashes
+        finally:
+            await crashes.close()
 
     # ---- receiving ---------------------------------------------------------------------------------------------
 
-    def _receive(self, message: JetStreamMessage, now: float) -> Any:
-        tokens = (message.raw_reply or b"").split(b".")
-        if len(tokens) == 9:
-            delivered, sequence = int(tokens[4]), int(tokens[5])
-        else:
-            metadata = message.metadata
-            delivered, sequence = metadata.delivered, metadata.stream_sequence
+    def _receive(self, message: JetStreamMessage, now: float, read: _Readings) -> Any:
+        delivered, sequence = _place(message)
+        known = read.get(sequence)
         subject = message.subject
         if self.partition is not None:
             _, sequence, subject = copied_from(message.raw_headers, subject)
         if not self._worker.is_wanted(subject):
             return message.ack()  # of others: the consumer has no filter
-        event, key = self._read(subject, message.data, message.raw_headers)
+        event, key = known or self._read(subject, message.data, message.raw_headers)
         item = WorkItem(
             key,
             sequence,
@@ -337,17 +487,30 @@ class Intake:
         item.intake = self
         return message.ack() if self._machine.receive(item, now) == "done" else None
 
-    async def _receive_retry(self, message: JetStreamMessage, now: float) -> None:
+    async def _original(self, message: JetStreamMessage) -> DeadEvent | None:
+        """The event that a message of the retry stream is about; None if it is none."""
         try:
-            original = DeadEvent.of(readable(message.raw_headers), message.data)
+            return await self._worker.store.whole(DeadEvent.of(readable(message.raw_headers), message.data))
         except ProtocolError as error:
             self._log.error("sequence %d of the retry stream: %s", message.metadata.stream_sequence, error)
+            return None
+
+    async def _receive_retry(self, message: JetStreamMessage, now: float, read: _Readings) -> None:
+        original = await self._original(message)
+        if original is None:
             await message.ack()
             return
-        original = await self._worker.store.whole(original)
-        if original.is_body_omitted:
-            event: Any = Reject(
-                f"it was too large for its letter, and stream {original.origin.stream} has dropped it: its body is lost"
+        known = read.get(message.metadata.stream_sequence)
+        event: Any
+        if original.is_cancelled:
+            before = "" if original.cause is None else f"; before: {original.cause.error}: {original.cause.message}"
+            event = Reject(f"its retry was cancelled{before}")
+        elif known is not None:
+            event = known[0]
+        elif original.is_body_omitted:
+            event = Reject(
+                f"it was too large for its dead letter, and stream {original.origin.stream} has dropped it: its "
+                "body is lost"
             )
         else:
             event, _ = self._read(original.subject, original.data, original.headers)
@@ -369,3 +532,12 @@ class Intake:
             self._worker.room.count_retry(item, 1)
         elif received == "done":
             await message.ack()
+
+
+def _place(message: JetStreamMessage) -> tuple[int, int]:
+    """How often the message was delivered, and its sequence in the stream of its consumer."""
+    tokens = (message.raw_reply or b"").split(b".")
+    if len(tokens) == 9:  # without what the metadata has besides, which most do not need
+        return int(tokens[4]), int(tokens[5])
+    metadata = message.metadata
+    return metadata.delivered, metadata.stream_sequence

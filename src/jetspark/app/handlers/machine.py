@@ -26,7 +26,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -36,12 +36,14 @@ from jetspark.batcher.circuit import Circuit
 from jetspark.batcher.rate_limit import TokenBucket
 from jetspark.errors import CircuitOpen
 
-__all__ = ["Credit", "HandlerLimits", "HandlerMachine", "OnTime", "Received"]
+__all__ = ["FINISH", "Credit", "HandlerLimits", "HandlerMachine", "OnTime", "Received", "Stalled"]
 
 # Messages that were settled a moment ago: when the acknowledgement is lost, the event comes again, and is not run.
 REMEMBERED = 8192
 # Two of three in_progress may be lost before the server delivers an event to somebody else.
 PROGRESS_PART = 3
+# How many stalled events one line of the log names.
+NAMED_STALLS = 5
 # The bucket counts in floats: a token that is late by less than this is there.
 TOKEN_SLACK_S = 1e-6
 
@@ -62,6 +64,8 @@ class HandlerLimits:
     ack_wait_s: float = 30.0
     max_messages: int = 1024
     max_bytes: int = 64 << 20
+    has_transactions: bool = False
+    """An attempt's effects are committed together, so a commit may succeed although its attempt has failed."""
 
 
 class Credit(NamedTuple):
@@ -79,6 +83,36 @@ class OnTime:
     """Tell the server that these are still worked on."""
     timed_out: list[WorkItem] = field(default_factory=list)
     """Cancel these."""
+
+
+class Stalled(NamedTuple):
+    """A held event that makes no progress, why, and for how long."""
+
+    item: WorkItem
+    reason: Literal["expected", "ready", "running"]
+    """Its key waits for an earlier event that has not arrived; or it may begin and does not; or it does not end."""
+    waits_for: int
+    """Of ``expected``: the sequence of the earlier event; else 0."""
+    seconds: float
+
+    def __str__(self) -> str:
+        item = self.item
+        key = "" if item.key is None else f" of key {item.key!r}"
+        match self.reason:
+            case "expected":
+                why = f"waits for sequence {self.waits_for}, which was delivered before and is not settled"
+            case "ready":
+                why = "may begin, and no runner has taken it"
+            case _:
+                why = f"is in attempt {item.attempts}, which has not ended"
+        return f"sequence {item.sequence}{key} {why} (for {self.seconds:.0f} s)"
+
+    @staticmethod
+    def text(stalled: Sequence[Stalled], held: int) -> str:
+        """One line about all of them, which names a few."""
+        named = "; ".join(map(str, stalled[:NAMED_STALLS]))
+        more = f"; and {len(stalled) - NAMED_STALLS} more" if len(stalled) > NAMED_STALLS else ""
+        return f"{len(stalled)} keys of {held} held events make no progress: {named}{more}"
 
 
 class HandlerMachine:
@@ -115,6 +149,8 @@ class HandlerMachine:
         """Not before: no token, or the breaker is open."""
         self._sweep_at = float("inf")
         self._surplus_at = 0.0
+        self._standing: dict[tuple[WorkItem, str, int], float] = {}
+        """What made no progress when that was last asked, and since when."""
 
     # ---- receiving ---------------------------------------------------------------------------------------------
 
@@ -141,6 +177,7 @@ class HandlerMachine:
         present = self._held.get(identity)
         if present is not None:
             present.message, present.delivered = item.message, item.delivered
+            present.intake, present.partition = item.intake, item.partition
             present.touched_at = present.heard_at = now
             return "held"
         if item.delivered > 1 and identity in self._settled:
@@ -170,7 +207,7 @@ class HandlerMachine:
         found = self.items[-len(self.lanes.expected) :] if self.lanes.expected else []
         for item in found:
             self._let_go(item)
-            if item.key is not None:
+            if item.key is not None and item.source == "stream":  # any reader of the handler may get a retry
                 self.lanes.expect(item.key, item.sequence)
         # What came instead was new: then the next round waits for those that are still out.
         self._surplus_at = now + self.limits.ack_wait_s / 2
@@ -256,6 +293,11 @@ class HandlerMachine:
         if len(self._settled_order) > REMEMBERED:
             self._settled.discard(self._settled_order.popleft())
 
+    @property
+    def settled_before(self) -> set[Hashable]:
+        """Events of the stream, by sequence, and other identities that were settled here a moment ago."""
+        return self._settled
+
     def was_settled(self, item: WorkItem) -> bool:
         """Whether it was settled here, a moment ago."""
         return item.identity in self._settled
@@ -263,6 +305,11 @@ class HandlerMachine:
     def given_back(self, item: WorkItem) -> None:
         """It is not settled, and somebody will get it again."""
         self._let_go(item)
+
+    def heard(self, item: WorkItem, now: float) -> None:
+        """The server is told that the item is worked on. What it was told too late does not bring the item back."""
+        if not self.has_lapsed(item, now):
+            item.heard_at = now
 
     def has_lapsed(self, item: WorkItem, now: float) -> bool:
         """Whether the server has not heard of the item for its ``ack_wait``, and may have given it to another worker.
@@ -323,12 +370,54 @@ class HandlerMachine:
             item.is_timed_out = True
             del self._deadlines[item]
         if self._held and now >= self._sweep_at:
+            # To say in_progress of one that may be with another worker would take it from that one's next attempt.
+            for item in [each for each in self._held.values() if not each.is_taken and self.has_lapsed(each, now)]:
+                self.lapse(item)
             since = now - self.limits.ack_wait_s / PROGRESS_PART
             due.progress = [item for item in self._held.values() if item.touched_at <= since]
             for item in due.progress:
                 item.touched_at = now
             self._sweep_at = now + self.limits.ack_wait_s / PROGRESS_PART / 2
         return due
+
+    @property
+    def patience_s(self) -> float:
+        """An event that makes no progress for longer than this is stalled.
+
+        An earlier one of its key may be with another worker, which is given its ``ack_wait``, an attempt that times
+        out, the waits in its lane, and as much again.
+        """
+        limits = self.limits
+        return 2 * (limits.ack_wait_s + limits.timeout_s) + self.policy.in_lane_s
+
+    def stalled(self, now: float) -> list[Stalled]:
+        """Keys that made no progress for :attr:`patience_s`, by their first events, the longest first.
+
+        It compares with what it found when it was last called: call it several times within that time.
+        """
+        before, self._standing = self._standing, {}
+        found = []
+        for item, reason, waits_for in self._standing_still():
+            which = item, f"{reason} {item.attempts}", waits_for
+            since = self._standing[which] = before.get(which, now)
+            if now - since >= self.patience_s:
+                found.append(Stalled(item, reason, waits_for, now - since))
+        return sorted(found, key=lambda each: -each.seconds)
+
+    def _standing_still(self) -> Iterator[tuple[WorkItem, Literal["expected", "ready", "running"], int]]:
+        if self.is_stopping:
+            return
+        waiting = {id(item) for _, _, item in self._waiting}
+        for item in self._held.values():
+            lane = item.lane
+            if item.is_taken:
+                yield item, "running", 0
+            elif lane is None or lane.items[0] is not item or id(item) in waiting:
+                continue  # behind another event of its key, or between two attempts
+            elif not lane.is_busy and not lane.may_begin():
+                yield item, "expected", min(lane.expected or (0,))
+            elif not self._has_brakes and self.running < self.limits.concurrency:
+                yield item, "ready", 0
 
     # ---- small steps -------------------------------------------------------------------------------------------
 

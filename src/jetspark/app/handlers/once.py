@@ -31,12 +31,14 @@ import msgspec
 from jetspark.aio.kv import KeyValue
 from jetspark.app.clock import seconds_now
 from jetspark.app.contracts.envelope import Encoded
+from jetspark.app.contracts.faults import error_text
+from jetspark.app.finite_json import check_finite
 from jetspark.app.handlers.retry import RetryIn
 from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.topology.names import escape_token
 from jetspark.core.arguments import text
 from jetspark.core.backoff import Backoff
-from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyExists, KeyNotFound, PayloadTooLarge
+from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyExists, KeyNotFound, PayloadTooLarge, UsageError
 
 if TYPE_CHECKING:
     from jetspark.app.handlers.context import Context
@@ -73,10 +75,11 @@ class OnceRecords:
         self,
         context: Context,
         name: str,
-        function: Callable[..., Awaitable[T]],
+        function: Callable[..., Awaitable[Any]],
         arguments: tuple[Any, ...],
         named: dict[str, Any],
-    ) -> T:
+        result_type: Any = None,
+    ) -> Any:
         key = once_key(self._handler, context.event_id, text("once: name", name))
         # One after the other: a claim of this process keeps away neither a second call of the same attempt nor one that
         # an earlier attempt has left behind. The second finds the result of the first.
@@ -88,22 +91,24 @@ class OnceRecords:
         async with lock:
             outer = _under_way.set(_under_way.get() | {key})
             try:
-                return await self._run(key, context, name, function, arguments, named)
+                result = await self._run(key, context, name, function, arguments, named)
             finally:
                 _under_way.reset(outer)
+        return as_returned(name, result, function, result_type)
 
     async def _run(
         self,
         key: str,
         context: Context,
         name: str,
-        function: Callable[..., Awaitable[T]],
+        function: Callable[..., Awaitable[Any]],
         arguments: tuple[Any, ...],
         named: dict[str, Any],
-    ) -> T:
+    ) -> Any:
+        """The result as it is recorded: what the first attempt sees is what every other one sees."""
         claimed = await self._claim(key)
         if isinstance(claimed, _Recorded):
-            return cast("T", as_returned(claimed.result, function))
+            return claimed.result
         if "idempotency_key" not in named and _takes(function, "idempotency_key"):
             named = {**named, "idempotency_key": context.idempotency_key(name)}
         try:
@@ -117,15 +122,17 @@ class OnceRecords:
             raise
         # From here on the effect is done, and must not be done again, even if nobody can be told its result.
         try:
-            record = b'{"state":"done","result":' + msgspec.json.encode(value) + b"}"
+            result = msgspec.json.encode(value)
+            check_finite("the result", value, result)
         except Exception as error:
             raise await self._unusable(key, claimed, name, value, f"nothing that JSON can hold: {error}") from error
+        record = b'{"state":"done","result":' + result + b"}"
         try:
             await self._record(key, record, claimed)
         except PayloadTooLarge as error:
             why = f"more than the server stores at a time: {error}"
             raise await self._unusable(key, claimed, name, value, why) from error
-        return value
+        return json.loads(result)
 
     async def _unusable(self, key: str, revision: int, name: str, value: Any, why: str) -> ConfigError:
         """Record that the effect is done and has no result that can be recorded; returns the error of each attempt."""
@@ -193,9 +200,10 @@ async def call_effect(function: Callable[..., Awaitable[T]], arguments: tuple[An
 
 
 class _Mark(msgspec.Struct, omit_defaults=True):
-    """That an event's effects are there, and what they led to."""
+    """That an event's effects are there, and what they led to; or that the event was given up without them."""
 
     events: list[Encoded] = []
+    is_given_up: bool = False
 
 
 class EffectTransaction:
@@ -210,17 +218,49 @@ class EffectTransaction:
         self._mark = f"_done.{handler}.{escape_token(event_id)}"
         self._read: dict[str, int] = {}
         self._writes: dict[str, bytes | None] = {}
+        self._has_ended = False
 
     async def committed(self) -> list[Encoded] | None:
-        """The events that follow from the effects, if these are there; None if they are not."""
-        try:
-            entry = await self._bucket.get(self._mark)
-        except KeyNotFound:
-            return None
-        return msgspec.json.decode(entry.value, type=_Mark).events
+        """The events that follow from the effects, if these are there; None if they are not.
+
+        An event that was given up may be tried again from now on.
+        """
+        while True:
+            try:
+                entry = await self._bucket.get(self._mark)
+            except KeyNotFound:
+                return None
+            mark = msgspec.json.decode(entry.value, type=_Mark)
+            if not mark.is_given_up:
+                return mark.events
+            try:
+                await self._bucket.purge(self._mark, revision=entry.revision, ttl=self._ttl_s)
+            except Conflict:
+                continue  # another worker was faster: look again
+
+    async def give_up(self) -> list[Encoded] | None:
+        """Keep every earlier try from committing; if one has, return the events that follow from its effects.
+
+        The commit of a try whose time was over may have been on its way. It creates the mark, so it is refused once
+        there is another one.
+        """
+        while True:
+            try:
+                await self._bucket.create(self._mark, msgspec.json.encode(_Mark(is_given_up=True)), ttl=self._ttl_s)
+            except KeyExists:
+                events = await self.committed()
+                if events is not None:
+                    return events
+            else:
+                return None
 
     async def get(self, key: str) -> bytes | None:
-        """The value of a key, or None; what was put here counts."""
+        """The value of a key, or None; what was put here counts.
+
+        Raises:
+            UsageError: The transaction has ended, as in :meth:`put`.
+        """
+        self._check_open("get", key)
         if key in self._writes:
             return self._writes[key]
         try:
@@ -232,10 +272,29 @@ class EffectTransaction:
         return entry.value
 
     async def put(self, key: str, value: bytes) -> None:
+        """Set a key at the commit.
+
+        Raises:
+            UsageError: The transaction has ended, because the handler has returned or raised: nothing would be written.
+        """
+        self._check_open("put", key)
         self._writes[key] = value
 
     async def delete(self, key: str) -> None:
+        """Delete a key at the commit; raises as :meth:`put` does."""
+        self._check_open("delete", key)
         self._writes[key] = None
+
+    def end(self) -> None:
+        """Refuse everything that comes from now on: a task that the handler has left behind may still write."""
+        self._has_ended = True
+
+    def _check_open(self, verb: str, key: str) -> None:
+        if self._has_ended:
+            raise UsageError(
+                f"ctx.tx.{verb}({key!r}) after the handler's transaction has ended: nothing would be written. Await "
+                "every task that uses ctx.tx before the handler returns"
+            )
 
     @property
     def write_count(self) -> int:
@@ -251,6 +310,7 @@ class EffectTransaction:
             Conflict: A key that was read has changed; nothing was written.
             BatchInDoubt: No answer. The next attempt finds the mark, or does it all again.
         """
+        self.end()
         try:
             async with self._bucket.transaction() as tx:
                 await tx.create(self._mark, msgspec.json.encode(_Mark(events)), ttl=self._ttl_s)
@@ -275,8 +335,23 @@ class EffectTransaction:
         return events
 
 
-def as_returned(result: Any, function: Callable[..., Any]) -> Any:
-    """A recorded result as the function returned it, where its annotation says what that was: JSON has few types."""
+def as_returned(name: str, result: Any, function: Callable[..., Any], result_type: Any = None) -> Any:
+    """A recorded result as the function returned it, where it is known what that was: JSON has few types.
+
+    Args:
+        result_type: What the caller wants; None takes the function's annotation, and JSON's types where it has none.
+
+    Raises:
+        ConfigError: The result is not of the type that the caller wants.
+    """
+    if result_type is not None:
+        try:
+            return msgspec.convert(result, result_type, str_keys=True)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"once({name!r}): its recorded result {result!r} is not a {result_type!r}: {error_text(error)}. The "
+                "effect is done and not repeated: correct result_type="
+            ) from error
     try:
         kind = typing.get_type_hints(function).get("return", Any)
         return msgspec.convert(result, kind, str_keys=True)

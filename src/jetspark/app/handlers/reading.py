@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import RawHeaders, decode, read_key
+from jetspark.app.contracts.faults import USER_ERRORS
 from jetspark.app.contracts.tokens import key_fault, text_of
 from jetspark.app.handlers.retry import Reject
 from jetspark.errors import ConfigError, ContractViolation
@@ -30,11 +31,11 @@ class HandlerReading:
 
     def read(self, subject: str, data: bytes, headers: RawHeaders) -> tuple[Any, str | None]:
         """The event, or the error that says why it is none; and its key, None for none."""
-        event, key = self._read(subject, data, headers)
-        if key is None or (fault := key_fault(key)) is None:
-            return event, key
-        # There could be no letter under this key.
-        return event if isinstance(event, Exception) else Reject(f"it cannot be kept in order: {fault}"), None
+        return _checked(*self._read(subject, data, headers))
+
+    def unread(self, error: Exception, subject: str, data: bytes, headers: RawHeaders) -> tuple[Exception, str | None]:
+        """What :meth:`read` returns of a message that must not be decoded, because of ``error``: runs no user code."""
+        return _checked(error, self._key_of_unreadable(subject, data, headers) if self._keyed else None)
 
     def _read(self, subject: str, data: bytes, headers: RawHeaders) -> tuple[Any, str | None]:
         try:
@@ -50,7 +51,7 @@ class HandlerReading:
             if isinstance(spec.key, str):
                 return decoded, _as_text(getattr(decoded.event, spec.key))
             return decoded, _as_text(spec.key(decoded.event))
-        except Exception as error:  # of the user's code: it must not end the worker, which would get the event again
+        except USER_ERRORS as error:  # it must not end the worker, which would get the event again
             return Reject(f"key={spec.key!r} of handler {spec.name!r} cannot be told of this event: {error}"), None
 
     def _key_of_unreadable(self, subject: str, data: bytes, headers: RawHeaders) -> str | None:
@@ -70,6 +71,13 @@ class HandlerReading:
             found = {(each.subject.values_of(subject) or {}).get(own) for each in candidates}
         found.discard(None)
         return found.pop() if len(found) == 1 else None  # two types that disagree tell nothing
+
+
+def _checked(event: Any, key: str | None) -> tuple[Any, str | None]:
+    if key is None or (fault := key_fault(key)) is None:
+        return event, key
+    # There could be no letter under this key.
+    return event if isinstance(event, Exception) else Reject(f"it cannot be kept in order: {fault}"), None
 
 
 def _as_text(key: Any) -> str | None:

@@ -6,15 +6,16 @@ names) or :class:`Skip` (done, and nothing to do). Every other exception is judg
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from jetspark.app.clock import HUNDRED_YEARS_S
-from jetspark.core.arguments import unfit
+from jetspark.core.arguments import explained, unfit
 from jetspark.core.backoff import Backoff
 from jetspark.core.numbers import seconds as check_seconds
 from jetspark.core.numbers import seconds_above_0, share, whole
-from jetspark.errors import ConfigError, ContractViolation, JetSparkError
+from jetspark.errors import ConfigError, ContractViolation, JetSparkError, PermissionDenied
 
 __all__ = [
     "Breaker",
@@ -30,6 +31,7 @@ __all__ = [
     "WaitHere",
     "WaitLong",
     "decide",
+    "deciding_error",
     "is_transient",
 ]
 
@@ -79,6 +81,7 @@ class HandlerTimeout(JetSparkError, TimeoutError):
         return f"handler {self.handler!r} ran for longer than {self.timeout_s} s"
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """How often and how long after a failed event is handled again.
@@ -95,7 +98,7 @@ class RetryPolicy:
     """Part of a wait that is left to chance: 0 is none, 1 is anything down to no wait at all."""
     in_lane_s: float = 10.0
     transient: tuple[type[BaseException], ...] = ()
-    """Errors that are retried, subclasses included."""
+    """Errors that are retried, subclasses included. ``PermissionDenied`` is retried only if it is named itself."""
     final: tuple[type[BaseException], ...] = ()
     """Errors that go to the dead letters at once. Where both name a base class, the nearest one counts."""
     unknown: Literal["retry", "dead_letter"] = "retry"
@@ -129,6 +132,7 @@ class RetryPolicy:
 Retry = RetryPolicy
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breaker:
     """Leaves a handler alone that fails again and again, in every process.
@@ -183,6 +187,9 @@ def is_transient(policy: RetryPolicy, error: BaseException) -> bool:
         return False
     if isinstance(error, RetryIn | HandlerTimeout):
         return True
+    if isinstance(error, PermissionDenied):
+        # It is an OSError, too, and whoever calls those transient does not mean it.
+        return PermissionDenied in policy.transient
     for kind in type(error).__mro__:
         if kind in policy.transient:
             return True
@@ -201,3 +208,30 @@ def decide(policy: RetryPolicy, attempts: int, error: BaseException, chance: flo
         return Bury(is_transient=True)
     wait_s = error.seconds if isinstance(error, RetryIn) else policy.wait_s(attempts, chance)
     return WaitHere(wait_s) if wait_s <= policy.in_lane_s else WaitLong(wait_s)
+
+
+def deciding_error(policy: RetryPolicy, error: BaseException) -> BaseException:
+    """The error that decides what becomes of an event: of a group, such as a ``TaskGroup`` raises, one of those in it.
+
+    It is the first one after which trying again is pointless (:class:`Reject`, or final by the policy); else the
+    :class:`RetryIn` with the longest wait; else the first one that may pass; and :class:`Skip` only where all are.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    return min(_members(error), key=lambda each: _rank(policy, each))
+
+
+def _members(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for each in group.exceptions:
+        if isinstance(each, BaseExceptionGroup):
+            yield from _members(each)
+        else:
+            yield each
+
+
+def _rank(policy: RetryPolicy, error: BaseException) -> tuple[int, float]:
+    if isinstance(error, Skip):
+        return 3, 0.0
+    if not is_transient(policy, error):
+        return 0, 0.0
+    return (1, -error.seconds) if isinstance(error, RetryIn) else (2, 0.0)

@@ -21,12 +21,13 @@ server's redelivery. It is un-parked when no letter of it is left.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from jetspark.app.dead_letters.letters import FailureCause, LetterRef
+from jetspark.app.handlers.crash_records import ReaderDied
 from jetspark.app.handlers.lanes import WorkItem
-from jetspark.app.handlers.machine import HandlerMachine
+from jetspark.app.handlers.machine import FINISH, HandlerMachine
 from jetspark.app.handlers.retry import Bury, Decided, WaitHere, WaitLong
 from jetspark.publish.steps import ReadClock
 
@@ -37,6 +38,7 @@ __all__ = [
     "DropApart",
     "DropAttempts",
     "DropParked",
+    "EndTransaction",
     "FindLetter",
     "FindRetry",
     "NextLetter",
@@ -132,6 +134,8 @@ class WriteSchedule:
 
     item: WorkItem
     seconds: float
+    cause: FailureCause | None = field(default=None, compare=False)
+    """Why it failed, for those who list what is scheduled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +223,16 @@ class TellDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class EndTransaction:
+    """Keep the transactions of earlier attempts from committing. [whether one has, and all that follows is published]
+
+    An attempt may have failed because the answer to its commit did not come in time.
+    """
+
+    item: WorkItem
+
+
+@dataclass(frozen=True, slots=True)
 class PauseHandler:
     """The breaker has opened: pause the handler's consumers, of events and of retries, for every worker. [None]"""
 
@@ -265,10 +279,15 @@ def prepare(machine: HandlerMachine, item: WorkItem, *, has_dead_letters: bool =
         return False
     if item.delivered > 1:
         cause = yield from _count_attempts(item)
-        if item.attempts > machine.policy.attempts:
+        died = item.event if isinstance(item.event, ReaderDied) else None
+        if died is not None:
+            item.attempts, cause = died.deaths, FailureCause.of_crash(str(died))
+        if died is not None or item.attempts > machine.policy.attempts:
             machine.dismiss(item)
             cause = cause or FailureCause.of_crash()
-            if has_dead_letters:
+            if (yield from _is_done_after_all(machine, item)):
+                yield from _succeed(machine, item)
+            elif has_dead_letters:
                 yield from _bury(machine, item, cause)
             else:
                 yield TellDropped(item, cause)
@@ -288,12 +307,14 @@ def conclude(
     decided = machine.finish(item, error, now)
     if machine.is_open and not was_open:
         yield PauseHandler()
+    if isinstance(decided, Bury) and (yield from _is_done_after_all(machine, item)):
+        decided = FINISH
     if isinstance(decided, WaitHere):
         yield WriteAttempts(item, FailureCause.of(error, is_transient=True))
         machine.wait_here(item, decided.seconds, now)
     elif isinstance(decided, WaitLong):
         yield from _park(machine, item)
-        yield WriteSchedule(item, decided.seconds)
+        yield WriteSchedule(item, decided.seconds, FailureCause.of(error, is_transient=True))
         yield from _end(machine, item)
     elif isinstance(decided, Bury) and has_dead_letters:
         yield from _bury(machine, item, FailureCause.of(error, is_transient=decided.is_transient))
@@ -380,6 +401,11 @@ def _go_on(machine: HandlerMachine, item: WorkItem, found: str) -> SettlingSteps
         yield from _advance(machine, item, item.key)
     elif item.key is not None and found == "buried":
         yield from _confirm(machine, item, item.key)
+    elif item.key is not None and found == "elsewhere" and not (item.redrives or item.is_behind):
+        # The worker that scheduled its retry parked its key first, and this one may not have received that record yet.
+        parked = yield ReadParked(item.key)
+        if parked is not None:
+            machine.park(item.key, parked.head)
 
 
 def _count_attempts(item: WorkItem) -> SettlingSteps[FailureCause | None]:
@@ -390,6 +416,11 @@ def _count_attempts(item: WorkItem) -> SettlingSteps[FailureCause | None]:
         return record.cause
     item.attempts += 1  # it may have begun when it was delivered before, and nobody lived to tell
     return None
+
+
+def _is_done_after_all(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[bool]:
+    """Whether an event that is about to be given up has its effects; if not, it gets none from here on."""
+    return machine.limits.has_transactions and bool((yield EndTransaction(item)))
 
 
 def _succeed(machine: HandlerMachine, item: WorkItem) -> SettlingSteps[None]:
@@ -476,7 +507,9 @@ def bury_lost(
     yield from _go_on(machine, item, found)
     if found != "run":
         return
-    if has_dead_letters:
+    if (yield from _is_done_after_all(machine, item)):
+        yield from _let_go_on(machine, item)
+    elif has_dead_letters:
         yield from _park(machine, item)
         yield from _store_letter(machine, item, cause, item.letter.revision if item.letter is not None else 0)
     else:

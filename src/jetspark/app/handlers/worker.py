@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 from jetspark.aio.client import Client
 from jetspark.aio.clock import rng as loop_rng
 from jetspark.aio.context import context_of
-from jetspark.app.clock import utc_now
+from jetspark.app.clock import idle_s, utc_now
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.dead_letters.letters import error_text
 from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.denial_watch import DenialWatch, denial_in
 from jetspark.app.handlers.calling import HandlerCalls
 from jetspark.app.handlers.context import Dependencies
 from jetspark.app.handlers.given_up import ConsumerSource, GivenUp
 from jetspark.app.handlers.intake import Intake
 from jetspark.app.handlers.lanes import WorkItem
-from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
+from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine, Stalled
 from jetspark.app.handlers.readers import PartitionReaders
 from jetspark.app.handlers.record_watch import Members, RecordWatch
 from jetspark.app.handlers.reporting import HandlerReports
@@ -32,6 +33,7 @@ from jetspark.app.handlers.retry import Bury, Skip
 from jetspark.app.handlers.room import Room
 from jetspark.app.handlers.settling import (
     Acknowledge,
+    EndTransaction,
     PauseHandler,
     SettlingSteps,
     TellDropped,
@@ -41,9 +43,17 @@ from jetspark.app.handlers.settling import (
     prepare,
 )
 from jetspark.app.patience import patiently
+from jetspark.app.server_clock import server_clock
+from jetspark.app.topology.names import is_bookkeeping, partition_stream
 from jetspark.core.backoff import Backoff
 from jetspark.core.subjects import on_one_of
-from jetspark.errors import ConnectionClosed, JetSparkError, JetStreamUnavailable, StreamNotFound
+from jetspark.errors import (
+    ConnectionClosed,
+    JetSparkError,
+    JetStreamUnavailable,
+    PermissionDenied,
+    StreamNotFound,
+)
 from jetspark.publish.steps import ReadClock
 
 if TYPE_CHECKING:
@@ -57,6 +67,8 @@ STEP_PAUSE = Backoff(first_s=0.1, max_s=5.0)
 GIVE_BACK_S = 5.0
 # A handler that is cancelled has this time to close what it has opened.
 CANCEL_AGAIN_S = 5.0
+# It is looked this often within the machine's patience whether held events make progress.
+PROGRESS_LOOKS = 4
 # A worker without room looks again this often whether it has to make room.
 ROOM_POLL_S = 1.0
 
@@ -85,6 +97,7 @@ class HandlerWorker:
             ack_wait_s=spec.ack_wait_s,
             max_messages=spec.max_messages,
             max_bytes=spec.max_bytes,
+            has_transactions=spec.idempotent == "transaction",
         )
         self._loop = asyncio.get_running_loop()
         rng = rng or loop_rng()
@@ -114,18 +127,44 @@ class HandlerWorker:
         self._timer_at = float("inf")
         self._background: set[asyncio.Task[None]] = set()
         self._connection = context_of(store.js).connection
+        self._denied: asyncio.Future[None] = self._loop.create_future()
+        self._denials = DenialWatch(context_of(store.js).link.dispatcher, self._needs, self._on_denied)
 
     # ---- life --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Work until :meth:`stop` is called or the task is cancelled."""
+        """Work until :meth:`stop` is called or the task is cancelled.
+
+        Raises:
+            PermissionDenied: This user may not use a subject that the worker cannot do without.
+        """
         self._main = asyncio.current_task()
-        async with aclosing(self.records.changes), asyncio.TaskGroup() as tasks:
-            try:
-                await self._run(tasks)
-            except BaseException:
-                self._has_failed = True
-                raise
+        self._denials.attach()
+        try:
+            async with aclosing(self.records.changes), asyncio.TaskGroup() as tasks:
+                try:
+                    await self._run(tasks)
+                except BaseException:
+                    self._has_failed = True
+                    raise
+        except BaseExceptionGroup as group:
+            raise denial_in(group) or group from None
+        finally:
+            self._denials.detach()
+            self._denied.cancel()
+
+    def _needs(self, denied: PermissionDenied) -> bool:
+        """Whether the worker itself publishes there. What its handler's own code publishes is the handler's affair."""
+        app = self.app
+        streams = (app.stream, app.retry_stream, app.advisories, partition_stream(app.name, self.spec.name))
+        return is_bookkeeping(app.name, streams, denied.subject)
+
+    def _on_denied(self, error: PermissionDenied) -> None:
+        if not self._denied.done():
+            self._denied.set_exception(error)
+
+    async def _until_denied(self) -> None:
+        await self._denied
 
     def _is_ending(self) -> bool:
         """Whether somebody ends the runners: by :meth:`stop`, by cancelling the worker, or because a task has failed.
@@ -135,8 +174,9 @@ class HandlerWorker:
         return self.is_stopping or self._has_failed or (self._main is not None and self._main.cancelling() > 0)
 
     async def _run(self, tasks: asyncio.TaskGroup) -> None:
+        watchers = [tasks.create_task(self._until_denied())]
         await self.records.load()
-        watchers = [tasks.create_task(self.records.follow(lambda: self.wake_idle(1)))]
+        watchers.append(tasks.create_task(self.records.follow(lambda: self.wake_idle(1))))
         if self._readers is not None:
             await self._readers.open()
             await self.records.catch_up()  # this worker is one of the members from here on
@@ -148,6 +188,7 @@ class HandlerWorker:
         given_up = await GivenUp.open(self, self._sources)
         await given_up.catch_up()  # before anything of their keys is handled
         watchers.append(tasks.create_task(given_up.run()))
+        watchers.append(tasks.create_task(self._watch_progress()))
         if self._readers is not None:
             watchers.append(tasks.create_task(self._readers.run(tasks)))
         elif self._intake is not None:
@@ -319,6 +360,24 @@ class HandlerWorker:
         if self._waiting_for_room and self.machine.held * 2 <= self.spec.max_messages:
             self._wake_room()
 
+    async def _watch_progress(self) -> None:
+        """Report events that are held and make no progress, and recover from what can be: until cancelled."""
+        machine = self.machine
+        while True:
+            await asyncio.sleep(idle_s(machine.patience_s / PROGRESS_LOOKS))
+            if not self._connection.is_connected:
+                continue
+            stalled = machine.stalled(self._loop.time())
+            if not stalled:
+                continue
+            self.log.error("%s", Stalled.text(stalled, machine.held))
+            self.wake_idle(self.spec.concurrency)
+            for intake in self.intakes:
+                waiting = [each.item for each in stalled if each.reason == "expected" and each.item.intake is intake]
+                if waiting:
+                    self.log.error("%s: looking up again what is pending, for %d keys", intake.consumer, len(waiting))
+                    await intake.renew(waiting)
+
     # ---- batches -----------------------------------------------------------------------------------------------
 
     async def _run_batches(self, size: int) -> None:
@@ -428,7 +487,11 @@ class HandlerWorker:
             return finished.value
 
     async def _perform(self, step: Any) -> Any:
-        """Do a step. Each may be repeated, so one that fails is tried again for as long as the worker lives."""
+        """Do a step. Each may be repeated, so one that fails is tried again for as long as the worker lives.
+
+        Raises:
+            PermissionDenied: Trying again is no use, and without the step the event has no owner: the worker ends.
+        """
         if isinstance(step, ReadClock):
             return self._loop.time()
         if isinstance(step, Acknowledge):
@@ -440,11 +503,13 @@ class HandlerWorker:
             try:
                 if isinstance(step, PauseHandler):
                     return await self._pause()
+                if isinstance(step, EndTransaction):
+                    return await self._calls.end_transaction(step.item)
                 answer = await self.store.perform(step)
                 if self._reports is not None and answer is True:
                     self._reports.step(step)
                 return answer
-            except ConnectionClosed:
+            except (ConnectionClosed, PermissionDenied):
                 raise
             except JetSparkError as error:
                 failures += 1
@@ -473,7 +538,9 @@ class HandlerWorker:
     async def _pause(self) -> None:
         breaker = self.spec.breaker
         assert breaker is not None
-        until = utc_now() + datetime.timedelta(seconds=breaker.open_s)
+        until = await server_clock(self.store.js, self.store.retries.name).now() + datetime.timedelta(
+            seconds=breaker.open_s
+        )
         if self._reports is not None:
             self._reports.paused(breaker.open_s)
         self.log.error("%d failures in a row: paused for every worker until %s", breaker.failures, until)
@@ -494,6 +561,8 @@ class HandlerWorker:
     def _on_timer(self) -> None:
         self._timer, self._timer_at = None, float("inf")
         due = self.machine.on_time(self._loop.time())
+        if self.machine.lapsed:
+            self._note_lapsed()
         for item in due.timed_out:
             if item.runner is not None:
                 item.runner.cancel()
@@ -510,7 +579,7 @@ class HandlerWorker:
                 if not item.message.is_answered:
                     await item.message.in_progress()
                     if self._connection.is_connected:
-                        item.heard_at = self._loop.time()
+                        self.machine.heard(item, self._loop.time())
         except JetSparkError as error:
             self.log.warning("in_progress: %s", error)
 

@@ -22,13 +22,18 @@ from typing import Any, TypeAlias
 import msgspec
 
 from jetspark.app.contracts.catalogue import contract_of
+from jetspark.app.contracts.faults import USER_ERRORS
+from jetspark.app.contracts.field_rules import check_sets
 from jetspark.app.contracts.tokens import MAX_KEY_BYTES, escape, is_plain, text_of, unescape
+from jetspark.app.finite_json import check_finite
+from jetspark.app.projections.marks import Mark, Parked
+from jetspark.app.projections.recent_ids import MAX_UNIQUE_IDS, room_for
 from jetspark.app.projections.windows import Window, is_part
 from jetspark.app.topology.names import check_app_name
 from jetspark.core.arguments import flag, iterate, unfit
 from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
-from jetspark.state.fold import DELETE
+from jetspark.state.changes import DELETE
 
 __all__ = ["Invariant", "ProjectionSpec", "make_spec"]
 
@@ -74,6 +79,7 @@ class ProjectionSpec:
         invariants: Sequence[Invariant] = (),
         window: Window | None = None,
         filtered: bool = False,
+        unique_ids: int | None = None,
     ) -> None:
         self.name = check_app_name(name)
         own = f"projection {name!r}: "
@@ -92,8 +98,6 @@ class ProjectionSpec:
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise ConfigError(f"projection {name!r}: version={version!r}: expected a whole number, 1 or more")
         self.version = version
-        self.plain_mark = str(version)
-        """The mark of a state that is not parked."""
         functions = "a list of functions of a state"
         self.invariants = tuple(iterate(f"{own}invariants", invariants, functions))
         for invariant in self.invariants:
@@ -102,14 +106,20 @@ class ProjectionSpec:
         if window is not None and not isinstance(window, Window):
             raise ConfigError(f"projection {name!r}: window={window!r}: expected a Window, such as Window(size_s=3600)")
         self.window = window
+        self.unique_ids = _unique_ids(own, unique_ids, self.bucket)
+        """How many ids of its last events each key keeps; 0 for a projection that folds whatever is stored."""
+        self.plain_mark = "" if self.unique_ids else str(version)
+        """The mark of a state that is not parked; empty where each state has a mark of its own."""
+        room = room_for(self.unique_ids)
         limit = self.bucket.max_value_bytes or 0
-        self.max_state_bytes = max(limit - 1024, limit // 2) if limit > 0 else MAX_STATE_BYTES
+        self.max_state_bytes = max(limit - 1024, limit // 2) - room if limit > 0 else MAX_STATE_BYTES - room
         self.kind = kind
         try:
             self._fold = kind()
         except TypeError as error:
             raise ConfigError(f"{own}{kind!r}: expected a class that is made without arguments: {error}") from error
-        self._key_of = _method(name, self._fold, "key", "event")
+        has_key = not self.is_keyed_by_events
+        self._key_of = _method(name, self._fold, "key", "event") if has_key else _keys_of_kinds(name, self.events)
         self._apply = _method(name, self._fold, "apply", *self.apply_arguments)
         self._wants_key = len(inspect.signature(self._apply).parameters) > len(self.apply_arguments)
         state = _state_type(name, self._apply)
@@ -117,6 +127,12 @@ class ProjectionSpec:
             self._decode = msgspec.json.Decoder(state).decode
         except TypeError as error:
             raise ConfigError(f"{own}state: {state}: expected a type that JSON can be decoded into: {error}") from error
+        check_sets(state, f"{own}state")
+
+    @property
+    def is_keyed_by_events(self) -> bool:
+        """Whether it has no ``key``: the key of an event is that of its class."""
+        return not hasattr(self._fold, "key")
 
     def keys_of(self, event: Any) -> tuple[str, ...]:
         """The keys in the bucket that an event concerns, each once; the values of ``key`` as tokens.
@@ -155,7 +171,7 @@ class ProjectionSpec:
                 return None
             if window is not None:
                 return [f"{key}.{part}" for key, part in zip(keys, map(window.part_of, events), strict=True)]
-        except Exception:
+        except USER_ERRORS:
             return None
         return keys
 
@@ -168,6 +184,24 @@ class ProjectionSpec:
         if len(keys) == 1 and len(parts) == 1:
             return (f"{keys[0]}.{parts[0]}",)
         return tuple(f"{key}.{part}" for key in keys for part in parts)
+
+    def subjects_of(self, key: str, has_upcasts: Callable[[type[Any]], bool]) -> list[str] | None:
+        """The filters that every event of a key is on, as the bucket has the key; None where only its events can tell.
+
+        They are known where the key of an event is that of its class, and the subject has it. An event of an older
+        version may have been published with another key, which its upcast has changed.
+        """
+        if not self.is_keyed_by_events:
+            return None
+        text, found = self.key_text(key), []
+        if self.window is not None:
+            text, _, _ = text.rpartition(".")
+        for kind in self.events:
+            contract = contract_of(kind)
+            if contract.key is None or contract.key not in contract.subject.fields or has_upcasts(kind):
+                return None
+            found.append(contract.subject.filter_with(contract.key, text))
+        return found
 
     def bucket_key(self, key: Any) -> str:
         """A key as the bucket has it, of what users write: what ``key`` returned, as text or as it was.
@@ -226,8 +260,9 @@ class ProjectionSpec:
                 raise TypeError("apply returned None for a key that has a state: return the new state, or DELETE")
             return None
         encoded = _encode(new)
+        check_finite("the state", new, encoded)
         if encoded == b"null":  # which is what a key without a state has
-            raise ValueError(f"the state is {new!r}, which JSON has no number for")
+            raise ValueError(f"the state is {new!r}, which JSON writes as null")
         if len(encoded) > self.max_state_bytes:
             raise self._too_large(encoded)
         for invariant in self.invariants:
@@ -247,6 +282,12 @@ class ProjectionSpec:
         """Whether a value of the bucket is a state, or has one in it."""
         return value is not None
 
+    def mark(self, parked: Parked | None, ids: bytes) -> str:
+        """The mark that is stored with a state; see ``marks``."""
+        if parked is None and not self.unique_ids:
+            return self.plain_mark
+        return str(Mark(self.version, parked, self.unique_ids, ids))
+
     @property
     def options(self) -> dict[str, Any]:
         """What it was declared with, besides its name and its class."""
@@ -257,6 +298,7 @@ class ProjectionSpec:
             "invariants": self.invariants,
             "window": self.window,
             "filtered": self.filtered,
+            "unique_ids": self.unique_ids or None,
         }
 
     def renewed(self) -> ProjectionSpec:
@@ -268,7 +310,7 @@ class ProjectionSpec:
 
         The one that was declared is for servers as they are by default.
         """
-        limit = max(max_payload_bytes - HEADER_ROOM_BYTES, max_payload_bytes // 2)
+        limit = max(max_payload_bytes - HEADER_ROOM_BYTES, max_payload_bytes // 2) - room_for(self.unique_ids)
         if limit >= self.max_state_bytes:
             return self
         spec = self.renewed()
@@ -296,6 +338,27 @@ def make_spec(name: str, kind: type[Any], options: dict[str, Any]) -> Projection
     return LookupSpec(name, kind, **options)
 
 
+def _unique_ids(own: str, unique_ids: Any, bucket: KVConfig) -> int:
+    """How many ids each key keeps.
+
+    Raises:
+        ConfigError: More than fit a header, or than the bucket has room for; or it is not a number.
+    """
+    if unique_ids is None:
+        return 0
+    if not isinstance(unique_ids, int) or isinstance(unique_ids, bool) or not 1 <= unique_ids <= MAX_UNIQUE_IDS:
+        raise ConfigError(
+            f"{own}unique_ids={unique_ids!r}: expected how many ids each key keeps, 1 to {MAX_UNIQUE_IDS}, or None"
+        )
+    room, limit = room_for(unique_ids), bucket.max_value_bytes or 0
+    if 0 < limit <= 2 * room:
+        raise ConfigError(
+            f"{own}unique_ids={unique_ids} with max_value_bytes={limit} of bucket {bucket.bucket}: the ids take {room} "
+            f"bytes of each value: expected fewer ids, or more than {2 * room} bytes"
+        )
+    return unique_ids
+
+
 def _token(key: str) -> str:
     """A key as a token of the bucket's keys.
 
@@ -309,6 +372,22 @@ def _token(key: str) -> str:
             "each byte that is no letter, digit, _ or -; use an id, or a hash of the text"
         )
     return token
+
+
+def _keys_of_kinds(name: str, events: Sequence[type[Any]]) -> Callable[[Any], str | None]:
+    """What stands for ``key`` where a projection has none.
+
+    Raises:
+        ConfigError: A type of event has no key of its own.
+    """
+    keys = {kind: contract_of(kind).key_of for kind in events}
+    without = [kind.__name__ for kind in events if contract_of(kind).key is None]
+    if without:
+        raise ConfigError(
+            f"projection {name!r}: expected `def key(self, event)`, a plain function without I/O, since "
+            f"{', '.join(without)} has no key of its own (key= of the event)"
+        )
+    return lambda event: keys[type(event)](event)
 
 
 def _method(name: str, fold: object, method: str, *parameters: str) -> Callable[..., Any]:

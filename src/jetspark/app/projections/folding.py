@@ -5,6 +5,7 @@ rows of one key by ascending sequence, beginning at or before the first that it 
 Then, whatever an engine does twice or somebody else has done already, the bytes are the same:
 
 * an event at or below the sequence of the state is in it, and changes nothing;
+* an event whose id the state has among those it keeps (``unique_ids``) was folded before, and changes nothing;
 * an event that ``apply`` or an invariant refuses parks its key: the state stays as it was, and later events wait;
 * what is stored is stored by compare-and-set on the revision it was folded from.
 """
@@ -17,9 +18,11 @@ from itertools import compress
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
-from jetspark.app.contracts.envelope import Envelope, RawHeaders, read_event, whole_reader
+from jetspark.app.contracts.envelope import Envelope, RawHeaders, event_id, read_event, whole_reader
+from jetspark.app.contracts.faults import USER_ERRORS
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.marks import Mark, Parked, mark_of, parked_of
+from jetspark.app.projections.marks import Parked, mark_of, parked_of
+from jetspark.app.projections.recent_ids import ID_BYTES, Identified, digest_of, is_among
 from jetspark.core.message import CoreMessage
 from jetspark.core.subjects import is_subset, on_one_of, reading_filters
 from jetspark.errors import ContractViolation, UsageError
@@ -36,6 +39,7 @@ __all__ = [
     "Routing",
     "Row",
     "Spread",
+    "identity_of",
     "recorded_delivery",
 ]
 
@@ -78,6 +82,12 @@ class Row(NamedTuple):
     """As the bucket has it."""
     sequence: int
     event: Any
+    """An :class:`~jetspark.app.projections.recent_ids.Identified` where the projection has ``unique_ids``."""
+
+
+def identity_of(envelope: Any, headers: RawHeaders) -> bytes:
+    """The id of an event, as a key of a projection with ``unique_ids`` keeps it."""
+    return digest_of(envelope.source, event_id(envelope, headers))
 
 
 class KeyRows:
@@ -123,7 +133,7 @@ class Failure(NamedTuple):
 
     projections: tuple[str, ...]
     sequence: int
-    error: Exception
+    error: BaseException
 
 
 class Routing(NamedTuple):
@@ -174,8 +184,13 @@ class Router:
 
     def route(self, message: Recorded) -> Routing:
         """The rows of a message. One that no projection asked for has none."""
-        for _, _, event, found, failures in self.spread([message]):
-            return Routing([Row(name, key, message.sequence, event) for name, keys in found for key in keys], failures)
+        for _, envelope, event, found, failures in self.spread([message]):
+            rows = []
+            for name, keys in found:
+                is_identified = keys and self.specs[name].unique_ids
+                of = Identified(identity_of(envelope, message.headers), event) if is_identified else event
+                rows += [Row(name, key, message.sequence, of) for key in keys]
+            return Routing(rows, failures)
         return Routing([], [])
 
     @cached_property
@@ -206,12 +221,22 @@ class Router:
             wanted = kinds.intersection(spec.events)
             if not wanted:
                 continue
-            mine, of_events, of_sequences = rows[name], events, sequences
+            mine, of_events, of_sequences, taken = rows[name], events, sequences, events
+            if spec.unique_ids:
+                # What the key is asked of stays the event; what the key is given has its id, too.
+                taken = [
+                    Identified(identity_of(envelope, recorded_of(message).headers), event)
+                    if type(event) in wanted
+                    else None
+                    for message, envelope, event in zip(messages, envelopes, events, strict=True)
+                ]
+            of_taken = taken
             if len(wanted) < len(kinds):
                 is_wanted = [type(event) in wanted for event in events]
                 of_events, of_sequences = list(compress(events, is_wanted)), list(compress(sequences, is_wanted))
+                of_taken = list(compress(taken, is_wanted)) if spec.unique_ids else of_events
             if (plain := spec.plain_keys_of(of_events)) is not None:
-                mine.extend(plain, of_sequences, of_events)
+                mine.extend(plain, of_sequences, of_taken)
                 continue
             for place, event in enumerate(events):
                 if type(event) not in wanted:
@@ -222,11 +247,11 @@ class Router:
                     else:
                         time_us = recorded_of(messages[place]).time_us
                         keys = spec.windowed_keys_of(event, envelopes[place].time, time_us)
-                except Exception as error:
+                except USER_ERRORS as error:
                     failures.setdefault(place, []).append(Failure((name,), sequences[place], error))
                     continue
                 for key in keys:
-                    mine.add(key, sequences[place], event)
+                    mine.add(key, sequences[place], taken[place])
         return [(recorded_of(messages[place]), failures[place]) for place in sorted(failures)]
 
     def _read_all(
@@ -241,7 +266,7 @@ class Router:
         Why a message cannot be read is noted in ``failures``, by its place.
         """
         catalogue, is_wanted, read_whole = self._catalogue, self.is_wanted, self._read_whole
-        needs_envelopes = any(spec.window is not None for spec in self.specs.values())
+        needs_envelopes = any(spec.window is not None or spec.unique_ids for spec in self.specs.values())
         events, envelopes = list[Any](), list[Any]()
         add_event = events.append
         for message in messages:
@@ -250,7 +275,7 @@ class Router:
                 try:
                     envelope = read_whole(message.data)
                     event = envelope.data
-                except Exception:
+                except USER_ERRORS:
                     recorded = recorded_of(message)
                     try:
                         envelope, _, event = read_event(recorded.subject, recorded.data, recorded.headers, catalogue)
@@ -282,7 +307,7 @@ class Router:
                         found.append((spec.name, spec.keys_of(event)))
                     else:
                         found.append((spec.name, spec.windowed_keys_of(event, envelope.time, time_us)))
-                except Exception as error:
+                except USER_ERRORS as error:
                     failures = [*failures, Failure((spec.name,), sequence, error)]
             yield message, envelope, event, found, failures
 
@@ -295,14 +320,16 @@ def _filters_of(kinds: Iterable[type[Any]]) -> list[str]:
 class KeyState:
     """One key in hand: as the bucket had it, and with the events since."""
 
-    __slots__ = ("_loaded", "_was_parked", "applied", "known", "parked", "sequence", "value", "waiting")
+    __slots__ = ("_loaded", "_was_parked", "applied", "ids", "known", "parked", "sequence", "value", "waiting")
 
     def __init__(self, spec: ProjectionSpec, key: str, loaded: Current) -> None:
         """
         Raises:
-            UsageError: The bucket has a state that another version of the projection has made.
+            UsageError: The bucket has a state that another version of the projection has made, or the same one with
+                another ``unique_ids``.
         """
         parked: Parked | None = None
+        ids = b""
         # Most keys are new to the bucket, or have the mark of a state that this version made: nothing to look at.
         if loaded.revision and loaded.mark != spec.plain_mark:
             mark, parked = mark_of(loaded), parked_of(loaded)
@@ -311,9 +338,19 @@ class KeyState:
                     f"key {key!r} of projection {spec.name!r} was made by its version {mark.version}, and this is "
                     f"version {spec.version}: rebuild it (jetspark rebuild), or run the version that made it"
                 )
+            if mark is not None:
+                if mark.unique_ids != spec.unique_ids:
+                    raise UsageError(
+                        f"key {key!r} of projection {spec.name!r} was made with unique_ids={mark.unique_ids or None}, "
+                        f"and this code has unique_ids={spec.unique_ids or None}: give the projection another version "
+                        "and rebuild it (jetspark rebuild)"
+                    )
+                ids = mark.ids
         self._loaded = loaded
         self.value = loaded.value
         self.sequence = loaded.sequence
+        self.ids = ids
+        """The ids of the last events that the key has taken, where the projection has ``unique_ids``."""
         self.parked = self._was_parked = parked
         self.applied = self.known = self.waiting = 0
 
@@ -327,22 +364,30 @@ class KeyState:
             self.fold(spec, key, sequence, event)
 
     def fold(self, spec: ProjectionSpec, key: str, sequence: int, event: Any) -> None:
-        """Take an event that is new, of a key that is not parked."""
-        had = self.value
+        """Take an event of a sequence that is new, of a key that is not parked."""
+        had, id = self.value, b""
+        if spec.unique_ids:
+            id, event = event
+            if is_among(id, self.ids):
+                self.known += 1
+                return
         try:
             value = spec.fold(key, had, event)
-        except Exception as error:
+        except USER_ERRORS as error:
             self.parked = Parked(sequence, f"{type(error).__name__}: {error}")
             return
         self.applied += 1
-        if value is None and had is None:
+        if id:
+            # Also of an event that was ignored: stored again, it is the same event.
+            self.ids = (self.ids + id)[-spec.unique_ids * ID_BYTES :]
+        elif value is None and had is None:
             return  # a key that is not there, and whose event was ignored
         self.value, self.sequence = value, sequence
 
     def stored(self, change: Change, revision: int) -> None:
         """The bucket has a change that was made of this; there may be events since."""
         value = change.value if change.operation == "put" else None
-        self._loaded = Current(value, change.sequence or 0, revision, None, change.mark)
+        self._loaded = Current(value, change.sequence or 0, revision, change.mark)
         if self.parked is None:
             return
         mark = mark_of(self._loaded)
@@ -364,7 +409,8 @@ class KeyState:
         loaded = self._loaded
         if self.sequence == loaded.sequence and self.parked == self._was_parked:
             return None
-        mark = spec.plain_mark if self.parked is None else str(Mark(spec.version, self.parked))
+        is_plain = self.parked is None and not spec.unique_ids
+        mark = spec.plain_mark if is_plain else spec.mark(self.parked, self.ids)
         if self.value is None:
             return Change(key, b"", "delete", self.sequence, loaded.revision, mark=mark)
         return Change(key, self.value, "put", self.sequence, loaded.revision, mark=mark)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from jetspark.app.projections.marks import Parked
 from jetspark.app.projections.states import CACHE
+from jetspark.core.arguments import explained
 from jetspark.core.numbers import seconds, whole
 
 __all__ = ["BeginAnew", "LiveCounts", "LiveOptions"]
@@ -28,6 +29,7 @@ __all__ = ["BeginAnew", "LiveCounts", "LiveOptions"]
 MAX_PARTITIONS = 256
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveOptions:
     """How a live engine works."""

@@ -14,7 +14,7 @@ folded from the events of that key in their order. Whatever an engine does, the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -68,6 +68,11 @@ class LookupSpec(ProjectionSpec):
         super().__init__(name, kind, **options)
         if self.window is not None or any(each.window is not None for each in lookups):
             raise ConfigError(f"projection {name!r}: lookups= with window=: expected one of the two, here and there")
+        if self.unique_ids or any(each.unique_ids for each in lookups):
+            raise ConfigError(
+                f"projection {name!r}: lookups= with unique_ids=: expected one of the two, here and there: a copy of "
+                "another projection's state has no ids of its own"
+            )
         self.lookups = {each.name: each for each in lookups}
         self._own = frozenset(self.events)
         self._lookers = {
@@ -81,6 +86,9 @@ class LookupSpec(ProjectionSpec):
         for spec in self._lookers.get(type(event), ()):
             found += spec.keys_of(event)
         return tuple(dict.fromkeys(found))
+
+    def subjects_of(self, key: str, has_upcasts: Callable[[type[Any]], bool]) -> list[str] | None:
+        return None  # the events of other projections come under the keys of those
 
     def plain_keys_of(self, events: Sequence[Any]) -> list[str] | None:
         return None  # an event may have keys of several projections

@@ -1,8 +1,13 @@
 """What a projected value says of itself besides its bytes. Pure.
 
 A key of a projection's bucket has the state as canonical JSON, and two headers: ``JetSpark-Sequence``, the sequence of
-the last event in it, and ``JetSpark-Projection``, its mark: the version of the projection that made it, and where the
-key cannot go on, at which event and why. A deleted key keeps both, so that an old event cannot raise the dead.
+the last event in it, and ``JetSpark-Projection``, its mark: the version of the projection that made it; with
+``unique_ids`` the ids of its last events; and where the key cannot go on, at which event and why. A deleted key keeps
+both headers, so that an old event cannot raise the dead::
+
+    3
+    3 parked 17 ValueError: cannot be applied
+    3 unique 100:w6Uxq0yC1v5gN3Ba parked 17 ValueError: cannot be applied
 
 A value without a mark was written by somebody else. It is never overwritten: nobody knows which events are in it.
 """
@@ -12,6 +17,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from jetspark.app.dead_letters.letters import escape_line, unescape_line
+from jetspark.app.projections.recent_ids import ids_text, read_ids
 from jetspark.state.changes import Current
 
 __all__ = ["FOREIGN", "Mark", "Parked", "is_reserved", "mark_of", "parked_of", "position_key", "reach_of"]
@@ -36,11 +42,16 @@ class Mark(NamedTuple):
 
     version: int
     parked: Parked | None = None
+    unique_ids: int = 0
+    """How many ids the projection keeps of each key; 0 where it was declared without."""
+    ids: bytes = b""
+    """The ids of the key's last events, the newest last."""
 
     def __str__(self) -> str:
+        unique = f" unique {self.unique_ids}:{ids_text(self.ids)}" if self.unique_ids else ""
         if self.parked is None:
-            return str(self.version)
-        return f"{self.version} parked {self.parked.sequence} {escape_line(self.parked.reason[:_MAX_REASON])}"
+            return f"{self.version}{unique}"
+        return f"{self.version}{unique} parked {self.parked.sequence} {escape_line(self.parked.reason[:_MAX_REASON])}"
 
     @classmethod
     def read(cls, text: str | None) -> Mark | None:
@@ -48,13 +59,21 @@ class Mark(NamedTuple):
         version, _, rest = (text or "").partition(" ")
         if not (version.isascii() and version.isdecimal()):
             return None
+        limit, ids = 0, b""
+        if rest.startswith("unique "):
+            unique, _, rest = rest.removeprefix("unique ").partition(" ")
+            count, colon, text = unique.partition(":")
+            found = read_ids(text) if colon else None
+            if found is None or not (count.isascii() and count.isdecimal()):
+                return None
+            limit, ids = int(count), found
         if not rest:
-            return cls(int(version))
+            return cls(int(version), None, limit, ids)
         word, _, rest = rest.partition(" ")
         sequence, _, reason = rest.partition(" ")
         if word != "parked" or not (sequence.isascii() and sequence.isdecimal()):
             return None
-        return cls(int(version), Parked(int(sequence), unescape_line(reason)))
+        return cls(int(version), Parked(int(sequence), unescape_line(reason)), limit, ids)
 
 
 def position_key(part: str = "") -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyState
-from jetspark.app.projections.marks import Mark, mark_of, reach_of
+from jetspark.app.projections.marks import mark_of, reach_of
 from jetspark.state.changes import NOTHING, Current
 
 __all__ = ["base_of", "past_of"]
@@ -35,4 +35,4 @@ def base_of(spec: ProjectionSpec, revisions: Iterable[Current], sequence: int) -
 
 def past_of(spec: ProjectionSpec, state: KeyState) -> Current:
     """A state that was folded, as a bucket would have it; it has no revision."""
-    return Current(state.value, state.sequence, 0, None, str(Mark(spec.version, state.parked)))
+    return Current(state.value, state.sequence, 0, spec.mark(state.parked, state.ids))

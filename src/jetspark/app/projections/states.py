@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyRows, KeyState
-from jetspark.app.projections.marks import Mark, Parked, mark_of
+from jetspark.app.projections.marks import Parked, mark_of
 from jetspark.jetstream.kv import KVOperation
 from jetspark.state.changes import NOTHING, Change, Current, Outcome
 
@@ -122,7 +122,7 @@ class LiveStates:
         spec, known, size = self.spec, self._keys, 0
         for key in keys:
             entry = known[key] = _CachedKey(spec, key, loaded.get(key, NOTHING))
-            entry.size = _size_of(key, entry.value)
+            entry.size = _size_of(key, entry)
             size += entry.size
             if entry.parked is not None:
                 self.parked[key] = entry.parked
@@ -220,8 +220,12 @@ class LiveStates:
                 if had.value is not None or found.value is not None:
                     gone.append(self._parking(key, found))
                     continue
-                found = found._replace(sequence=had.sequence)  # the mark of its end was tidied away
-            entry = self._keys[key] = _CachedKey(self.spec, key, found)
+                # The marker of the deleted key was tidied away; its sequence and its ids are still in hand.
+                found = found._replace(sequence=had.sequence)
+                entry = self._keys[key] = _CachedKey(self.spec, key, found)
+                entry.ids = _ids_of(had)
+            else:
+                entry = self._keys[key] = _CachedKey(self.spec, key, found)
             entry.passed, entry.size = before.passed, before.size
             self._dirty.pop(key, None)
             taken = 0
@@ -249,7 +253,7 @@ class LiveStates:
         return found
 
     def _parking(self, key: str, found: Current) -> Change:
-        mark = str(Mark(self.spec.version, Parked(0, GONE)))
+        mark = self.spec.mark(Parked(0, GONE), _ids_of(found))
         operation: KVOperation = "delete" if found.value is None else "put"
         return Change(key, found.value or b"", operation, found.sequence, found.revision, mark=mark)
 
@@ -272,7 +276,7 @@ class LiveStates:
         self._is_all_busy = True
 
     def _measure(self, key: str, entry: _CachedKey) -> None:
-        size = _size_of(key, entry.value)
+        size = _size_of(key, entry)
         self._size += size - entry.size
         entry.size = size
 
@@ -283,5 +287,11 @@ class LiveStates:
             self.parked.pop(key, None)
 
 
-def _size_of(key: str, value: bytes | None) -> int:
-    return ENTRY_BYTES + len(key) + (0 if value is None else 2 * len(value))
+def _size_of(key: str, entry: _CachedKey) -> int:
+    value = entry.value
+    return ENTRY_BYTES + len(key) + len(entry.ids) + (0 if value is None else 2 * len(value))
+
+
+def _ids_of(current: Current) -> bytes:
+    mark = mark_of(current)
+    return b"" if mark is None else mark.ids

@@ -16,7 +16,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, Protocol, Self, TypeVar, cast, overload
 
 import msgspec
 
@@ -57,16 +57,27 @@ __all__ = ["View", "ViewEntry", "ViewPosition", "ViewReplica", "Views"]
 _logger = logging.getLogger("jetspark.app")
 
 T = TypeVar("T")
+D = TypeVar("D")
+_Taken = TypeVar("_Taken", contravariant=True)
+S = TypeVar("S")
+"""A state of the projection, as its ``apply`` gets it: None, too, for a key that has none."""
 
 # What the server has not answered is asked for again after this time.
 FOLLOW_PAUSE_S = 0.5
 
 
-class ViewEntry(NamedTuple):
+class FoldOf(Protocol[_Taken]):
+    """A class of a projection, by the annotation of the state that its ``apply`` takes."""
+
+    @property
+    def apply(self) -> Callable[Concatenate[_Taken, Any, ...], Any]: ...
+
+
+class ViewEntry(NamedTuple, Generic[S]):
     """A state, and what is known of it."""
 
     key: str
-    state: Any
+    state: S
     """As ``apply`` gets it; None if the key has none."""
     sequence: int
     """Of the last event in it."""
@@ -157,19 +168,32 @@ class Views:
         self._app, self._js = app, js
         self._followers: dict[str, _Follower] = {}
 
-    def view(self, name: str) -> View:
+    def view(self, projection: str | type[Any]) -> View[Any]:
         """
         Raises:
-            ConfigError: The application has no such projection.
+            ConfigError: The application has no such projection, or several of this class.
         """
-        spec = self._app.projections.get(name)
-        if spec is None:
-            known = ", ".join(sorted(self._app.projections)) or "it has none"
-            raise ConfigError(f"view({name!r}): expected a projection of app {self._app.name!r}: {known}")
+        spec = self._spec_of(projection)
+        name = spec.name
         follower = self._followers.get(name)
         if follower is None:
             follower = self._followers[name] = _Follower(self._js, self._app.name, spec)
         return View(self._app, self._js, spec, follower)
+
+    def _spec_of(self, projection: str | type[Any]) -> ProjectionSpec:
+        projections = self._app.projections
+        if isinstance(projection, str):
+            found = [projections[projection]] if projection in projections else []
+        else:
+            found = [spec for spec in projections.values() if spec.kind is projection]
+        if len(found) == 1:
+            return found[0]
+        shown = repr(projection) if isinstance(projection, str) else getattr(projection, "__name__", repr(projection))
+        if found:
+            names = ", ".join(repr(spec.name) for spec in found)
+            raise ConfigError(f"view({shown}): projections {names} are of this class: expected one of these names")
+        known = ", ".join(sorted(projections)) or "it has none"
+        raise ConfigError(f"view({shown}): expected a projection of app {self._app.name!r}: {known}")
 
     async def close(self) -> None:
         tasks = [each.task for each in self._followers.values() if each.task is not None]
@@ -179,7 +203,7 @@ class Views:
             await asyncio.wait(tasks)
 
 
-class View:
+class View(Generic[S]):
     """One projection, to be read; make one with ``AppClient.view``."""
 
     def __init__(self, app: Declarations, js: JetStream, spec: ProjectionSpec, follower: _Follower) -> None:
@@ -194,6 +218,28 @@ class View:
     def spec(self) -> ProjectionSpec:
         """The projection as it was declared."""
         return self._spec
+
+    @overload
+    async def get(
+        self,
+        key: Any,
+        default: None = None,
+        *,
+        at_least: int | None = None,
+        as_of: int | None = None,
+        timeout: float | None = None,
+    ) -> S: ...
+
+    @overload
+    async def get(
+        self: View[T | None],
+        key: Any,
+        default: D,
+        *,
+        at_least: int | None = None,
+        as_of: int | None = None,
+        timeout: float | None = None,
+    ) -> T | D: ...
 
     async def get(
         self,
@@ -228,7 +274,7 @@ class View:
             entry = await self.entry(key, at_least=at_least, timeout=timeout)
         return default if entry.state is None else entry.state
 
-    async def entry(self, key: Any, *, at_least: int | None = None, timeout: float | None = None) -> ViewEntry:
+    async def entry(self, key: Any, *, at_least: int | None = None, timeout: float | None = None) -> ViewEntry[S]:
         """The same with its sequence and revision, and whether the key is parked."""
         name = self._spec.bucket_key(key)
         wanted = 0 if at_least is None else whole("at_least", at_least, low=0, high=UINT64)
@@ -240,15 +286,28 @@ class View:
         except JetSparkError as error:
             if at_least is None or not error.may_pass or clock.now() >= began_at + limit_s:
                 raise
-        what = f"projection {self.name!r} (key {key!r}) at sequence {wanted}: does a worker run it?"
-        return self._entry(name, await self._until_found(lambda: self._reach(name, wanted), what, limit_s, began_at))
+        what = f"projection {self.name!r} (key {key!r}) at sequence {wanted}"
+        try:
+            found = await self._until_found(lambda: self._reach(name, wanted), what, limit_s, began_at)
+        except RequestTimeout as error:
+            raise RequestTimeout(f"{what}: {await self._why_not_reached(wanted)}", error.timeout_s) from error
+        return self._entry(name, found)
+
+    async def _why_not_reached(self, wanted: int) -> str:
+        try:
+            last = (await self._context.run(self._context.api.stream_info(self._app.stream))).state.last_sequence
+        except JetSparkError:  # no right to ask, or the server is away
+            return "does a worker run it?"
+        if wanted > last:
+            return f"that sequence does not exist yet, stream {self._app.stream} ends at {last}"
+        return "does a worker run it?"
 
     async def position(self) -> ViewPosition:
         """How far the projection is, and whether it may lack events; a worker writes this ten times a second."""
-        position = await self._position()
+        position = await self._position(direct=None)
         return ViewPosition(0) if position is None else ViewPosition(position.sequence, position.missed)
 
-    async def wait_for(self, key: Any, condition: Callable[[Any], object], *, timeout: float | None = None) -> Any:
+    async def wait_for(self, key: Any, condition: Callable[[S], object], *, timeout: float | None = None) -> S:
         """The first state of a key for which ``condition`` is true; it is asked with None while there is no state.
 
         Raises:
@@ -276,7 +335,7 @@ class View:
         what = f"the state of key {key!r} of projection {self.name!r}"
         return await self._until_found(found, what, limit_s, clock.now())
 
-    async def watch(self, *keys: Any) -> AsyncGenerator[ViewEntry, None]:
+    async def watch(self, *keys: Any) -> AsyncGenerator[ViewEntry[S], None]:
         """The present states, of all keys or of some, then every change, until the connection is closed.
 
         States that follow each other within milliseconds may be stored as one. After a swap it begins anew, with the
@@ -300,7 +359,7 @@ class View:
                         fresh.add(change.key)
                     yield self._entry(change.key, change.current)
 
-    def replica(self) -> ViewReplica:
+    def replica(self) -> ViewReplica[S]:
         """A copy of all states in memory, kept up to date: ``async with view.replica() as states``."""
         return ViewReplica(self)
 
@@ -315,8 +374,8 @@ class View:
             return NOTHING
         return current_of(stored_of(message))
 
-    async def _position(self) -> FoldPosition | None:
-        current = await self._load(position_key(), direct=False)
+    async def _position(self, *, direct: bool | None = False) -> FoldPosition | None:
+        current = await self._load(position_key(), direct=direct)
         return None if current.value is None else FoldPosition.decode(current.value)
 
     async def _reach(self, name: str, wanted: int) -> Current:
@@ -405,7 +464,7 @@ class View:
 
         return await self._within(limit_s, what, looking(), clock.now() - began_at)
 
-    def _entry(self, name: str, current: Current) -> ViewEntry:
+    def _entry(self, name: str, current: Current) -> ViewEntry[S]:
         mark = mark_of(current)
         state = None
         if current.value is not None:
@@ -417,9 +476,10 @@ class View:
                     f"the state of key {name!r} of projection {self.name!r} was made by {made_by}, and version "
                     f"{self._spec.version} cannot read it: {error}"
                 ) from error
-        return ViewEntry(self._spec.key_text(name), state, current.sequence, current.revision, parked_of(current))
+        key, parked = self._spec.key_text(name), parked_of(current)
+        return ViewEntry(key, cast("S", state), current.sequence, current.revision, parked)
 
-    async def _as_of(self, key: Any, sequence: int) -> ViewEntry:
+    async def _as_of(self, key: Any, sequence: int) -> ViewEntry[S]:
         name = self._spec.bucket_key(key)
         # The position first, and the state by the leader: then it has everything up to that position.
         position = await self._position()
@@ -478,14 +538,14 @@ class View:
             raise DataLoss(self._app.stream, first, head.whole_from)
 
 
-class ViewReplica:
+class ViewReplica(Generic[S]):
     """All states of a projection in memory: reads are dictionary look-ups, and a moment behind the bucket.
 
     The states are shared: do not change one that you were given. If following the bucket fails, ``get`` and ``reached``
     raise why.
     """
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View[S]) -> None:
         self._view = view
         self._states: dict[str, tuple[Current, Any]] = {}
         self.position = 0
@@ -526,6 +586,12 @@ class ViewReplica:
             raise UsageError(f"the copy of projection {name!r} is not open: read it within `async with view.replica()`")
         if self._task.done():
             self._task.result()
+
+    @overload
+    def get(self, key: Any, default: None = None) -> S: ...
+
+    @overload
+    def get(self: ViewReplica[T | None], key: Any, default: D) -> T | D: ...
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The state of a key; ``default`` if it has none."""
@@ -604,7 +670,6 @@ def _found(bucket: str, message: JetStreamMessage) -> _Found:
         value,
         stored_sequence(headers.get(SEQUENCE_HEADER)) or 0,
         message.metadata.stream_sequence,
-        None,
         headers.get(MARK_HEADER),
     )
     return _Found(message.subject.removeprefix(subject_of(bucket, "")), current)

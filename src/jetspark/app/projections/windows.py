@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jetspark.core.arguments import function
+from jetspark.core.arguments import explained, function
 from jetspark.core.numbers import seconds
 from jetspark.errors import ConfigError
 
@@ -31,6 +31,7 @@ MAX_WINDOWS = 100
 _is_name = re.compile(r"\d{8}T\d{6}Z", re.ASCII).fullmatch
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """How events are parted by time: ``Window(size_s=3600)`` is an hour, ``Window(size_s=3600, every_s=300)`` one that

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.app.contracts.catalogue import Catalogue
@@ -31,6 +32,9 @@ __all__ = ["ProjectionWorker"]
 
 _logger = logging.getLogger("jetspark.app")
 T = TypeVar("T")
+
+# An orderly end that takes longer than this looks whether the server still answers.
+SILENCE_S = 5.0
 
 
 class _OthersToRun(Exception):
@@ -220,10 +224,21 @@ class ProjectionWorker:
             runners.cancel()
         else:
             self._pass.end()
-        done, _ = await asyncio.wait([runners], timeout=timeout)
+        first_s = min(timeout, SILENCE_S)
+        done, _ = await asyncio.wait([runners], timeout=first_s)
+        if not done and await self._can_store():
+            done, _ = await asyncio.wait([runners], timeout=timeout - first_s)
         if not done:
             runners.cancel()
             await asyncio.wait([runners])
+
+    async def _can_store(self) -> bool:
+        """Whether it is worth to wait: without a server, what was read is read again by who comes next."""
+        try:
+            await context_of(self._js).client.flush(SILENCE_S / 5)
+        except JetSparkError:
+            return False
+        return True
 
     async def _work(self, lease: Lease | None, records: KeyValue, held: frozenset[int] | None = None) -> None:
         failures = 0

@@ -3,6 +3,9 @@
 An engine may fold events one by one or many at a time, begin again in the middle, see some of them twice, and run in
 another process on another day. What makes all that harmless is that ``key`` and ``apply`` are pure. This runs them in
 such ways on events that a test gives, and names the first event after which two runs differ.
+
+A producer may also store an event twice, with one id and two sequences. Where the projection is declared with
+``unique_ids``, that must not change a state either.
 """
 
 from __future__ import annotations
@@ -22,8 +25,12 @@ from jetspark.app.contracts.envelope import decode, encode
 from jetspark.app.dead_letters.store import microseconds
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.recent_ids import MAX_UNIQUE_IDS, Identified, digest_of
+from jetspark.app.projections.windows import LATE
 from jetspark.app.replay.contents import KeyContent
 from jetspark.app.replay.history import spec_of
+from jetspark.core.arguments import text
+from jetspark.core.numbers import whole as whole_number
 from jetspark.errors import ConfigError, JetSparkError
 from jetspark.state.changes import NOTHING, Current
 
@@ -66,6 +73,8 @@ def check_replay(
     may_park: bool = False,
     other_process: bool = True,
     times: Iterable[datetime.datetime] | None = None,
+    ids: Iterable[str] | None = None,
+    duplicates: int | None = None,
 ) -> dict[str, Any]:
     """Fold events in many ways, and return the state of each key; with windows by ``"<key>.<window>"``.
 
@@ -77,12 +86,21 @@ def check_replay(
         may_park: Events that ``apply`` or an invariant refuses are part of the test; their keys stay parked.
         other_process: Fold once more in another process, where sets may have another order. Needs a projection and
             events that can be imported, and is left out for others, such as classes inside a test function.
+        ids: The id of each event, for events that are stored more than once; all different, if not given.
+        duplicates: In each round, store some of the events once more with their ids, up to this many events later; no
+            state may change by that. By default the number that the projection has as ``unique_ids``; 0 for none.
 
     Raises:
-        NotReplayable: Two runs differ, an event does not survive its encoding, or cannot be applied.
+        NotReplayable: Two runs differ, an event does not survive its encoding, cannot be applied, or changes a state
+            when it is stored again.
     """
     spec = spec_of(app, projection)
-    listed = _Timed(events, times)
+    listed = _StoredEvents(app.source, events, times, ids)
+    span = (
+        spec.unique_ids
+        if duplicates is None
+        else whole_number("duplicates", duplicates, low=0, instead="or None for as many as unique_ids")
+    )
     _check_encoding(app, spec, listed)
     whole = _fold(spec, listed)
     for step in whole:
@@ -97,31 +115,48 @@ def check_replay(
     rng = random.Random(seed)
     for number in range(rounds):
         _compare_cuts(spec, listed, whole, last, rng, number)
+        if span:
+            _check_duplicates(spec, listed, rng, span)
     if other_process:
         _compare_child(spec, listed, whole)
     states = {spec.key_text(key): spec.decode_state(each.value) for key, each in last.items() if each.value is not None}
     return {key: state for key, state in states.items() if state is not None}
 
 
-class _Timed(list[Any]):
-    """Events, and when each was sent and stored."""
+class _StoredEvents(list[Any]):
+    """Events, and of each its id, and when it was sent and stored."""
 
-    def __init__(self, events: Iterable[Any], times: Iterable[datetime.datetime] | None) -> None:
+    def __init__(
+        self,
+        source: str,
+        events: Iterable[Any],
+        times: Iterable[datetime.datetime] | None,
+        ids: Iterable[str] | None,
+    ) -> None:
         super().__init__(events)
         now = utc_now()
         self.times = [now] * len(self) if times is None else list(times)
-        if len(self.times) != len(self):
-            raise ConfigError(f"times: expected one for each of {len(self)} events, got {len(self.times)}")
+        self.ids = [f"check-{index}" for index in range(len(self))] if ids is None else list(ids)
+        for name, given in (("times", self.times), ("ids", self.ids)):
+            if len(given) != len(self):
+                raise ConfigError(f"{name}: expected one for each of {len(self)} events, got {len(given)}")
+        for id in self.ids:
+            text("ids", id)
+        self._digests = [digest_of(source, id) for id in self.ids]
+
+    def given(self, spec: ProjectionSpec, index: int) -> Any:
+        """An event as keys of a projection get it."""
+        return Identified(self._digests[index], self[index]) if spec.unique_ids else self[index]
 
 
-def _check_encoding(app: App, spec: ProjectionSpec, events: _Timed) -> None:
+def _check_encoding(app: App, spec: ProjectionSpec, events: _StoredEvents) -> None:
     catalogue = app.catalogue
     for index, event in enumerate(events):
         if type(event) not in spec.events:
             names = ", ".join(kind.__name__ for kind in spec.events)
             raise NotReplayable(spec.name, index, event, f"the projection is not made of its type; it takes {names}")
         try:
-            sent = encode(event, id=f"check-{index}", source=app.source, time=events.times[index])
+            sent = encode(event, id=events.ids[index], source=app.source, time=events.times[index])
             read = decode(sent.subject, sent.data, sent.headers, catalogue).event
         except JetSparkError as error:
             raise NotReplayable(spec.name, index, event, f"it cannot be stored and read: {error}") from error
@@ -129,7 +164,7 @@ def _check_encoding(app: App, spec: ProjectionSpec, events: _Timed) -> None:
             raise NotReplayable(spec.name, index, event, f"what a stream gives back is another event: {read!r}")
 
 
-def _fold(spec: ProjectionSpec, events: _Timed, *, is_renewed: bool = False) -> list[_Step]:
+def _fold(spec: ProjectionSpec, events: _StoredEvents, *, is_renewed: bool = False) -> list[_Step]:
     """One event after the other; with ``is_renewed`` the class is made anew for each."""
     states: dict[str, KeyState] = {}
     steps = []
@@ -139,24 +174,26 @@ def _fold(spec: ProjectionSpec, events: _Timed, *, is_renewed: bool = False) -> 
         before = repr(event)
         for key in _keys(spec, index, events):
             state = states.setdefault(key, KeyState(spec, key, NOTHING))
-            state.apply(spec, key, index + 1, event)
+            state.apply(spec, key, index + 1, events.given(spec, index))
             steps.append(_Step(index, key, KeyContent.of_state(state)))
         if repr(event) != before:
             raise NotReplayable(spec.name, index, event, "apply or key has changed the event, which others read, too")
     return steps
 
 
-def _keys(spec: ProjectionSpec, index: int, events: _Timed) -> tuple[str, ...]:
+def _keys(
+    spec: ProjectionSpec, index: int, events: _StoredEvents, stored: datetime.datetime | None = None
+) -> tuple[str, ...]:
     event, moment = events[index], events.times[index]
     try:
-        return spec.windowed_keys_of(event, moment, microseconds(moment))
+        return spec.windowed_keys_of(event, moment, microseconds(stored or moment))
     except Exception as error:
         raise NotReplayable(
             spec.name, index, event, f"its key cannot be told: {type(error).__name__}: {error}"
         ) from error
 
 
-def _compare(spec: ProjectionSpec, events: _Timed, one: list[_Step], other: list[_Step], what: str) -> None:
+def _compare(spec: ProjectionSpec, events: _StoredEvents, one: list[_Step], other: list[_Step], what: str) -> None:
     for first, second in zip(one, other, strict=False):
         if first != second:
             reason = (
@@ -172,7 +209,7 @@ def _compare(spec: ProjectionSpec, events: _Timed, one: list[_Step], other: list
 
 def _compare_cuts(
     spec: ProjectionSpec,
-    events: _Timed,
+    events: _StoredEvents,
     whole: list[_Step],
     last: dict[str, KeyContent],
     rng: random.Random,
@@ -187,7 +224,7 @@ def _compare_cuts(
         for index in range(begin, at):
             for key in _keys(spec, index, events):
                 state = states.setdefault(key, KeyState(spec, key, stored.get(key, NOTHING)))
-                state.apply(spec, key, index + 1, events[index])
+                state.apply(spec, key, index + 1, events.given(spec, index))
         for key, state in states.items():
             change = state.change(spec, key)
             if change is not None:
@@ -205,10 +242,45 @@ def _compare_cuts(
     assert last.keys() >= stored.keys()
 
 
+def _check_duplicates(spec: ProjectionSpec, events: _StoredEvents, rng: random.Random, span: int) -> None:
+    """Fold the events with some of them stored again, up to ``span - 1`` other events later."""
+    states: dict[str, KeyState] = {}
+    again: dict[int, list[int]] = {}
+    seen: set[str] = set()
+    for index, id in enumerate(events.ids):
+        is_first = id not in seen
+        seen.add(id)
+        if is_first and rng.random() < 0.5:
+            again.setdefault(min(index + rng.randrange(span), len(events) - 1), []).append(index)
+    sequence = 0
+    for at in range(len(events)):
+        for index, is_again in ((at, False), *((each, True) for each in again.get(at, ()))):
+            sequence += 1
+            for key in _keys(spec, index, events, events.times[at]):
+                state = states.setdefault(key, KeyState(spec, key, NOTHING))
+                before = KeyContent.of_state(state)
+                state.apply(spec, key, sequence, events.given(spec, index))
+                after = KeyContent.of_state(state)
+                if is_again and (before.value, before.parked) != (after.value, after.parked):
+                    reason = (
+                        f"stored again with its id, {at - index} events later, it changes key {key!r} from {before} to "
+                        f"{after}; {_remedy(spec, key, span)}"
+                    )
+                    raise NotReplayable(spec.name, index, events[index], reason)
+
+
+def _remedy(spec: ProjectionSpec, key: str, span: int) -> str:
+    if not spec.unique_ids:
+        return f"declare the projection with unique_ids={min(span, MAX_UNIQUE_IDS)} or more"
+    if key.endswith(f".{LATE}"):
+        return "by then it is late for its window: give the window a longer grace_s, or late='keep'"
+    return f"declare more than unique_ids={spec.unique_ids}"
+
+
 # ---- another process -------------------------------------------------------------------------------------------------
 
 
-def _compare_child(spec: ProjectionSpec, events: _Timed, whole: list[_Step]) -> None:
+def _compare_child(spec: ProjectionSpec, events: _StoredEvents, whole: list[_Step]) -> None:
     if spec.kind.__module__ == "__main__":
         return
     try:

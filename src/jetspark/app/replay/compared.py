@@ -64,6 +64,14 @@ class ComparedKeys:
             if len(self.differences) < MAX_NAMED:
                 self.differences.append(difference)
 
+    def take_equal(self, keys: Iterable[tuple[str, KeyContent]]) -> None:
+        """Add keys, in any order, that are what their events make of them, and are not parked."""
+        same = Digest()
+        for key, content in keys:
+            same.add(key, content)
+        self.found.include(same)
+        self.expected.include(same)
+
     def include(self, other: ComparedKeys) -> None:
         """Add what was found of other keys."""
         self.found.include(other.found)

@@ -4,6 +4,7 @@ The digest is the sum, modulo 2**256, of the sha256 of one line for each key tha
 
     key \\0 sequence \\0 sequence of the event it is parked at, or nothing \\0 value \\n
 
+Where the projection keeps ids of events (``unique_ids``), ``\\0`` and those, 12 bytes each, stand before the ``\\n``.
 It is a sum because keys come in no order where many processes fold: each adds up its own, and so do those who bring
 together what they have. It tells states apart that differ by accident, and is no proof against who wants them to agree.
 
@@ -14,12 +15,12 @@ marker of its end depends on who tidied up, and when.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyState
-from jetspark.app.projections.marks import Mark, Parked, mark_of, parked_of, reach_of
+from jetspark.app.projections.marks import Parked, mark_of, parked_of, reach_of
 from jetspark.state.changes import Change, Current
 
 __all__ = [
@@ -29,11 +30,10 @@ __all__ = [
     "KeyContent",
     "change_to",
     "compare",
-    "cut_keys",
     "reaches",
 ]
 
-DifferenceKind: TypeAlias = Literal["missing", "extra", "value", "sequence", "parked", "foreign", "version"]
+DifferenceKind: TypeAlias = Literal["missing", "extra", "value", "sequence", "ids", "parked", "foreign", "version"]
 _DIGESTS = 1 << 256
 # Of a value in a message: it has to fit a line.
 _SHOWN = 120
@@ -45,14 +45,17 @@ class KeyContent(NamedTuple):
     value: bytes | None
     sequence: int = 0
     parked: Parked | None = None
+    ids: bytes = b""
+    """The ids of its last events, where the projection has ``unique_ids``."""
 
     @classmethod
     def of_state(cls, state: KeyState | None) -> KeyContent:
-        return cls(None) if state is None else cls(state.value, state.sequence, state.parked)
+        return cls(None) if state is None else cls(state.value, state.sequence, state.parked, state.ids)
 
     @classmethod
     def of_current(cls, current: Current) -> KeyContent:
-        return cls(current.value, current.sequence, parked_of(current))
+        mark = mark_of(current)
+        return cls(current.value, current.sequence, parked_of(current), b"" if mark is None else mark.ids)
 
     @property
     def reach(self) -> int:
@@ -100,7 +103,8 @@ class Digest:
     def add(self, key: str, content: KeyContent) -> None:
         if content.is_held:
             parked = "" if content.parked is None else str(content.parked.sequence)
-            line = b"%b%b\n" % (f"{key}\0{content.sequence}\0{parked}\0".encode(), content.value or b"")
+            ids = b"\0" + content.ids if content.ids else b""
+            line = b"%b%b%b\n" % (f"{key}\0{content.sequence}\0{parked}\0".encode(), content.value or b"", ids)
             self._sum = (self._sum + int.from_bytes(hashlib.sha256(line).digest())) % _DIGESTS
             self.keys += 1
 
@@ -134,6 +138,8 @@ def compare(key: str, expected: KeyContent, found: Current, version: int | None)
         kind = "sequence"
     elif found.revision and content.sequence != expected.sequence:
         kind = "sequence"  # the marker of a deleted key: with a lower one, an old event would raise the dead
+    elif found.revision and content.ids != expected.ids:
+        kind = "ids"
     return None if kind is None else Difference(key, kind, str(expected), str(content))
 
 
@@ -149,20 +155,10 @@ def change_to(
     is_marker_missing = not current.revision and not wanted.is_held and wanted.sequence > position
     if compare(key, wanted, current, spec.version) is None and not is_marker_missing:
         return None
-    mark = str(Mark(spec.version, wanted.parked))
+    mark = spec.mark(wanted.parked, wanted.ids)
     if wanted.value is None:
         return Change(key, b"", "delete", wanted.sequence, current.revision, mark=mark)
     return Change(key, wanted.value, "put", wanted.sequence, current.revision, mark=mark)
-
-
-def cut_keys(keys: Iterable[str], size: int) -> Sequence[tuple[str, str | None]]:
-    """Ranges of keys in ascending order, each with about ``size`` of the given keys; together they hold every key.
-
-    A range begins with its first key and ends before its second; None is no end.
-    """
-    names = sorted(keys)
-    edges = ["", *(names[index] for index in range(size, len(names), size))]
-    return [(low, edges[index + 1] if index + 1 < len(edges) else None) for index, low in enumerate(edges)]
 
 
 def _parked_at(content: KeyContent) -> int | None:

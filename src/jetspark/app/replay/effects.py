@@ -18,12 +18,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from jetspark.aio.context import context_of
 from jetspark.app.handlers.calling import HandlerCalls, returned_events
 from jetspark.app.handlers.context import Context
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords, as_returned, once_key
+from jetspark.app.timers import is_cancel
 from jetspark.errors import KeyNotFound
 from jetspark.jetstream.info import PubAck
 
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from jetspark.app.handlers.lanes import WorkItem
 
 __all__ = ["EffectHeldBack", "EffectReplayCalls", "HeldBack", "HeldBackCalls"]
-
-T = TypeVar("T")
 
 
 class EffectHeldBack(BaseException):
@@ -98,9 +97,12 @@ class HeldBackCalls(HandlerCalls):
         transaction = context._tx = EffectTransaction(
             self._effects, self._spec.name, decoded.id, remember_s=self._spec.remember_s
         )
-        result = await self._function(decoded.event, **self._named(context))
-        for event in returned_events(result):
-            await context.publish(event)
+        try:
+            result = await self._function(decoded.event, **self._named(context))
+        finally:
+            transaction.end()
+        for encoded in [context.encode(event) for event in returned_events(result)]:
+            await context.send(encoded)
         self.held_back[item.sequence].writes += transaction.write_count
 
 
@@ -112,12 +114,15 @@ class _HeldBackPublisher:
         self._stream, self._held_back = stream, held_back
 
     async def publish(self, subject: str, data: bytes = b"", **options: Any) -> PubAck:
-        if not _is_mark(subject, data):
+        if _is_mark(subject, data):
+            if is_cancel(options.get("headers")):
+                self._held_back.end_at("timers")  # the mark itself ends the timer
+        else:
             self._held_back.published[_type_of(subject, data)] += 1
         return PubAck(stream=self._stream, sequence=0)
 
     async def stream(self, name: str) -> None:
-        """Of ``ctx.timers``, for those that are cancelled or listed."""
+        """Of ``ctx.timers``, for those that are listed."""
         self._held_back.end_at("timers" if name == self._stream else "ctx.js.stream")
 
     def __getattr__(self, name: str) -> Any:
@@ -150,15 +155,16 @@ class _RecordedOnly(OnceRecords):
         self,
         context: Context,
         name: str,
-        function: Callable[..., Awaitable[T]],
+        function: Callable[..., Awaitable[Any]],
         arguments: tuple[Any, ...],
         named: dict[str, Any],
-    ) -> T:
+        result_type: Any = None,
+    ) -> Any:
         try:
             record = json.loads((await self._records.get(once_key(self._handler, context.event_id, name))).value)
         except KeyNotFound:
             record = {}
         if record.get("state") == "done":
             self._held_back.recorded[name] += 1
-            return cast("T", as_returned(record["result"], function))
+            return as_returned(name, record["result"], function, result_type)
         self._held_back.end_at(name)

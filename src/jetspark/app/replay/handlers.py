@@ -49,7 +49,7 @@ from jetspark.errors import (
     StreamRecreated,
 )
 from jetspark.jetstream.config import ConsumerConfig
-from jetspark.state.fold import some_keys
+from jetspark.state.changes import some_keys
 from jetspark.state.scan import head_of
 
 if TYPE_CHECKING:

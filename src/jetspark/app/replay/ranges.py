@@ -16,7 +16,10 @@ from jetspark.state.scan import Head
 
 __all__ = ["Extent", "ReplayRequest", "check_is_whole", "check_keys", "extent_of"]
 
-_REMEDY = "events that are gone cannot be replayed; begin at or after the first, or restore the stream from a backup"
+_REMEDY = (
+    "events that are gone cannot be replayed; begin at or after the first, restore the stream from a backup, or "
+    "rebuild with the states of a bucket that has them (jetspark rebuild --from-bucket)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,9 @@ a rebuild that was killed goes on where it was. Then, if asked for, the shadow i
 to the end of the stream, and swapped in: one compare-and-set on the record that says where the projection is
 (:mod:`jetspark.app.projections.buckets`). Live engines of this version and readers follow; engines of another version
 leave the projection to those. The old bucket is kept until it is dropped.
+
+Where the stream no longer has the first events, the shadow begins with the states of another bucket instead
+(:mod:`jetspark.app.replay.bases`). Its record says of which, and where the history that was folded onto them begins.
 """
 
 from __future__ import annotations
@@ -30,18 +33,19 @@ from jetspark.app.projections.positions import (
     start_of,
 )
 from jetspark.app.projections.states import CACHE, LiveStates, StateGone
+from jetspark.app.replay.bases import StateBase
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
 from jetspark.app.replay.history import Events, History, ReadingRate, spec_of
-from jetspark.app.replay.places import standstill
+from jetspark.app.replay.places import noted_position, standstill
 from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.app.replay.records import RecordKeeper, ReplayRecord, begin_record, noting
 from jetspark.app.replay.verifying import Verification, verify_bucket
 from jetspark.app.topology.declared import OWNER
+from jetspark.core.arguments import text
 from jetspark.core.numbers import seconds
 from jetspark.errors import ConfigError, ProjectionDiffers, StreamNameInUse, StreamNotFound, UsageError
 from jetspark.jetstream.kv import KVConfig
-from jetspark.state.changes import Change
-from jetspark.state.fold import some_keys
+from jetspark.state.changes import Change, some_keys
 from jetspark.state.rounds import store_round
 from jetspark.state.store import StateBucket, open_bucket
 
@@ -119,6 +123,7 @@ async def rebuild(
     drop_after_s: float = DROP_AFTER_S,
     rate: float | None = None,
     resume: str | None = None,
+    from_bucket: str | None = None,
     on_progress: Callable[[ReplayRecord], Any] = lambda record: None,
     engine: FoldEngine | None = None,
 ) -> RebuildOutcome:
@@ -132,21 +137,22 @@ async def rebuild(
         drop_after_s: How long readers have, after the swap, to finish what they read in the old bucket.
         rate: Events folded each second, at most, until it is close to the end.
         resume: The id of a rebuild that was interrupted, or not swapped yet.
+        from_bucket: Begin with the states of this bucket, and fold the events after its position onto them: for streams
+            that no longer have their first events. It is one that the same version of the projection has made of the
+            same stream, such as the one in use; what it has is taken as it is, so there is nothing to ``check``.
         on_progress: Is told how far it is, when it begins, now and then, and at the end.
         engine: Folds the history, and the check's second fold, in place of this process; it has no ``rate``.
 
     Raises:
-        DataLoss: The beginning of the stream is gone.
+        DataLoss: The beginning of the stream is gone; with ``from_bucket``, events after its position are.
         ProjectionDiffers: The new bucket is not what its history makes of it; it was not swapped.
         Conflict: Somebody else has swapped meanwhile.
-        UsageError: Another process has resumed this rebuild.
+        UsageError: Another process has resumed this rebuild; or the states of ``from_bucket`` may not be right.
     """
-    if drop_old and not swap_in:
-        raise ConfigError("drop_old: expected together with swap, which makes the old bucket an old one")
+    _check_options(swap_in, drop_old, from_bucket, resume)
     check_no_rate(rate, engine)
     seconds("drop_after_s", drop_after_s)
-    pace = ReadingRate(rate)
-    spec = spec_of(app, projection, js)
+    pace, spec = ReadingRate(rate), spec_of(app, projection, js)
     records = await open_records(js, app.name)
     alias = await find_place(records, spec)
     if resume is not None:
@@ -154,21 +160,59 @@ async def rebuild(
         if (ended := await _resume_swapped(js, spec, alias.place, keeper, swap_in, drop_old)) is not None:
             return ended
     history = await History.open(js, app, spec, alias.place.bucket, is_anew=True)
-    keeper, extent = await _record_of(js, app, spec, records, history, resume)
-    new = ProjectionPlace(keeper.record.bucket, spec.version)
-    outcome = RebuildOutcome(record=keeper.record, old=alias.place, new=new)
+    base = await _base_of(js, history, spec, from_bucket, None if resume is None else keeper.record, check)
+    keeper, extent = await _record_of(js, app, spec, records, history, resume, base)
+    place = ProjectionPlace(keeper.record.bucket, spec.version)
+    outcome = RebuildOutcome(record=keeper.record, old=alias.place, new=place)
     on_progress(keeper.record)
-    work = _Rebuilding(js, history, spec, extent, keeper, outcome, on_progress)
+    work = _Rebuilding(js, history, spec, extent, keeper, outcome, on_progress, base)
     await noting(keeper, work.run(pace, check=check, engine=engine))
     if swap_in:
         await work.swap(records, alias)
         if drop_old:
-            await asyncio.sleep(drop_after_s)
-            await _drop(js, spec, alias.place.bucket)
-            await keeper.note(replaced="")
-            outcome.is_old_dropped = True
+            await work.drop_replaced(alias.place.bucket, drop_after_s)
     on_progress(keeper.record)
     return outcome
+
+
+def _check_options(swap_in: bool, drop_old: bool, from_bucket: str | None, resume: str | None) -> None:
+    if drop_old and not swap_in:
+        raise ConfigError("drop_old: expected together with swap, which makes the old bucket an old one")
+    if from_bucket is None:
+        return
+    text("from_bucket", from_bucket, "the name of a bucket")
+    if resume is not None:
+        raise ConfigError("resume: expected without from_bucket: it goes on with the bucket that it was begun with")
+
+
+async def _base_of(
+    js: JetStream,
+    history: History,
+    spec: ProjectionSpec,
+    from_bucket: str | None,
+    record: ReplayRecord | None,
+    check: bool,
+) -> StateBase | None:
+    """The states that a rebuild begins with; None for one that has the first event, or has copied them."""
+    bucket, begin = from_bucket, 0
+    if record is not None:
+        bucket, begin = record.base or None, record.first
+    if check and bucket is not None:
+        raise ConfigError(
+            f"check: expected without from_bucket={bucket!r}: the stream no longer has the events that its "
+            "states could be compared with"
+        )
+    if record is not None:
+        copied = None if not record.base or not record.bucket else (await noted_position(js, record.bucket)).position
+        if copied is not None and copied.sequence >= max(1, begin - 1):
+            bucket, history.first_event = None, copied.last_event
+    if bucket is None:
+        return None
+    base = await StateBase.find(js, history, spec, bucket)
+    begin = begin or base.begin
+    # As a witness only if every event that is read comes behind it.
+    history.first_event = base.position.last_event if base.position.last_event < begin else 0
+    return base
 
 
 async def _resume_swapped(
@@ -186,17 +230,27 @@ async def _resume_swapped(
 
 
 async def _record_of(
-    js: JetStream, app: App, spec: ProjectionSpec, records: KeyValue, history: History, resume: str | None
+    js: JetStream,
+    app: App,
+    spec: ProjectionSpec,
+    records: KeyValue,
+    history: History,
+    resume: str | None,
+    base: StateBase | None,
 ) -> tuple[RecordKeeper, Extent]:
     """The record of a rebuild, old or new, which has its bucket; and what there is to fold."""
     if resume is not None:
         keeper = await RecordKeeper.resume(records, spec, resume, "rebuild")
-        extent = await history.whole()
-        await history.between(keeper.record.extent, extent.first, extent.last)
+        if keeper.record.base:
+            extent = await history.between(keeper.record.extent, keeper.record.first, await history.last())
+        else:
+            extent = await history.whole()
+            await history.between(keeper.record.extent, extent.first, extent.last)
         bucket = keeper.record.bucket or await _find_shadow(js, spec, keeper.record)
     else:
-        extent = await history.whole()
-        keeper = await begin_record(records, spec, "rebuild", "", ReplayRequest(), extent)
+        extent = await history.whole() if base is None else await history.since(base.begin)
+        named = "" if base is None else base.bucket
+        keeper = await begin_record(records, spec, "rebuild", "", ReplayRequest(), extent, named)
         bucket = ""
     if not keeper.record.bucket:  # also if a process before ended before it noted one
         await keeper.note(bucket=bucket or await _make_shadow(js, app, spec, keeper.record.id))
@@ -320,8 +374,10 @@ class _Rebuilding:
         keeper: RecordKeeper,
         outcome: RebuildOutcome,
         on_progress: Callable[[ReplayRecord], Any],
+        base: StateBase | None = None,
     ) -> None:
-        self._js, self._history, self._spec, self._extent = js, history, spec, extent
+        """``base`` is what has to be copied before anything is folded."""
+        self._js, self._history, self._spec, self._extent, self._base = js, history, spec, extent, base
         self._keeper, self._outcome, self._on_progress = keeper, outcome, on_progress
         self._bucket = keeper.record.bucket
         self._runner = ProcedureRunner(js)
@@ -341,6 +397,8 @@ class _Rebuilding:
             await self._have_folded(engine)
         await self._catch_up(pace)
         if check:
+            # What the check folds takes as much memory.
+            self._states = LiveStates(self._spec, CACHE)
             found = await verify_bucket(
                 self._js,
                 self._history,
@@ -374,8 +432,21 @@ class _Rebuilding:
             begun = Change(BEGUN, self._position.encode(), sequence=0)
             await self._runner.run(self._target.store_all([begun, position_change(self._position, noted.revision)]))
         self._revision = (await self._read_position()).revision
-        self._began_at = self._position.sequence
         self._first_event = self._history.first_event
+        if self._base is not None:
+            await self._copy(self._base)
+        self._began_at = self._position.sequence
+
+    async def _copy(self, base: StateBase) -> None:
+        """Begin with the states of another bucket, and note it: from then on they are those of this one."""
+        record, begin = self._keeper.record, self._extent.first
+        copied = await base.copy(self._target, begin, self._keeper.records)
+        record.changed += copied.written
+        record.parked = self._parked_before = self._parked_before + copied.parked
+        self._first_event = base.position.first_event
+        position = base.position.repaired(begin - 1)
+        self._position = position._replace(sequence=begin - 1, repairs=0, version=self._spec.version)
+        await self._note(begin - 1)
 
     async def _have_folded(self, engine: FoldEngine) -> None:
         """Let another engine fold what is there now."""
@@ -484,3 +555,10 @@ class _Rebuilding:
         # What came meanwhile, if no engine of this version runs yet.
         await self.fold_to(await self._history.last(), unlimited)
         await self._keeper.note(status="swapped")
+
+    async def drop_replaced(self, bucket: str, after_s: float) -> None:
+        """Remove the bucket that was in use before the swap, when readers have had time to leave it."""
+        await asyncio.sleep(after_s)
+        await _drop(self._js, self._spec, bucket)
+        await self._keeper.note(replaced="")
+        self._outcome.is_old_dropped = True

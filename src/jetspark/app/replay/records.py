@@ -110,6 +110,10 @@ class ReplayRecord(RequestRecord):
     """``running``, also where nobody is at it any more; ``done``; of a rebuild ``built``, then ``swapped``, or
     ``dropped``; or ``failed: <why>``.
     """
+    base: str = ""
+    """Of a rebuild that did not begin with the first event: the bucket whose states it began with. ``first`` is where
+    its history begins.
+    """
     replaced: str = ""
     """Of a rebuild that was swapped: the bucket that was in use before, until it is dropped."""
     noted: str = ""
@@ -136,6 +140,8 @@ class ReplayRecord(RequestRecord):
             changed = f"{self.changed} keys written"
         parked = f", {self.parked} keys are parked" if self.parked else ""
         bucket = f", bucket {self.bucket}" if self.kind == "rebuild" else ""
+        if self.base:
+            bucket += f" with the states of {self.base} before {self.first}"
         return f"{what}: {read}: {changed}{parked}{bucket}, {self.status}"
 
 
@@ -246,7 +252,13 @@ class RecordKeeper(NoteKeeper[ReplayRecord]):
 
 
 async def begin_record(
-    records: KeyValue, spec: ProjectionSpec, kind: ReplayKind, bucket: str, request: ReplayRequest, extent: Extent
+    records: KeyValue,
+    spec: ProjectionSpec,
+    kind: ReplayKind,
+    bucket: str,
+    request: ReplayRequest,
+    extent: Extent,
+    base: str = "",
 ) -> RecordKeeper:
     """Write the record of something that begins now."""
     record = ReplayRecord(
@@ -260,6 +272,7 @@ async def begin_record(
         created=extent.created,
         first=extent.first,
         last=extent.last,
+        base=base,
         began=utc_now().isoformat(),
     )
     return await RecordKeeper.begin(records, record)

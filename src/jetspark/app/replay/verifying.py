@@ -2,16 +2,20 @@
 
 There is one boundary: a sequence up to which the bucket says that it has everything. Each key is compared at that
 boundary, or where the live engine is beyond it already, at the sequence that its value says; so nothing has to stand
-still, and the answer is the same whenever it is asked. Keys are taken in slices of their order when there are many,
-each with a pass over the history, so memory does not grow with the bucket. Another engine compares keys where it folds
-them, and returns counts, digests and the first differences.
+still, and the answer is the same whenever it is asked.
 
-A key that seems to differ is read once more before it is reported: it may have been written while the bucket was read.
+The history is read once, and the bucket is read once, however many keys there are: the states of the fold are in memory
+up to a limit, and beyond that in a temporary file (:mod:`jetspark.app.replay.scratch_states`). A key that seems to
+differ is read once more before it is reported: it may have been written since the history was read. What its events
+since the boundary make of it is folded on from the state at the boundary; those events are read once for all such keys.
+
+Another engine compares keys where it folds them, and returns counts, digests and the first differences.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,12 +24,14 @@ from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.buckets import check_version, find_place, open_records
 from jetspark.app.projections.marks import is_reserved
 from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.projections.states import CACHE, CacheLimits
 from jetspark.app.replay.compared import ComparedKeys, ParkedKey
-from jetspark.app.replay.contents import Difference, compare, cut_keys, reaches
+from jetspark.app.replay.contents import Difference, KeyContent, reaches
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
 from jetspark.app.replay.history import History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
 from jetspark.app.replay.places import await_position, noted_position
 from jetspark.app.replay.ranges import Extent
+from jetspark.app.replay.scratch_states import ScratchStates
 from jetspark.core.numbers import seconds, whole
 from jetspark.errors import DataLoss, UsageError
 from jetspark.state.changes import NOTHING, Current, current_of
@@ -39,14 +45,20 @@ if TYPE_CHECKING:
     from jetspark.app.application import App
     from jetspark.app.projections.declaring import ProjectionSpec
 
-__all__ = ["SLICE_KEYS", "FreshStates", "Verification", "contents_of", "read_states", "verify", "verify_bucket"]
+__all__ = [
+    "FreshStates",
+    "Verification",
+    "check_is_complete",
+    "contents_of",
+    "read_states",
+    "verify",
+    "verify_bucket",
+]
 
-SLICE_KEYS = 200_000
-"""Keys whose states are held at a time, twice."""
+# Keys that are read once more, at a time.
+SETTLE_KEYS = 200_000
 # How long a live engine may take to reach the end that the stream had when this began.
 WAIT_S = 10.0
-
-ALL_KEYS: tuple[str, str | None] = ("", None)
 
 FreshStates = Callable[[int], Awaitable[Mapping[str, Current]]]
 
@@ -122,18 +134,20 @@ async def verify(
     to_seq: int | None = None,
     wait_s: float = WAIT_S,
     rate: float | None = None,
-    slice_keys: int = SLICE_KEYS,
+    cache_keys: int = CACHE.keys,
+    cache_bytes: int = CACHE.bytes,
     on_events: OnEvents = told_nobody,
     fresh: FreshStates | None = None,
     engine: FoldEngine | None = None,
 ) -> Verification:
-    """Compare the bucket of a projection with a fresh fold of its history.
+    """Compare the bucket of a projection with a fresh fold of its history, which is read once.
 
     Args:
         to_seq: The boundary; without, the end of the stream, or how far the bucket is if it does not get there.
         wait_s: How long the live engine may take to get there.
         rate: Events read each second, at most.
-        slice_keys: Keys held in memory at a time.
+        cache_keys, cache_bytes: States kept in memory, at most; the others are in a temporary file without a name, in
+            the folder that ``TMPDIR`` says.
         on_events: Is told what was read.
         fresh: Returns the states at a boundary, where somebody has them; by default they are folded here.
         engine: Reads, folds and compares in place of this process; it has no ``rate``.
@@ -147,7 +161,7 @@ async def verify(
     if to_seq is not None:
         whole("to_seq", to_seq, instead="or None for the end of the stream")
     seconds("wait_s", wait_s)
-    whole("slice_keys", slice_keys)
+    limits = CacheLimits(whole("cache_keys", cache_keys), whole("cache_bytes", cache_bytes))
     pace = ReadingRate(rate)
     spec = spec_of(app, projection, js)
     place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
@@ -155,7 +169,7 @@ async def verify(
     if position is not None:
         if position.version:
             check_version(spec, place._replace(version=position.version))
-        _check_is_complete(position, spec.name, app.stream, place.bucket)
+        check_is_complete(position, spec.name, app.stream, place.bucket)
     history = await History.open(js, app, spec, place.bucket)
     boundary = await _boundary(js, history, place.bucket, to_seq, wait_s)
     return await verify_bucket(
@@ -165,14 +179,18 @@ async def verify(
         place.bucket,
         boundary,
         pace=pace,
-        slice_keys=slice_keys,
+        limits=limits,
         on_events=on_events,
         fresh=fresh,
         engine=engine,
     )
 
 
-def _check_is_complete(position: FoldPosition, projection: str, stream: str, bucket: str) -> None:
+def check_is_complete(position: FoldPosition, projection: str, stream: str, bucket: str) -> None:
+    """
+    Raises:
+        DataLoss: A bucket was folded without events that the stream had dropped before they were read.
+    """
     if position.missed is not None:
         first, last = position.missed
         missed = (
@@ -209,7 +227,7 @@ async def verify_bucket(
     boundary: int,
     *,
     pace: ReadingRate | None = None,
-    slice_keys: int = SLICE_KEYS,
+    limits: CacheLimits = CACHE,
     on_events: OnEvents = told_nobody,
     fresh: FreshStates | None = None,
     engine: FoldEngine | None = None,
@@ -227,15 +245,14 @@ async def verify_bucket(
             await history.whole(boundary)  # what was removed while it was read is no fault of the bucket
         return _verification(spec, bucket, boundary, extent, whole)
     states = None if fresh is None else await fresh(boundary)
-    slices = [ALL_KEYS] if states is not None else await _slices(js, bucket, slice_keys)
-    whole = ComparedKeys()
-    for low, high in slices:
-        part = _Slice(js, history, spec, bucket, extent, (low, high), is_small=len(slices) == 1)
-        part.version = version
-        await part.fold(boundary, pace, on_events, states)
-        await part.settle(boundary)
-        whole.include(part.compared())
-        whole.events, whole.unreadable = part.events, part.unreadable  # each slice reads all of it
+    comparison = _BucketComparison(js, history, spec, bucket, extent, boundary, version)
+    with ScratchStates(spec, limits) as scratch:
+        if states is None:
+            await comparison.fold(scratch, pace, on_events)
+        else:
+            scratch.begin_all(states)
+        await comparison.compare(scratch)
+        whole = await comparison.settle(scratch)
     return _verification(spec, bucket, boundary, extent, whole)
 
 
@@ -262,18 +279,13 @@ def _verification(
 
 async def read_states(js: JetStream, bucket: str) -> dict[str, Current]:
     """What every key of a bucket has, as of one moment; another engine's bucket can be compared with it."""
-    return {key: current async for key, current in _entries(js, bucket, is_small=True)}
+    runner = ProcedureRunner(js)
+    view = await runner.run(open_bucket(bucket))
+    return dict(contents_of(view, (await runner.run(snapshot(view))).values()))
 
 
-async def _slices(js: JetStream, bucket: str, size: int) -> Sequence[tuple[str, str | None]]:
-    """Ranges of keys that fit memory one by one."""
-    if (await (await js.kv(bucket)).stream_info()).state.messages <= size:
-        return [ALL_KEYS]
-    return cut_keys({key async for key, _ in _entries(js, bucket, is_small=False)}, size)
-
-
-class _Slice:
-    """The keys from one to another: as the bucket has them, and as a fresh fold makes them."""
+class _BucketComparison:
+    """The keys of a bucket, and what their events make of them."""
 
     def __init__(
         self,
@@ -282,86 +294,65 @@ class _Slice:
         spec: ProjectionSpec,
         bucket: str,
         extent: Extent,
-        keys: tuple[str, str | None],
-        *,
-        is_small: bool,
+        boundary: int,
+        version: int | None,
     ) -> None:
-        self._js, self._history, self._spec, self._bucket, self._extent = js, history, spec, bucket, extent
-        self._is_small = is_small
-        self.version: int | None = spec.version
-        """That all of it has to be of."""
-        self._low, self._high = keys
-        self._found: dict[str, Current] = {}
-        self._fold = MemoryFold(spec, wants=self._wants)
-        self._states: Mapping[str, Current] | None = None
+        self._history, self._spec, self._bucket, self._extent = history, spec, bucket, extent
+        self._boundary, self._version = boundary, version
+        self._runner = ProcedureRunner(js)
+        self._whole = ComparedKeys()
 
-    def _wants(self, key: str) -> bool:
-        return self._low <= key and (self._high is None or key < self._high)
+    async def fold(self, scratch: ScratchStates, pace: ReadingRate | None, on_events: OnEvents) -> None:
+        """Fold the history, up to the boundary."""
+        part = await self._history.between(self._extent, 1, self._boundary)
+        async with aclosing(self._history.read(part, pace=pace)) as portions:
+            async for events in portions:
+                scratch.apply(events.rows)
+                self._whole.events += len(events.rows)
+                self._whole.unreadable += len(events.failures)
+                await on_events(events)
 
-    async def fold(
-        self, boundary: int, pace: ReadingRate | None, on_events: OnEvents, states: Mapping[str, Current] | None
-    ) -> None:
-        async for key, current in _entries(self._js, self._bucket, is_small=self._is_small):
-            if self._wants(key):
-                self._found[key] = current
-        self._states = states
-        if states is not None:
-            self._fold.begin_all(states, boundary)
-        further = reaches(self._found, boundary)
-        await self._fold.advance(self._history, self._extent, boundary, further, pace=pace, on_events=on_events)
+    async def compare(self, scratch: ScratchStates) -> None:
+        """Read the bucket. Keys that are written meanwhile may not come, and are looked at again."""
+        view = await self._runner.run(open_bucket(self._bucket))
+        state = view.info.state
+        scan = view.scan(max(1, state.first_sequence), state.last_sequence)
+        async with aclosing(self._runner.pieces(scan)) as pieces:
+            async for piece in pieces:
+                scratch.compare(dict(contents_of(view, piece)), self._version)
+                await asyncio.sleep(0)
 
-    async def settle(self, boundary: int) -> None:
-        """Look again at keys that differ: they may have been written between the reading of one and of another."""
-        suspects = {each.key for each in self._differences(self._found.keys() | self._fold.keys)}
-        if not suspects:
-            return
-        current = await ProcedureRunner(self._js).run(load(self._bucket, sorted(suspects)))
+    async def settle(self, scratch: ScratchStates) -> ComparedKeys:
+        """Bring together what was found; keys that seem to differ are read once more."""
+        suspects: dict[str, KeyContent] = {}
+        for keys in scratch.items():
+            self._whole.take_equal((key, content) for key, content, is_equal in keys if is_equal)
+            suspects.update((key, content) for key, content, is_equal in keys if not is_equal)
+            if len(suspects) >= SETTLE_KEYS:
+                await self._look_again(suspects)
+                suspects = {}
+            await asyncio.sleep(0)
+        if suspects:
+            await self._look_again(suspects)
+        return self._whole
+
+    async def _look_again(self, suspects: Mapping[str, KeyContent]) -> None:
+        """They may have been written between the reading of the history and of the bucket, or of two keys."""
+        keys = sorted(suspects)
+        current = await self._runner.run(load(self._bucket, keys))
         again = MemoryFold(self._spec, wants=suspects.__contains__)
-        if self._states is not None:
-            again.begin_all({key: self._states[key] for key in suspects if key in self._states}, boundary)
-        further = reaches(current, boundary)
-        await again.advance(self._history, self._extent, boundary, further)
-        for key in suspects:
-            self._fold.adopt(key, again)
-            self._found[key] = current.get(key, NOTHING)
+        again.begin_all({key: self._at_boundary(content) for key, content in suspects.items()}, self._boundary)
+        await again.advance(self._history, self._extent, self._boundary, reaches(current, self._boundary))
+        part = ComparedKeys()
+        for key in keys:
+            part.take(key, again.content(key), current.get(key, NOTHING), self._version)
+        self._whole.include(part)
 
-    def _differences(self, keys: Iterable[str]) -> list[Difference]:
-        version, fold, found = self.version, self._fold, self._found
-        compared = (compare(key, fold.content(key), found.get(key, NOTHING), version) for key in keys)
-        return [each for each in compared if each is not None]
-
-    def compared(self) -> ComparedKeys:
-        found, fold = self._found, self._fold
-        result = ComparedKeys()
-        for key in sorted(found.keys() | fold.keys):
-            result.take(key, fold.content(key), found.get(key, NOTHING), self.version)
-        return result
-
-    @property
-    def events(self) -> int:
-        return self._fold.events
-
-    @property
-    def unreadable(self) -> int:
-        return self._fold.failures
-
-
-async def _entries(js: JetStream, bucket: str, *, is_small: bool) -> AsyncIterator[tuple[str, Current]]:
-    """The keys of a bucket with what they have, markers of deleted keys included.
-
-    A small bucket is read as of one moment. Of a large one, keys that are written meanwhile may not come.
-    """
-    runner = ProcedureRunner(js)
-    view = await runner.run(open_bucket(bucket))
-    if is_small:
-        for entry in contents_of(view, (await runner.run(snapshot(view))).values()):
-            yield entry
-        return
-    state = view.info.state
-    async with aclosing(runner.pieces(view.scan(max(1, state.first_sequence), state.last_sequence))) as pieces:
-        async for piece in pieces:
-            for entry in contents_of(view, piece):
-                yield entry
+    def _at_boundary(self, content: KeyContent) -> Current:
+        """What a bucket would have, so that it is folded on."""
+        if not content.is_held and not content.sequence:
+            return NOTHING
+        return Current(content.value, content.sequence, 1, self._spec.mark(content.parked, content.ids))
 
 
 def contents_of(view: BucketView, messages: Iterable[Any]) -> Iterator[tuple[str, Current]]:

@@ -8,7 +8,7 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
@@ -20,16 +20,15 @@ from jetspark.app.contracts.envelope import Decoded, Encoded, decode, encode
 from jetspark.app.handlers.calling import returned_events
 from jetspark.app.handlers.context import Context, Dependencies, plan_arguments
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords, call_effect
-from jetspark.app.handlers.retry import Bury, RetryPolicy, Skip, WaitHere, WaitLong, decide
+from jetspark.app.handlers.retry import Bury, RetryPolicy, Skip, WaitHere, WaitLong, decide, deciding_error
 from jetspark.app.testing.memory import MemoryBucket
 from jetspark.app.timers import cancelling
 from jetspark.app.topology.names import escape_token
 from jetspark.errors import ConfigError
 from jetspark.jetstream.info import PubAck
+from jetspark.jetstream.publishing import Expect
 
 __all__ = ["EffectCall", "HandlerRun", "RunOutcome", "run_handler"]
-
-T = TypeVar("T")
 
 RunOutcome: TypeAlias = Literal["done", "skipped", "retry", "dead_letter", "dropped"]
 """``dropped`` is given up by a handler with ``dead_letter=False``."""
@@ -114,10 +113,8 @@ async def run_handler(
     run = _SingleRun(spec, source, app, now, attempt, recorded or {}, state or {})
     if is_done:
         await run.mark_done(decoded[0])
-    wants_context, arguments = plan_arguments(spec.function, spec.name, Dependencies(dependencies))
+    _, arguments = plan_arguments(spec.function, spec.name, Dependencies(dependencies))
     if spec.batch is not None:
-        if wants_context:
-            raise ConfigError(f"handler {spec.name!r}: a batch handler has no context")
         await run.conclude(spec.function([each.event for each in decoded], **arguments))
     else:
         await run.handle(decoded[0], arguments)
@@ -159,6 +156,7 @@ class _SingleRun:
     ) -> None:
         self.result = HandlerRun()
         self._spec, self._source, self._now, self._attempt = spec, source, now, attempt
+        self._app = app
         self._app_name, self._stream = (app.name, app.stream) if app is not None else ("test", "TEST")
         self._recorded = recorded
         self._bucket = MemoryBucket(state)
@@ -191,23 +189,32 @@ class _SingleRun:
             if await transaction.committed() is not None:
                 return
             context.begin(transaction)
-        returned = returned_events(await spec.function(decoded.event, **named))
+        try:
+            returned = returned_events(await spec.function(decoded.event, **named))
+        finally:
+            if transaction is not None:
+                transaction.end()
+        messages = [context.encode(event) for event in returned]
         if transaction is not None:
             await transaction.commit([])
-        for event in returned:
-            await context.publish(event)
+        for event, message in zip(returned, messages, strict=True):
+            await context.send(message)
+            self.result.published.append(event)
 
     async def conclude(self, work: Awaitable[Any]) -> None:
         spec, result = self._spec, self.result
         try:
             await work
-        except (Exception, asyncio.CancelledError) as error:
+        except (Exception, BaseExceptionGroup, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # somebody ends the test; else it is of something that the handler waited for
-            result.error = error
-            result.outcome, result.retry_in_s = _outcome(spec.retry, self._attempt, error, spec.dead_letter)
+            result.error = deciding_error(spec.retry, error)
+            result.outcome, result.retry_in_s = _outcome(spec.retry, self._attempt, result.error, spec.dead_letter)
         result.state = {key: value for key, value in self._bucket.values.items() if not key.startswith("_done.")}
+
+    async def _server_now(self) -> datetime.datetime:
+        return self._now
 
     def _context(self, decoded: Decoded) -> _WatchedContext:
         records = MemoryBucket(
@@ -235,7 +242,9 @@ class _SingleRun:
             js=cast(JetStream, _Publisher(self._stream, self.result)),
             once=once,
             clock=lambda: self._now,
+            server_now=self._server_now,
             log=self._log,
+            **({} if self._app is None else {"declared": self._app.declared}),
         )
 
 
@@ -280,7 +289,15 @@ class _Publisher:
     def __init__(self, stream: str, run: HandlerRun) -> None:
         self._stream, self._run = stream, run
 
-    async def publish(self, subject: str, data: bytes, *, headers: dict[str, str], msg_id: str | None = None) -> PubAck:
+    async def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: dict[str, str],
+        msg_id: str | None = None,
+        expect: Expect | None = None,
+    ) -> PubAck:
         own = {} if msg_id is None else {"Nats-Msg-Id": msg_id}
         self._run.messages.append(Encoded(subject, data, headers | own))
         return PubAck(stream=self._stream, sequence=1 + len(self._run.messages))
@@ -293,12 +310,13 @@ class _WatchedOnce(OnceRecords):
         self,
         context: Context,
         name: str,
-        function: Callable[..., Awaitable[T]],
+        function: Callable[..., Awaitable[Any]],
         arguments: tuple[Any, ...],
         named: dict[str, Any],
-    ) -> T:
+        result_type: Any = None,
+    ) -> Any:
         @functools.wraps(function)  # by its signature it is known whether it takes an idempotency key
-        async def watched(*given: Any, **also: Any) -> T:
+        async def watched(*given: Any, **also: Any) -> Any:
             try:
                 result = await call_effect(function, given, also)
             except BaseException as error:
@@ -307,7 +325,7 @@ class _WatchedOnce(OnceRecords):
             self.calls.append(EffectCall(name=name, arguments=given, named=also, result=result))
             return result
 
-        return await super().run(context, name, watched, arguments, named)
+        return await super().run(context, name, watched, arguments, named, result_type)
 
 
 class _Collect(logging.Handler):

@@ -160,9 +160,8 @@ class TestApp:
 
     async def discard(self, handler: str | None = None, *where: str) -> int:
         """Give up open dead letters, as ``jetspark dlq discard`` does; returns how many."""
-        return await self._stage.run(
-            discard_letters(self._client.js, self.app, LetterFilter.parse(handler, list(where)))
-        )
+        chosen = LetterFilter.parse(handler, list(where))
+        return (await self._stage.run(discard_letters(self._client.js, self.app, chosen))).discarded
 
     def advance(self, seconds: float) -> None:
         """Let time pass; what falls due meanwhile happens.

@@ -285,6 +285,8 @@ class WorkflowModel:
         try:
             for event in events:
                 text_of_event(event)
+                if not isinstance(event, Command):
+                    self.app.declared(event)
         except Exception as error:
             raise Broken(f"what it publishes cannot be stored: {error}") from error
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from jetspark.app.handlers.key_record import KEYS, changed_keys
 from jetspark.core.subjects import is_subset
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
@@ -122,6 +124,8 @@ class Found:
     """By stream and name."""
     others: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Declared subject -> streams of other names that store it."""
+    parked: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
+    """Keys that are parked of a handler whose keys are other ones than declared, by its consumer; the first of them."""
     former: Mapping[str, str] = field(default_factory=dict)
     """What is declared and missing -> what a handler read until now in its place, in words."""
 
@@ -297,7 +301,8 @@ def _consumers(declared: Topology, found: Found) -> Iterator[Step]:
         elif existing is None:
             yield Step("consumer", name, "create", tuple(_declared(place.config)))
         else:
-            yield from _update("consumer", name, existing, place.config, declared.app, _consumer_safety)
+            safety = partial(_consumer_safety, parked=found.parked.get((place.stream, place.name), ()))
+            yield from _update("consumer", name, existing, place.config, declared.app, safety)
 
 
 def _unstored_advisories(place: ConsumerPlace, stream: StreamConfig | None) -> str | None:
@@ -417,7 +422,14 @@ def _stream_safety(name: str, found: Any, declared: Any) -> tuple[Safety, str]:
     return "safe", ""
 
 
-def _consumer_safety(name: str, found: Any, declared: Any) -> tuple[Safety, str]:
+def _consumer_safety(name: str, found: Any, declared: Any, *, parked: Sequence[str] = ()) -> tuple[Safety, str]:
+    if name == "metadata" and parked:
+        keys = f"{', '.join(map(repr, parked[:3]))}{', ...' if len(parked) > 3 else ''}"
+        return "destructive", (
+            f"another key ({'; '.join(changed_keys(found.get(KEYS, ''), declared.get(KEYS, '')))}) while {keys} are "
+            "parked: later events of theirs would overtake those that wait. Redrive or discard their dead letters "
+            "first, or give the handler another durable"
+        )
     if name in _CONSUMER_FIXED:
         return (
             "impossible",

@@ -16,7 +16,8 @@ from jetspark.app.commands.wire import command_subject
 from jetspark.app.contracts.catalogue import Contract
 from jetspark.app.contracts.field_rules import field_names, private_fields
 from jetspark.app.declarations import Declarations
-from jetspark.app.workflows.commands import workflow_subjects
+from jetspark.app.topology.purity import impure_names
+from jetspark.app.workflows.commands import CommandAnswered, CommandSent, workflow_subjects
 from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError
 
@@ -76,6 +77,7 @@ def _one_app(app: Declarations) -> Iterator[Lint]:
     yield from _overlaps(app)
     yield from _stream(app)
     yield from _commands(app)
+    yield from _impure(app)
     for one, other in combinations(topology.streams, 2):
         for a in one.subjects or ():
             for b in other.subjects or ():
@@ -96,6 +98,14 @@ def _event(contract: Contract) -> Iterator[Lint]:
     for token in contract.subject.text.split("."):
         if not token.startswith("{") and token != token.lower():
             yield Lint("warning", "subject_case", where, f"subject token {token!r} is not lower case")
+    tokens = contract.subject.text.split(".")
+    fields_last = sorted(tokens, key=lambda token: token.startswith("{"))
+    if tokens != fields_last and not issubclass(contract.kind, CommandSent | CommandAnswered):
+        reason = (
+            f"subject {contract.subject.text!r} has fields before other words: a consumer filtered by it gets a "
+            f"third of the events a second that it gets by {'.'.join(fields_last)!r}"
+        )
+        yield Lint("warning", "key_in_middle", where, reason)
     if contract.key_template is None:
         yield Lint("warning", "no_key", where, "no key: its events have no order of their own")
     yield from _fields(contract, where)
@@ -135,6 +145,35 @@ def _stream(app: Declarations) -> Iterator[Lint]:
     if app.stream_config.retention in ("workqueue", "interest"):
         reason = f"retention {app.stream_config.retention!r} deletes what was read: nothing can be replayed"
         yield Lint("warning", "no_history", where, reason)
+
+
+def _impure(app: Declarations) -> Iterator[Lint]:
+    """What is run again on the same events, and may come to another result."""
+    folds = [(f"projection {name}", spec.kind) for name, spec in app.projections.items()]
+    folds += [
+        (f"entities {name}", spec.fold.spec.kind) for name, spec in app.entity_specs.items() if spec.fold is not None
+    ]
+    run: list[tuple[str, str, Any, type[Any] | None]] = [
+        *((where, name, getattr(kind, name), kind) for where, kind in folds for name in ("key", "apply")),
+        *(
+            (f"workflow {name}", "react", getattr(spec.kind, "react", None), spec.kind)
+            for name, spec in app.workflows.items()
+        ),
+        *((f"command {name}", "decide", spec.kind.decide, spec.kind) for name, spec in app.commands.items()),
+        *(
+            (f"event {contract.type}", f"the upcast from version {version}", function, None)
+            for contract in app.catalogue
+            for version, function in contract.upcasts.items()
+        ),
+    ]
+    for where, what, function, owner in run:
+        names = impure_names(function, owner)
+        if names:
+            reason = (
+                f"{what} uses {', '.join(names)}: run again on the same events it comes to another result. Take "
+                "times and ids from the event"
+            )
+            yield Lint("warning", "impure", where, reason)
 
 
 def _commands(app: Declarations) -> Iterator[Lint]:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 
 from jetspark.app.contracts.tokens import escape
 from jetspark.errors import ConfigError
@@ -39,6 +40,7 @@ __all__ = [
     "dead_letter_stream",
     "escape_token",
     "handler_bucket",
+    "is_bookkeeping",
     "is_hash",
     "partition_stream",
     "projection_bucket",
@@ -106,3 +108,12 @@ def is_hash(token: str) -> bool:
 def partition_stream(app: str, handler: str) -> str:
     """The stream of copies of a handler with partitions."""
     return f"{app.upper()}_{handler}_PARTITIONS"
+
+
+def is_bookkeeping(app: str, streams: Iterable[str], subject: str) -> bool:
+    """Whether workers of handlers publish there for themselves: to their records, dead letters and retries, or the
+    acknowledgements of what they read from ``streams``.
+    """
+    if subject.startswith("$JS.ACK."):
+        return any(f".{each}." in subject for each in streams)
+    return subject.startswith((f"$KV.{handler_bucket(app)}.", f"dlq.{app}.", f"retry.{app}."))

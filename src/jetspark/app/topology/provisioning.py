@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.contracts.records import check_records
 from jetspark.app.contracts.registry import ContractRegistry, missing_records, read_registry
+from jetspark.app.contracts.tokens import unescape
+from jetspark.app.handlers.key_record import KEYS, changed_keys
 from jetspark.app.topology.declared import (
+    ConsumerPlace,
     Found,
     Step,
     Topology,
@@ -18,6 +22,7 @@ from jetspark.app.topology.declared import (
     inherit_replicas,
     plan_changes,
 )
+from jetspark.app.topology.names import handler_bucket, is_hash
 from jetspark.errors import ConsumerNotFound, StreamNotFound, TopologyDrift, TopologyRefused
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 from jetspark.jetstream.kv import KVConfig
@@ -26,6 +31,9 @@ if TYPE_CHECKING:
     from jetspark.app.declarations import Declarations
 
 __all__ = ["apply_topology", "check_for_drift", "make_plan", "read_found"]
+
+SHOWN_KEYS = 3
+"""Parked keys that a plan names."""
 
 _Config = TypeVar("_Config", StreamConfig, KVConfig, ConsumerConfig)
 
@@ -55,7 +63,35 @@ async def read_found(js: JetStream, declared: Topology) -> Found:
         for subject in config.subjects or ():
             others[subject] = [name async for name in js.stream_names(subject) if name != config.name]
     former = await _read_former(js, declared, streams, consumers)
-    return Found(streams=streams, consumers=consumers, others=others, former=former)
+    parked = {
+        (place.stream, place.name): await _read_parked(js, declared, place, consumers) for place in declared.consumers
+    }
+    return Found(streams=streams, consumers=consumers, others=others, former=former, parked=parked)
+
+
+async def _read_parked(
+    js: JetStream,
+    declared: Topology,
+    place: ConsumerPlace,
+    consumers: Mapping[tuple[str, str], ConsumerConfig],
+) -> list[str]:
+    """The first keys that a handler has parked, if its workers until now had other keys than it declares."""
+    existing = consumers.get((place.stream, place.name))
+    before, after = ((each.metadata or {}).get(KEYS, "") for each in (existing or place.config, place.config))
+    if not changed_keys(before, after):
+        return []
+    found: list[str] = []
+    try:
+        records = await js.kv(handler_bucket(declared.app))
+    except StreamNotFound:
+        return []
+    async with aclosing(cast("AsyncGenerator[str, None]", records.keys(f"parked.{place.name}.>"))) as keys:
+        async for key in keys:
+            token = key.rpartition(".")[2]
+            found.append(token if is_hash(token) else unescape(token))
+            if len(found) > SHOWN_KEYS:
+                break
+    return found
 
 
 async def _read_former(
@@ -86,9 +122,11 @@ async def make_plan(js: JetStream, app: Declarations) -> TopologyPlan:
     return (await _compare(js, app))[2]
 
 
-async def _compare(js: JetStream, app: Declarations) -> tuple[Topology, Found, TopologyPlan]:
+async def _compare(
+    js: JetStream, app: Declarations, only: Collection[str] = ()
+) -> tuple[Topology, Found, TopologyPlan]:
     """What has to be there, what is there, and what has to be done for it."""
-    declared = app.topology()
+    declared = app.topology(only)
     found = await read_found(js, declared)
     declared = inherit_advisories(inherit_replicas(declared, found), found)
     plan = plan_changes(declared, found)
@@ -129,13 +167,13 @@ def _with_metadata_of(existing: StreamConfig | ConsumerConfig | None, wanted: _C
     return dataclasses.replace(wanted, metadata=there | dict(wanted.metadata or {}))
 
 
-async def check_for_drift(js: JetStream, app: Declarations) -> None:
-    """Refuse to start where the server is not as the application declares.
+async def check_for_drift(js: JetStream, app: Declarations, only: Collection[str] = ()) -> None:
+    """Refuse to start where the server is not as the application declares; with ``only``, as far as these need it.
 
     Raises:
         TopologyDrift: It differs; the message is the difference.
     """
-    plan = await make_plan(js, app)
+    plan = (await _compare(js, app, only))[2]
     if not plan.is_empty:
         raise TopologyDrift(app.name, tuple(map(str, plan.steps)))
 

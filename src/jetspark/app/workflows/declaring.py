@@ -25,8 +25,11 @@ import msgspec
 from jetspark.app.commands.declaring import UNCHANGED, Command, Decision
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import read_data
-from jetspark.app.contracts.faults import error_text
+from jetspark.app.contracts.faults import USER_ERRORS, error_text
+from jetspark.app.contracts.field_rules import check_sets
 from jetspark.app.contracts.tokens import escape, text_of
+from jetspark.app.finite_json import check_finite
+from jetspark.app.handlers.signatures import check_key
 from jetspark.app.topology.names import check_app_name
 from jetspark.app.workflows.commands import CommandAnswered, CommandKinds, CommandSent
 from jetspark.core.numbers import INT64
@@ -207,14 +210,15 @@ class WorkflowSpec:
             )
         for each in self.events:
             contract_of(each)
-        self._key = key
-        if isinstance(key, str):
-            for each in self.events:
-                if key not in _field_names(each):
-                    raise ConfigError(f"workflow {name!r}: key={key!r}: {each.__name__} has no such field")
+        self.key = key
+        """A field of the events, or a function of an event."""
+        # An answer has the run that it is for, whatever the key is called.
+        check_key(f"workflow {name!r}", key, [each for each in self.events if not issubclass(each, CommandAnswered)])
+        self.kind: type[Any] = kind
         self._workflow: Any = kind()
         state = hints.get(parameters[1], Any)
         self._decode = msgspec.json.Decoder(state).decode
+        check_sets(state, f"workflow {name!r}: state")
         self._convert: Callable[[Any], Any] = lambda value: msgspec.convert(value, state, str_keys=True)
         self._upcast = getattr(self._workflow, "upcast", None)
         self._encode = msgspec.json.Encoder(order="sorted").encode
@@ -222,13 +226,13 @@ class WorkflowSpec:
     @property
     def lane_key(self) -> str | Callable[[Any], str]:
         """By which its handler keeps events in order: those of one run."""
-        return self._key if isinstance(self._key, str) else self.key_of
+        return self.key if isinstance(self.key, str) else self.key_of
 
     def key_of(self, event: Any) -> str:
         """The run that an event belongs to."""
         if isinstance(event, CommandAnswered):
             return event.run
-        return text_of(getattr(event, self._key) if isinstance(self._key, str) else self._key(event))
+        return text_of(getattr(event, self.key) if isinstance(self.key, str) else self.key(event))
 
     def state_of(self, record: RunRecord) -> Any:
         """A run's state as ``react`` gets it.
@@ -252,7 +256,7 @@ class WorkflowSpec:
                         # Taken for the state of a run that has none, the next step would overwrite what there is.
                         raise ValueError(f"upcast of version {version} returned None, and not the state")
             return self._convert(value)
-        except Exception as error:  # upcast is the user's code, and so may be the state's class
+        except USER_ERRORS as error:  # upcast is the user's code, and so may be the state's class
             raise ConfigError(
                 f"workflow {self.name!r}: the state of run {record.key!r}, version {record.version}, cannot be read: "
                 f"{error_text(error)}. Give new fields a default, or write `def upcast(self, state, version)`"
@@ -356,6 +360,11 @@ class WorkflowSpec:
             raise ConfigError(f"workflow {self.name!r}: events have {wrong!r}: expected it in commands={{name: ...}}")
         ending = set(known.timers if has_ended else decided.cancels) - set(decided.timers)
         cancels = [name for name, id in known.timers.items() if id and name in ending]
+        for each in decided.compensations:
+            if not isinstance(each, Command):
+                catalogue.declared_version(
+                    each
+                )  # it is published when the run fails, and then it is too late to say so
         compensations = known.compensations + tuple(map(_portable, decided.compensations))
         events = [*decided.events, *self._commands(known, decided, is_awaited=not has_ended)]
         if decided.failed is not None:
@@ -381,6 +390,7 @@ class WorkflowSpec:
             return msgspec.Raw(self._encode(self.state_of(known)))
         try:
             data = self._encode(decided.state)
+            check_finite("the state", decided.state, data)
             self._decode(data)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
             raise ConfigError(
@@ -424,7 +434,7 @@ class WorkflowSpec:
             )
         try:
             return read_data(reading, compensation.data)
-        except Exception as error:  # an upcast is the user's code
+        except USER_ERRORS as error:  # an upcast is the user's code
             raise ConfigError(
                 f"workflow {self.name!r}: a compensation of type {type_name!r} version {version} cannot be read: "
                 f"{type(error).__name__}: {error}"
@@ -454,7 +464,3 @@ def _kinds(hint: Any) -> tuple[type, ...]:
 
 def _is_event(kind: type) -> bool:
     return "__contract__" in vars(kind) or kind is CommandAnswered
-
-
-def _field_names(kind: type) -> tuple[str, ...]:
-    return tuple(getattr(kind, "__struct_fields__", ()) or getattr(kind, "model_fields", ()))

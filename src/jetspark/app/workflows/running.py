@@ -85,8 +85,12 @@ def carry_out(
     assert now is not None
     timers, dues = dict(step.record.timers), dict[str, datetime.datetime]()
     for name, (event, when) in step.timers.items():
-        due = dues[name] = When.of_decision(now, when).due or now
-        timers[name] = change.set_timer(timer_name(spec.name, key, name), event, at=due)
+        dues[name] = When.of_decision(now, when).due or now
+        place = timer_name(spec.name, key, name)
+        if isinstance(when, datetime.datetime):
+            timers[name] = change.set_timer(place, event, at=when)
+        else:
+            timers[name] = change.set_timer(place, event, after=when)
     commands = dict(step.record.commands)
     for event in step.events:
         if isinstance(event, CommandSent) and event.command not in app.commands:

@@ -18,7 +18,7 @@ from jetspark.app.workflows.running import carry_out
 from jetspark.app.workflows.timeline import read_timeline
 from jetspark.core.arguments import text
 from jetspark.core.numbers import check_timeout, seconds
-from jetspark.errors import ConfigError, ConnectionClosed, ContractViolation, MessageNotFound
+from jetspark.errors import ConfigError, ConnectionClosed, ContractViolation, MessageNotFound, WorkflowNotOver
 
 if TYPE_CHECKING:
     from jetspark.app.declarations import Declarations
@@ -77,14 +77,21 @@ class WorkflowRuns:
         """Wait until a run is over, also one that has not begun yet.
 
         Raises:
-            TimeoutError: It is not over within ``timeout`` seconds.
+            WorkflowNotOver: It is not over within ``timeout`` seconds; a ``TimeoutError``, too.
         """
         check_timeout(timeout)
-        async with asyncio.timeout(timeout):
-            async with contextlib.aclosing(self._entities.watch(key)) as records:  # type: ignore[type-var]
-                async for record in records:
-                    if record is not None and record.status != "running":
-                        return self._run(key, record)
+        status: str | None = None
+        try:
+            async with asyncio.timeout(timeout) as waiting:
+                async with contextlib.aclosing(self._entities.watch(key)) as records:  # type: ignore[type-var]
+                    async for record in records:
+                        if record is not None and record.status != "running":
+                            return self._run(key, record)
+                        status = None if record is None else record.status
+        except TimeoutError:
+            if timeout is None or not waiting.expired():
+                raise
+            raise WorkflowNotOver(self._spec.name, key, timeout, status) from None
         raise ConnectionClosed("the connection was closed before the run was over")
 
     async def list(self, status: RunStatus | None = None) -> AsyncIterator[WorkflowRun]:

@@ -62,9 +62,14 @@ async def _read(stream: Stream, sequences: Iterable[int]) -> dict[int, StoredMes
             except MessageNotFound:
                 return
 
-    async with asyncio.TaskGroup() as group:
-        for sequence in sequences:
-            group.create_task(read_one(sequence))
+    tasks = [asyncio.create_task(read_one(sequence)) for sequence in sequences]
+    try:
+        await asyncio.gather(*tasks)  # raises one error, where a group of tasks would raise a group of errors
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
     return found
 
 

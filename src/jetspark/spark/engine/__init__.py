@@ -1,1 +1,1 @@
-"""Folds run by Spark: the format ``jetstream_fold``."""
+"""Projections of applications, folded, replayed and compared by Spark."""

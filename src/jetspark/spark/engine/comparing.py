@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from jetspark.app.replay.compared import ComparedKeys
 from jetspark.app.replay.contents import KeyContent, compare, reaches
-from jetspark.app.replay.verifying import SLICE_KEYS, contents_of
+from jetspark.app.replay.verifying import contents_of
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.spark.connections import runner_for
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
@@ -49,6 +49,8 @@ __all__ = ["compare_bucket"]
 # Revisions of the bucket that a task reads, unless that makes too many tasks.
 REVISIONS_PER_TASK = 100_000
 MAX_SCANS = 64
+# Keys that a task has the states of, twice.
+KEYS_PER_TASK = 200_000
 
 _PART = "part binary"
 
@@ -117,7 +119,7 @@ def _opened(options: ProjectionOptions, bucket: str) -> BucketView:
 def _enough_tasks(spark: SparkSession, keys: int) -> int | None:
     """So many that the keys of one fit its memory; None for Spark's own number."""
     usual = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-    wanted = 1 + keys // SLICE_KEYS
+    wanted = 1 + keys // KEYS_PER_TASK
     return wanted if wanted > usual else None
 
 
@@ -220,7 +222,7 @@ class _Keys:
         """Every key to the boundary, or to where its value says that it is, if that is beyond."""
         limits = _Limits(self._task.boundary, self._found)
         fold = self._rows.new_fold()
-        [states] = fold.fold_from_nothing(map(limits.cut, self._rows.events.column_pieces()))
+        [states] = fold.fold_from_nothing(map(limits.cut, self._rows.events.pieces()))
         self._states = dict(states)
 
     def settle(self) -> None:
@@ -235,7 +237,7 @@ class _Keys:
         fold = self._rows.new_fold()
         again = fold.fold_bases(
             dict.fromkeys(suspects, NOTHING),
-            map(limits.cut, chain(self._rows.events.column_pieces(), self._unread(limits.last))),
+            map(limits.cut, chain(self._rows.events.pieces(), self._unread(limits.last))),
         )
         for key in suspects:
             self._states[key] = again[key]

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.recent_ids import ID_BYTES, Identified
 from jetspark.publish.steps import Procedure
 from jetspark.state.changes import NOTHING, Change, Current, Outcome
 from jetspark.state.rounds import fold_pieces, store_rounds
@@ -160,11 +161,15 @@ class ProjectionFold:
             self._first = piece[2][0]
         if self._is_repeated:
             rows = (row for row in rows if row[1] in hands[row[0]])
+        is_identified = [bool(states.spec.unique_ids) for states in hands]
         for target, key, sequence, reading, data in rows:
             states = hands[target]
             state = states[key]
             if sequence <= state.sequence or state.parked is not None:
                 state.apply(states.spec, key, sequence, None)  # it will not look at the event, so nobody decodes it
+            elif is_identified[target]:
+                event = Identified(data[:ID_BYTES], readers[reading](data[ID_BYTES:]))
+                state.fold(states.spec, key, sequence, event)
             else:
                 state.fold(states.spec, key, sequence, readers[reading](data))
 

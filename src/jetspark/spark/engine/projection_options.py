@@ -9,7 +9,6 @@ from typing import Any, TypedDict
 from jetspark.errors import ConfigError
 from jetspark.spark.options import boolean, count, describe, milliseconds, names, option, size, text
 from jetspark.spark.stream.source_options import SourceOptions
-from jetspark.state.apply import PATIENCE_S
 
 __all__ = [
     "FORMAT",
@@ -22,6 +21,8 @@ __all__ = [
 ]
 
 FORMAT = "jetstream_projection"
+# It covers a restart and the election of a leader.
+PATIENCE_S = 60.0
 
 
 class ReadingKeywords(TypedDict, total=False):

@@ -19,10 +19,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from jetspark.core.garbage import seldom_collecting
-from jetspark.errors import ConfigError
+from jetspark.errors import ConfigError, JetSparkError
 from jetspark.spark.connections import runner_for
 from jetspark.spark.engine.covering import Covered, check_seen, merge
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
+from jetspark.spark.final import TaskFailed, is_final, raise_failure
 from jetspark.spark.options import read_options
 from jetspark.spark.retrying import patiently
 from jetspark.spark.schema import PROJECTION_SCHEMA
@@ -67,16 +68,26 @@ class Projected(WriterCommitMessage):
     """How new what it has loaded from each bucket was, at least: a sequence of that bucket."""
 
 
+def _run(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    try:
+        return write_rows(options, batches)
+    except JetSparkError as error:
+        if not is_final(error):
+            raise
+        return TaskFailed(error)
+
+
 class ProjectionBatchWriter(DataSourceArrowWriter):
     """One ``df.write``. Spark pickles it: plain data only."""
 
     def __init__(self, options: ProjectionOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Projected:
-        return write_rows(self._options, iterator)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _run(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        raise_failure(messages)
         finish(self._options, messages)
 
 
@@ -86,10 +97,11 @@ class ProjectionStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: ProjectionOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Projected:
-        return write_rows(self._options, iterator)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _run(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        raise_failure(messages)
         finish(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -167,7 +179,7 @@ def write_rows(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) ->
         for batch in batches:
             rows.add(batch)
         # Of a task without rows nothing is asked.
-        tally = runner.run(rows.fold.fold_and_store(events.column_pieces)) if events.rows else Tally()
+        tally = runner.run(rows.fold.fold_and_store(events.pieces)) if events.rows else Tally()
     tally.unreadable = len(rows.letters)
     if rows.letters and options.letters:
         letters = write_letters(rows.app.name, options.stream[0], rows.letters, patience_s=options.patience_s)
@@ -201,7 +213,7 @@ def state_rows(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) ->
     with rows.events as events, seldom_collecting():
         for batch in batches:
             rows.add(batch)
-        states = rows.fold.fold_from_nothing(events.column_pieces())
+        states = rows.fold.fold_from_nothing(events.pieces())
     for name, of_key in zip(options.projections, states, strict=True):
         found = [(key, state) for key, state in of_key.items() if state.sequence or state.parked is not None]
         for start in range(0, len(found), STATES_AT_A_TIME):
@@ -218,14 +230,12 @@ def state_rows(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) ->
 
 def folded_rows(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Fold the rows of a task on from the states that are among them, and store nothing."""
-    from jetspark.app.projections.marks import Mark
-
     rows = TaskRows(options)
     with rows.events as events, seldom_collecting():
         for batch in batches:
             rows.add_after_bases(batch)
-        states = rows.fold.fold_bases(rows.bases, events.column_pieces())
-    version = rows.app.projections[options.projections[0]].version
+        states = rows.fold.fold_bases(rows.bases, events.pieces())
+    spec = rows.app.projections[options.projections[0]]
     found = list(states.items())
     for start in range(0, len(found), STATES_AT_A_TIME):
         part = found[start : start + STATES_AT_A_TIME]
@@ -233,6 +243,6 @@ def folded_rows(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) -
             "key": pa.array([key for key, _ in part], pa.string()),
             "value": pa.array([state.value for _, state in part], pa.binary()),
             "sequence": pa.array([state.sequence for _, state in part], pa.int64()),
-            "mark": pa.array([str(Mark(version, state.parked)) for _, state in part], pa.string()),
+            "mark": pa.array([spec.mark(state.parked, state.ids) for _, state in part], pa.string()),
         }
         yield pa.RecordBatch.from_pydict(columns)

@@ -14,6 +14,7 @@ from jetspark.blocking import JetStream
 from jetspark.core.garbage import seldom_collecting
 from jetspark.spark.engine.covering import Covered
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
+from jetspark.spark.final import shortly
 from jetspark.spark.options import read_options
 from jetspark.spark.retrying import patiently
 from jetspark.spark.schema import PROJECTION_SCHEMA
@@ -33,6 +34,7 @@ def stream_reader(options: Mapping[str, str]) -> DataSourceStreamReader:
     return ProjectionStreamReader(read_options(ProjectionOptions, FORMAT, options))
 
 
+@shortly
 def _read(options: ProjectionOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     # Here and not above: the processes that plan do without the application, and what it imports.
     from jetspark.spark.engine.rows import RouteRows

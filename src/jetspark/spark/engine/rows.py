@@ -4,7 +4,8 @@ A task reads a range of the stream, decodes and validates each message, and asks
 is an event on its way to one key: which projection, the key, the sequence, and the *data* of the event as the message
 has it, with the number of the contract that reads it. Nothing is printed again; the task that folds decodes the data
 once more, which takes half a microsecond, and gets the same event to the last bit, whatever types its fields have. For
-the same reason upcasts, which are pure, run there again.
+the same reason upcasts, which are pure, run there again. Of a projection with ``unique_ids`` the data stands behind the
+id of the event, in as many bytes as the key keeps of it.
 
 Two kinds of rows are none for a projection. ``LETTER`` is a message that cannot be read. ``COVERED`` says, after the
 last row of a range, that all of it was read: when the rows of all ranges are stored, the buckets are that far.
@@ -26,9 +27,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from jetspark.app.application import App
 from jetspark.app.contracts.catalogue import Decoding
 from jetspark.app.contracts.envelope import read_data, read_envelope
+from jetspark.app.contracts.faults import USER_ERRORS
 from jetspark.app.dead_letters.letters import FailureCause
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.folding import Failure, Recorded, Router
+from jetspark.app.projections.folding import Failure, Recorded, Router, identity_of
 from jetspark.core.message import CoreMessage
 from jetspark.core.subjects import on_one_of
 from jetspark.spark.engine.covering import Covered
@@ -190,13 +192,14 @@ class RouteRows:
                         keys = spec.keys_of(event)
                     else:
                         keys = spec.windowed_keys_of(event, envelope.time, message[4])
+                    content = identity_of(envelope, message[3]) + data if spec.unique_ids and keys else data
                     for key in keys:
                         add_target(target)
                         add_key(key)
                         add_sequence(message[0])
                         add_reading(number)
-                        add_content(data)
-            except Exception:
+                        add_content(content)
+            except USER_ERRORS:
                 columns.cut(length)
                 self._route(Recorded(*message), columns)
         return self._made(*columns.all)
@@ -210,8 +213,10 @@ class RouteRows:
             return
         number, data = self._readings[envelope.type, envelope.schemaversion or 1], bytes(envelope.data)
         for projection, keys in found:
+            is_identified = keys and self._router.specs[projection].unique_ids
+            content = identity_of(envelope, message.headers) + data if is_identified else data
             for key in keys:
-                columns.add(self._targets[projection], key, message.sequence, number, data)
+                columns.add(self._targets[projection], key, message.sequence, number, content)
 
     def _made(self, *columns: list[Any]) -> pa.RecordBatch:
         arrays = [pa.array(each, field.type) for each, field in zip(columns, self._arrow_schema, strict=True)]

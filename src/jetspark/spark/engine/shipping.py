@@ -72,7 +72,13 @@ def outline_of(app: App, projections: Sequence[str]) -> str:
         if reading.contract.kind in wanted
     ]
     folds = [
-        (each, spec.version, sorted(kind.__qualname__ for kind in spec.events), _window_outline(spec.window))
+        (
+            each,
+            spec.version,
+            sorted(kind.__qualname__ for kind in spec.events),
+            _window_outline(spec.window),
+            spec.unique_ids,
+        )
         for each, spec in specs.items()
     ]
     return hashlib.sha256(repr((app.stream, sorted(readings), folds)).encode()).hexdigest()[:16]

@@ -19,12 +19,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetspark.state.fold import Piece
-
 __all__ = ["SequenceSort"]
-
-COLUMNS = ("key", "sequence", "event")
-"""Of a fold; a projection has others. One of them is the sequence."""
 
 # What is turned into Python objects at a time. Parsed events take about ten times their bytes.
 PIECE_ROWS = 50_000
@@ -36,7 +31,7 @@ MAX_RUNS = 32
 class SequenceSort:
     """Takes rows with some columns, ``sequence`` among them; a context manager, which closes the files."""
 
-    def __init__(self, *, max_rows: int, max_bytes: int, columns: Sequence[str] = COLUMNS) -> None:
+    def __init__(self, *, max_rows: int, max_bytes: int, columns: Sequence[str]) -> None:
         self._max_rows, self._max_bytes = max_rows, max_bytes
         self._columns = tuple(columns)
         self._held: list[pa.RecordBatch] = []
@@ -68,12 +63,11 @@ class SequenceSort:
         if self._held_rows > self._max_rows or self._held_bytes > self._max_bytes:
             self._spill()
 
-    def pieces(self) -> Iterator[Piece]:
-        """All rows, by ascending sequence. It may be called again, once the iterator before is not used any more."""
-        return (Piece(*columns) for columns in self.column_pieces())
+    def pieces(self) -> Iterator[list[list[Any]]]:
+        """All rows by ascending sequence, as lists, one for each column.
 
-    def column_pieces(self) -> Iterator[list[list[Any]]]:
-        """The same as lists, one for each column."""
+        It may be called again, once the iterator before is not used any more.
+        """
         if self._runs:
             self._spill()
             for table in _merged(self._runs):

@@ -291,7 +291,7 @@ def _compared(task: _Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Rec
     with SequenceSort(max_rows=MAX_HELD_ROWS, max_bytes=MAX_HELD_BYTES, columns=columns) as rows:
         for each in batches:
             rows.add(each)
-        for piece in rows.column_pieces():
+        for piece in rows.pieces():
             for key, sequence, subject, data, headers, time_us in zip(*piece, strict=True):
                 if key is None:
                     unreadable += 1

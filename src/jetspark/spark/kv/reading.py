@@ -25,16 +25,16 @@ from pyspark.sql.types import StructType
 from jetspark.blocking import JetStream
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.core.garbage import seldom_collecting
-from jetspark.errors import ConfigError, JetSparkError
+from jetspark.errors import ConfigError
 from jetspark.spark import offsets
 from jetspark.spark.connections import runner_for
-from jetspark.spark.following import PATIENCE_S, Follower
+from jetspark.spark.final import shortly
+from jetspark.spark.following import Follower
 from jetspark.spark.kv.options import FORMAT, ReadOptions, StreamOptions
 from jetspark.spark.kv.rows import ChangeColumns, TableRows
 from jetspark.spark.offsets import Limits, Offset, Sizes, StreamPosition
 from jetspark.spark.options import read_options
 from jetspark.spark.retrying import PATIENCE_S as START_PATIENCE_S
-from jetspark.spark.retrying import will_pass
 from jetspark.spark.schema import KV_SCHEMA as SCHEMA
 from jetspark.spark.stream.reading import RangeReader
 from jetspark.state import tables
@@ -133,6 +133,7 @@ class TableReader(DataSourceReader):
         ranges = tables.split(max(1, state.first_sequence), last + 1, number)
         return [RevisionRange(bucket.created, first, end - 1) for first, end in ranges]
 
+    @shortly
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         options = self._options
         if not isinstance(partition, Table | Revisions | RevisionRange):
@@ -243,6 +244,7 @@ class ChangeReader(Follower):
         ranges = offsets.plan(Offset.from_json(start), Offset.from_json(end), self._options.keys)
         return [Changes(_of_subjects(each, prefix), prefix) for each in ranges]
 
+    @shortly
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Changes):
             return  # Spark's way to say that there are none
@@ -276,13 +278,7 @@ class ChangeReader(Follower):
         [head] = heads
         at = begin.streams[head.stream].next
         if limits.rows is not None and head.next - at > limits.rows:
-            try:
-                head = replace(head, first=self._first_from(at) or head.next)
-            except JetSparkError as error:
-                if not will_pass(error):
-                    raise
-                _logger.warning("bucket %s: nothing heard: %s", self._options.bucket, error)
-                return begin
+            head = replace(head, first=self._first_from(at) or head.next)
         end = super()._admit(begin, [head], limits)
         if end is begin:
             return begin
@@ -297,7 +293,7 @@ class ChangeReader(Follower):
             runner = ProcedureRunner(js)
             return runner.run(tables.first_from(runner.run(tables.open_bucket(options.bucket, options.keys)), at))
 
-        return self._patiently(ask, PATIENCE_S)
+        return self._patiently(ask, self._patience_s)
 
 
 def _of_subjects(part: Range, prefix: str) -> Range:

@@ -94,7 +94,8 @@ _OPERATIONS: dict[str, KVOperation] = {"put": "put", "delete": "delete", "purge"
 
 
 def changes_of(batch: pa.RecordBatch, guard: str) -> Iterator[Change]:
-    """The rows of a batch as changes: the columns ``key``, ``value``, ``operation``, and the one the guard is named by.
+    """The rows of a batch as changes: the columns ``key``, ``value``, ``operation``, the one the guard is
+    named by, and ``stream_created``.
 
     Raises:
         ConfigError: A row cannot be written.
@@ -105,7 +106,11 @@ def changes_of(batch: pa.RecordBatch, guard: str) -> Iterator[Change]:
         return batch.column(name).to_pylist() if name in batch.schema.names else [None] * number
 
     guards = column(guard) if guard != "none" else [None] * number
-    for key, value, asked, limit in zip(column("key"), column("value"), column("operation"), guards, strict=True):
+    streams = [0] * number
+    if "stream_created" in batch.schema.names:
+        streams = batch.column("stream_created").cast(pa.int64()).to_pylist()
+    rows = zip(column("key"), column("value"), column("operation"), guards, streams, strict=True)
+    for key, value, asked, limit, stream_created in rows:
         what = _OPERATIONS.get(asked or "put")
         if key is None:
             raise ConfigError("a row without a key")
@@ -117,10 +122,15 @@ def changes_of(batch: pa.RecordBatch, guard: str) -> Iterator[Change]:
             raise ConfigError(f"key {key!r} has no value: to remove it, say so with operation='delete'")
         if guard != "none" and (limit is None or limit < 0):
             raise ConfigError(f"key {key!r}: {guard} {limit}: expected 0 or more (guard={guard})")
+        if stream_created is None:
+            raise ConfigError(
+                f"key {key!r} has no stream_created: expected when the stream of its sequence was created"
+            )
         yield Change(
             check_key(key),
             b"" if what != "put" else value.encode() if isinstance(value, str) else value,
             what,
             limit if guard == "sequence" else None,
             limit if guard == "revision" else None,
+            stream_created=stream_created,
         )

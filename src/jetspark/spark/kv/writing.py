@@ -31,8 +31,9 @@ from pyspark.sql.types import (
 )
 
 from jetspark.core.garbage import seldom_collecting
-from jetspark.errors import ConfigError, Conflict, UsageError
+from jetspark.errors import ConfigError, Conflict, JetSparkError, UsageError
 from jetspark.spark.connections import runner_for
+from jetspark.spark.final import TaskFailed, is_final, raise_failure
 from jetspark.spark.kv.options import FORMAT, WriteOptions
 from jetspark.spark.kv.rows import changes_of
 from jetspark.spark.options import read_options
@@ -85,6 +86,7 @@ def _check_columns(options: WriteOptions, schema: StructType) -> None:
         "operation": (StringType,),
         "revision": _INTEGERS,
         "sequence": _INTEGERS,
+        "stream_created": (TimestampType,),
         "created": (TimestampType,),  # of a frame that was read; the bucket has a time of its own
     }
     for name, kind in types.items():
@@ -100,8 +102,9 @@ def _check_columns(options: WriteOptions, schema: StructType) -> None:
     ]
     if missing := [name for name in needed if name not in types]:
         raise ConfigError(f"{FORMAT}: the frame has no column {missing[0]!r} (guard={options.guard})")
-    if "sequence" in types and options.guard != "sequence":
-        raise ConfigError(f"{FORMAT}: a column 'sequence' with guard={options.guard}: expected guard=sequence")
+    for name in ("sequence", "stream_created"):
+        if name in types and options.guard != "sequence":
+            raise ConfigError(f"{FORMAT}: a column {name!r} with guard={options.guard}: expected guard=sequence")
 
 
 @dataclass(frozen=True)
@@ -124,11 +127,12 @@ class BucketBatchWriter(DataSourceArrowWriter):
         # The same in every attempt at a task: what the first wrote, the second recognises.
         self._job = uuid.uuid4().hex
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> BucketWritten:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         # Within foreachBatch it is a part of a query, whose batches may be run again by another process.
         return _write(self._options, batch_name() or self._job, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        raise_failure(messages)
         _report(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -142,7 +146,7 @@ class BucketStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> BucketWritten:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         name = batch_name()
         if name is None:
             raise UsageError(
@@ -152,6 +156,7 @@ class BucketStreamWriter(DataSourceStreamArrowWriter):
         return _write(self._options, name, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        raise_failure(messages)
         _report(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -159,8 +164,23 @@ class BucketStreamWriter(DataSourceStreamArrowWriter):
         _logger.warning("batch %d was given up; it is written again when the query starts again", batchId)
 
 
+def _write(options: WriteOptions, writer: str, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    """Write the rows of a task; a row that cannot be written ends the write, what is wrong with the bucket is final."""
+    try:
+        written = _write_all(options, writer, batches)
+    except JetSparkError as error:
+        if not is_final(error):
+            raise
+        if isinstance(error, ConfigError):
+            raise error.with_traceback(None) from None
+        return TaskFailed(error)
+    if written.conflicts and options.on_conflict == "fail":
+        return TaskFailed(Conflict(options.bucket, written.conflicting))
+    return written
+
+
 @seldom_collecting()
-def _write(options: WriteOptions, writer: str, batches: Iterator[pa.RecordBatch]) -> BucketWritten:
+def _write_all(options: WriteOptions, writer: str, batches: Iterator[pa.RecordBatch]) -> BucketWritten:
     """The rows of a task, some thousands at a time, in their order.
 
     With ``guard=revision`` all at once: a second change of the same key would be refused because of the first.
@@ -188,8 +208,6 @@ def _write(options: WriteOptions, writer: str, batches: Iterator[pa.RecordBatch]
         rows += batch.num_rows
     if kept:
         flush()
-    if conflicts and options.on_conflict == "fail":
-        raise Conflict(options.bucket, tuple(conflicts[:MAX_NAMED]))
     return BucketWritten(rows, written, dropped, len(conflicts), tuple(conflicts[:MAX_NAMED]))
 
 

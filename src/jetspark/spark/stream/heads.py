@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 
 from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
-from jetspark.errors import StreamNotFound
+from jetspark.errors import ConfigError, StreamNotFound
+from jetspark.jetstream.wire import parse_time
 from jetspark.spark.offsets import Offset, Where, position_of
 from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state import scan
 from jetspark.state.scan import Head, head_of
 
-__all__ = ["ends_of", "heads_of", "matching", "starts_of"]
+__all__ = ["check_readable", "check_time_has_come", "ends_of", "heads_of", "listed", "matching", "starts_of"]
+
+
+# How many streams a page of the server's list has.
+LIST_PAGE = 256
+# Streams that a plan tries to read.
+MAX_CHECKED = 4
 
 
 def heads_of(js: JetStream, names: Iterable[str]) -> list[Head]:
@@ -33,6 +43,24 @@ def matching(js: JetStream, pattern: str) -> list[Head]:
     return heads
 
 
+def listed(js: JetStream, pattern: str, known: Iterable[str]) -> tuple[list[Head], int]:
+    """The same by few requests, for those who look again and again; and how many requests it took.
+
+    A cluster leaves out streams whose leaders do not answer in time. So those that were ``known`` are asked about
+    before they count as gone, and others are found the next time.
+    """
+    heads, count = {}, 0
+    for info in js.streams():
+        count += 1
+        if re.fullmatch(pattern, info.config.name):
+            heads[info.config.name] = head_of(info)
+    missing = sorted(set(known) - heads.keys())
+    for name in missing:
+        with suppress(StreamNotFound):
+            heads[name] = head_of(js.stream(name).cached_info)
+    return [head for _, head in sorted(heads.items())], max(1, math.ceil(count / LIST_PAGE)) + len(missing)
+
+
 def starts_of(js: JetStream, options: SourceOptions, heads: Iterable[Head], default: Where) -> Offset:
     """Where reading starts.
 
@@ -46,6 +74,44 @@ def starts_of(js: JetStream, options: SourceOptions, heads: Iterable[Head], defa
             where = sequence_at(js, head, options.starting_timestamp)
         positions[head.stream] = position_of(head, default if where is None else where)
     return Offset(positions, subjects=tuple(sorted(options.subjects)))
+
+
+def check_readable(js: JetStream, heads: Iterable[Head], subjects: tuple[str, ...]) -> None:
+    """That tasks may read these streams, of which some are tried: what they would each fail for fails the plan.
+
+    Raises:
+        ConfigError: A stream that is consumed by reading does not allow direct gets.
+        PermissionDenied: The connection may not make consumers.
+    """
+    context = context_of(js)
+    for head in islice(heads, MAX_CHECKED):
+        if not scan.is_consumed(js.stream(head.stream).cached_info.config):
+            context.run(scan.messages_from(context.api, head.stream, head.next, subjects))
+
+
+def check_time_has_come(js: JetStream, options: SourceOptions, heads: Iterable[Head]) -> None:
+    """That a query does not start in the future: from the end of a stream it would read what comes before that time.
+
+    By the clock of the server, which gives messages their times; ours where there is no stream to ask about.
+
+    Raises:
+        ConfigError: ``startingTimestamp`` is later.
+    """
+    moment = options.starting_timestamp
+    if moment is None:
+        return
+    now = _time_of_server(js, heads) or datetime.datetime.now(datetime.UTC)
+    if moment > now:
+        raise ConfigError(
+            f"startingTimestamp={moment.isoformat()} is in the future: it is {now.isoformat(timespec='seconds')}, "
+            "and no message has such a time yet; start the query then, or with startingOffsets=latest"
+        )
+
+
+def _time_of_server(js: JetStream, heads: Iterable[Head]) -> datetime.datetime | None:
+    head = next(iter(heads), None)
+    told = None if head is None else js.stream(head.stream).cached_info.extra.get("ts")
+    return parse_time(told) if isinstance(told, str) else None
 
 
 def ends_of(js: JetStream, options: SourceOptions, heads: Iterable[Head]) -> list[Head]:

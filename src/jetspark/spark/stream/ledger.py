@@ -5,7 +5,9 @@ keeps a ledger, with two kinds of entries for each query (or batch write), each 
 
     <query>.open.<partition>   written before the first row of a partition is sent: which batch it belongs to, and the
                                last sequence the stream had. Everything that any attempt stored of it is after that.
-    <query>.committed          written when all partitions of a batch are stored: which batch, and how many rows
+    <query>.committed          written when all partitions of a batch are stored: which batch, how many rows, and of a
+                               write with a name the digest of its rows, by which other rows under the same name are
+                               told from the same ones again
 
 ``<query>`` is the query's id, the name of a batch write, or for a write within ``foreachBatch`` both.
 
@@ -29,7 +31,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from jetspark.blocking import JetStream, KeyValue, KVConfig
 from jetspark.blocking.context import context_of
@@ -69,6 +71,8 @@ class Committed:
     """Within ``foreachBatch``: the run of the query that has seen it last, for it is the same batch in the next one."""
     write: str = ""
     """And the write: another one of the same run is not a repetition."""
+    digest: str = ""
+    """Of a write with a name: of all its rows, whatever their order and partitions."""
     streams: Mapping[str, str] = field(default_factory=dict)
     """Where the rows are: names, and when each stream was made. Entries of earlier versions do not say."""
 
@@ -125,10 +129,9 @@ class Ledger:
         found = self._get("committed")
         return None if found is None else _read(Committed, found[0])
 
-    def commit(
-        self, batch: int, rows: int, *, run: str = "", write: str = "", streams: Mapping[str, str] | None = None
-    ) -> None:
-        self._bucket.put(f"{self._query}.committed", _json(Committed(batch, rows, run, write, streams or {})))
+    def commit(self, batch: int, rows: int, **more: Any) -> None:
+        """Note a batch as written; ``more`` are the other fields of :class:`Committed`."""
+        self._bucket.put(f"{self._query}.committed", _json(Committed(batch, rows, **more)))
 
     def open(self, batch: int, partition: int, info: StreamInfo) -> Opening:
         """Note that a partition is about to be written to a stream, or find that it was noted before.

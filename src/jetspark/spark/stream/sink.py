@@ -42,11 +42,12 @@ from jetspark.errors import (
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import check_bucket
 from jetspark.spark.connections import client_for, jetstream_for
+from jetspark.spark.final import TaskFailed, is_final, raise_failure
 from jetspark.spark.options import Connecting, boolean, choice, count, milliseconds, option, read_options, size, text
 from jetspark.spark.retrying import patiently
 from jetspark.spark.stream.ledger import Committed, Ledger, Opening, stored_ids, time_of
 from jetspark.spark.stream.publishing import AsyncPublishing, AtomicPublishing, FastPublishing, Pace, Publisher
-from jetspark.spark.stream.writing import Encoder, Layout, Rows, null_value
+from jetspark.spark.stream.writing import Encoder, Layout, Rows, added_up, null_value
 from jetspark.spark.tasks import BATCH_ID, QUERY_ID, RUN_ID
 
 __all__ = ["SinkOptions", "batch_writer", "stream_writer"]
@@ -82,8 +83,8 @@ class SinkOptions(Connecting):
     msg_id_column: str | None = option(text, "column with message ids; by default `msg_id`, if there is one")
     write_id: str | None = option(
         text,
-        "name of a batch write: with the same name, the same rows are not stored twice (`df.write` only); in "
-        "`foreachBatch`, of a write among those of a batch",
+        "name of a batch write: with the same name, the same rows are not stored twice, and others are refused "
+        "(`df.write` only); in `foreachBatch`, of a write among those of a batch",
     )
     exactly_once: bool = option(
         boolean, "`false`: no ids and no ledger; half as fast again, and rows may be stored twice", default=True
@@ -219,6 +220,10 @@ class PartWritten(WriterCommitMessage):
     stream: str = ""
     created: str = ""
     """When the stream was made."""
+    run: str = ""
+    """Of the query, of a write within ``foreachBatch``."""
+    digest: int = 0
+    """Of the rows, where the write has a name."""
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -229,8 +234,9 @@ class BatchWriter(DataSourceArrowWriter):
         self._write = uuid.uuid4().hex
         self._job = options.write_id or self._write
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartWritten:
-        return self._task(_context()).run(iterator)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = _context()
+        return _run(lambda: self._task(context), iterator)
 
     def _task(self, context: TaskContext) -> Task:
         """Within ``foreachBatch`` it is a part of a query, whose batches may be run again by another process."""
@@ -238,9 +244,10 @@ class BatchWriter(DataSourceArrowWriter):
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if not query or not batch:
             return Task(options, self._layout, TaskPlace(self._job, 0, partition))
-        if options.write_id is not None:
-            return Task(options, self._layout, TaskPlace(f"{query}-{options.write_id}", int(batch), partition))
         run = context.getLocalProperty(RUN_ID) or ""
+        if options.write_id is not None:
+            place = TaskPlace(f"{query}-{options.write_id}", int(batch), partition)
+            return Task(options, self._layout, place, run=run if _is_run_id(run) else "")
         if options.keeps_ledger and _is_run_id(run):
             place = TaskPlace(f"{query}-{options.target_name()}", int(batch), partition)
             return Task(options, self._layout, place, Unnamed(run, self._write))
@@ -255,6 +262,7 @@ class BatchWriter(DataSourceArrowWriter):
         return task
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        raise_failure(messages)
         written = _written(messages)
         is_in_query = any(each.place.query != self._job for each in written)
         if self._options.write_id is not None or is_in_query:
@@ -285,7 +293,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions, layout: Layout) -> None:
         self._options, self._layout = options, layout
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartWritten:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = _context()
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if not query or not batch:
@@ -293,9 +301,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 f"jetstream: Spark did not say which query and batch this is ({QUERY_ID}, {BATCH_ID}): this version of "
                 "Spark is not supported"
             )
-        return Task(self._options, self._layout, TaskPlace(query, int(batch), context.partitionId())).run(iterator)
+        place = TaskPlace(query, int(batch), context.partitionId())
+        return _run(lambda: Task(self._options, self._layout, place), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        raise_failure(messages)
         _commit(self._options, _written(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -310,6 +320,24 @@ def _context() -> TaskContext:
     return context
 
 
+def _run(make: Callable[[], Task], batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    """Run a task. What is wrong with the write is not tried again; what is wrong with a row is raised, and ends it.
+
+    With an error for a message a task counts as done, and the others go on. Of what is wrong with the write they notice
+    it themselves; because of one row they would write all the rest before anybody hears of it.
+    """
+    task: Task | None = None
+    try:
+        task = make()
+        return task.run(batches)
+    except JetSparkError as error:
+        if not is_final(error):
+            raise
+        if task is not None and task.is_sending and isinstance(error, ConfigError):
+            raise error.with_traceback(None) from None
+        return TaskFailed(error)
+
+
 def _written(messages: list[WriterCommitMessage | None]) -> list[PartWritten]:
     return [message for message in messages if isinstance(message, PartWritten)]
 
@@ -320,25 +348,29 @@ def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
     if not filled or not options.keeps_ledger:
         return
     place, rows, unnamed = filled[0].place, sum(each.rows for each in filled), filled[0].unnamed
-    marks = {} if unnamed is None else {"run": unnamed.run, "write": unnamed.write}
+    marks = {"run": filled[0].run} if unnamed is None else {"run": unnamed.run, "write": unnamed.write}
     streams = {each.stream: each.created for each in filled if each.stream}
+    digest = "" if options.write_id is None else f"{added_up(each.digest for each in filled):032x}"
 
     def note(js: JetStream) -> None:
         ledger = Ledger.of(js, options.ledger_bucket, place.query, filled[0].replicas)
         known = ledger.committed() if unnamed or any(each.is_committed_already for each in filled) else None
         if unnamed is not None:
             unnamed.check_is_alone(known, place)
+        is_other = known is not None and known.batch == place.batch and (known.rows, known.digest) != (rows, digest)
+        if known is not None and is_other and options.write_id is not None and known.run == marks["run"]:
+            raise _other_rows(options, place, known)
         # Of a batch that is noted, some are stored only now if the stream was made again.
         if known is None or known.batch != place.batch or not all(each.is_committed_already for each in filled):
-            ledger.commit(place.batch, rows, **marks, streams=streams)
+            ledger.commit(place.batch, rows, **marks, digest=digest, streams=streams)
             return
-        if unnamed is not None:
+        if marks["run"]:
             # Of the writes of this run it is the first; a second one has to see that.
-            ledger.commit(place.batch, known.rows, **marks, streams=known.streams)
-        if known.rows != rows:
+            ledger.commit(place.batch, known.rows, **marks, digest=known.digest, streams=known.streams)
+        if is_other:
             _logger.warning(
-                "batch %d of %s was written with %d rows and now has %d: its input is not deterministic; what was "
-                "written stays",
+                "batch %d of %s was written with %d rows and now has %d other ones: its input is not deterministic; "
+                "what was written stays",
                 place.batch,
                 place.query,
                 known.rows,
@@ -346,6 +378,16 @@ def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
             )
 
     patiently(options.connecting(), note, patience_s=options.patience_s)
+
+
+def _other_rows(options: SinkOptions, place: TaskPlace, known: Committed) -> UsageError:
+    """A write whose name has written other rows: not a repetition, so leaving them out would lose them."""
+    where = f" to stream {', '.join(map(repr, known.streams))}" if known.streams else ""
+    return UsageError(
+        f"jetstream: writeId={options.write_id!r} has written {known.rows} other rows{where}: only the same rows are "
+        "recognised as stored already. Give each write a writeId of its own; or delete the key "
+        f"{place.query}.committed of bucket {options.ledger_bucket!r} to write under this name again"
+    )
 
 
 class Target:
@@ -427,9 +469,19 @@ _NEEDS = {"fast": "allow_batched", "atomic": "allow_atomic", "async": ""}
 class Task:
     """One attempt to write one partition."""
 
-    def __init__(self, options: SinkOptions, layout: Layout, place: TaskPlace, unnamed: Unnamed | None = None) -> None:
-        self.options, self.layout, self.place, self.unnamed = options, layout, place, unnamed
+    def __init__(
+        self,
+        options: SinkOptions,
+        layout: Layout,
+        place: TaskPlace,
+        unnamed: Unnamed | None = None,
+        *,
+        run: str = "",
+    ) -> None:
+        self.options, self.layout, self.place, self.unnamed, self._run = options, layout, place, unnamed, run
         self.patience_s = options.patience_s
+        self.is_sending = False
+        """All is found to be right but for the rows."""
 
     @seldom_collecting()
     def run(self, batches: Iterator[pa.RecordBatch]) -> PartWritten:
@@ -444,8 +496,7 @@ class Task:
         encoder = self._encoder(target)
         earlier = self._look_up(target)
         if earlier is None:
-            rows = sum(batch.num_rows for batch in chain([first], filled))
-            return PartWritten(self.place, rows, 0, None, True, self.unnamed, *target.identity)
+            return self._skipped(target, encoder, chain([first], filled))
         sent = 0
         pace = Pace(
             max_messages=self.options.max_pending_messages,
@@ -454,6 +505,7 @@ class Task:
         )
         # All is sent over one connection. If that is closed the task fails, and Spark's next attempt has another.
         js = self.patiently(lambda js: js)
+        self.is_sending = True
         with self._publisher(js, earlier, pace) as publisher:
             for batch in chain([first], filled):
                 missing = earlier.missing(encoder.encode(batch))
@@ -461,7 +513,18 @@ class Task:
                 if len(missing):
                     publisher.send(missing)
         replicas = target.info.config.replicas
-        return PartWritten(self.place, encoder.rows, sent, replicas, False, self.unnamed, *target.identity)
+        return PartWritten(
+            self.place, encoder.rows, sent, replicas, False, self.unnamed, *target.identity, self._run, encoder.digest
+        )
+
+    def _skipped(self, target: Target, encoder: Encoder, batches: Iterator[pa.RecordBatch]) -> PartWritten:
+        """The batch is written: nothing is sent. Whether a name was used for other rows is compared in ``commit``."""
+        rows = 0
+        for batch in batches:
+            rows += batch.num_rows
+            if self.options.write_id is not None:
+                encoder.encode(batch)
+        return PartWritten(self.place, rows, 0, None, True, self.unnamed, *target.identity, self._run, encoder.digest)
 
     def _publisher(self, js: JetStream, earlier: Earlier, pace: Pace) -> Publisher:
         match self.options.publish_mode:
@@ -498,6 +561,7 @@ class Task:
             max_bytes=client_for(self.options.connecting()).server_info.max_payload_bytes,
             max_stream_bytes=target.info.config.max_message_bytes,
             expect_stream=self.options.stream is not None,
+            adds_up=self.options.write_id is not None,
         )
 
     def _look_up(self, target: Target) -> Earlier | None:

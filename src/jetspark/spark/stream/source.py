@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -17,12 +18,21 @@ from pyspark.sql.types import StructType
 from jetspark.blocking import JetStream
 from jetspark.core.garbage import seldom_collecting
 from jetspark.errors import ConfigError
-from jetspark.spark.following import Follower, check_loss
+from jetspark.spark.final import shortly
+from jetspark.spark.following import Follower, check_loss, count_from
 from jetspark.spark.offsets import Limits, Offset, StreamPosition, admit, plan, position_of
 from jetspark.spark.options import read_options
 from jetspark.spark.retrying import patiently
 from jetspark.spark.schema import SCHEMA, Columns, check_schema
-from jetspark.spark.stream.heads import ends_of, heads_of, matching, starts_of
+from jetspark.spark.stream.heads import (
+    check_readable,
+    check_time_has_come,
+    ends_of,
+    heads_of,
+    listed,
+    matching,
+    starts_of,
+)
 from jetspark.spark.stream.reading import RangeReader
 from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state.scan import Head, Range
@@ -67,11 +77,12 @@ class RangePartition(InputPartition):
         super().__init__(part)
 
 
+@shortly
 def _read(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     part = partition.value
     if part is None:  # what Spark makes of a plan without partitions
         return
-    columns = Columns(schema, has_headers=options.include_headers)
+    columns = Columns(schema, has_headers=options.include_headers, created=part.created)
     with seldom_collecting():
         yield from RangeReader(options, part, columns).batches()
 
@@ -96,10 +107,11 @@ class BatchReader(DataSourceReader):
         heads = self._look(js)
         if not heads:
             raise ConfigError(f"{options.which}: no stream has such a name; it has to match the whole of it")
+        check_readable(js, heads, options.subjects)
         start = starts_of(js, options, heads, "earliest")
         ends = ends_of(js, options, heads)
         check_loss(start, ends, is_allowed=not options.fail_on_data_loss)
-        return plan(start, admit(start, ends, Limits(), options.sizes))
+        return plan(start, admit(start, ends, Limits(), options.sizes, partial(count_from, js)))
 
     def _look(self, js: JetStream) -> list[Head]:
         return _look(js, self._options)
@@ -122,6 +134,8 @@ class StreamReader(Follower):
         )
         self._options, self._schema = options, schema
         self._is_loss_logged = self._is_emptiness_logged = False
+        self._asked = len(options.stream)
+        """Requests of the last look."""
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         ranges = plan(Offset.from_json(start), Offset.from_json(end), self._options.subjects)
@@ -131,13 +145,23 @@ class StreamReader(Follower):
         return _read(self._options, self._schema, partition)
 
     def _look(self, js: JetStream) -> list[Head]:
-        heads = _look(js, self._options)
+        pattern = self._options.stream_pattern
+        if pattern is None or not self._is_reached:
+            heads = _look(js, self._options)  # each of them, or an error: a new query must not begin without one
+            if not self._is_reached:
+                check_readable(js, heads, self._options.subjects)
+        else:
+            heads, self._asked = listed(js, pattern, [head.stream for head in self._heads])
         if not heads and not self._is_emptiness_logged:
             self._is_emptiness_logged = True
             _logger.warning("%s: no stream has such a name yet", self._options.which)
         return heads
 
+    def _requests(self) -> int:
+        return max(1, self._asked)
+
     def _starts_of(self, js: JetStream, heads: list[Head]) -> Offset:
+        check_time_has_come(js, self._options, heads)
         return starts_of(js, self._options, heads, "latest")
 
     def _start_of_added(self, head: Head) -> StreamPosition:

@@ -112,14 +112,12 @@ class SourceOptions(Connecting):
     ending_timestamp: datetime.datetime | None = option(  # noqa: RUF009
         moment, "batch, instead of `endingOffsets`: up to the first message stored at or after, without it"
     )
-    max_offsets_per_trigger: int | None = option(count, "streaming: most sequences a micro-batch takes")
+    max_offsets_per_trigger: int | None = option(count, "streaming: most messages a micro-batch takes")
     max_bytes_per_trigger: int | None = option(
         size, "streaming: most bytes a micro-batch takes, by the mean size of the stream's messages"
     )
     min_partitions: int = option(count, "cut into at least this many partitions, if there are as many rows", default=1)
-    max_records_per_partition: int = option(
-        count, "cut into partitions of at most this many sequences", default=100_000
-    )
+    max_records_per_partition: int = option(count, "cut into partitions of at most this many messages", default=100_000)
     fail_on_data_loss: bool = option(
         boolean,
         "fail when messages that were to be read are gone from the stream; `false` logs how many and goes on",

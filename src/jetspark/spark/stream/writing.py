@@ -13,8 +13,9 @@ the ids differ: such rows may be stored twice, but none is lost. An id column is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import repeat
 from typing import Any, NoReturn
 from zlib import crc32
@@ -42,11 +43,11 @@ from jetspark.core.subjects import MAX_SUBJECT_BYTES, validate_subject
 from jetspark.errors import ConfigError, InvalidHeader, InvalidSubject
 from jetspark.publish.outgoing import Item
 
-__all__ = ["Encoder", "Layout", "Rows", "null_value"]
+__all__ = ["Encoder", "Layout", "Rows", "added_up", "null_value"]
 
 COLUMNS = ("data", "subject", "headers", "msg_id", "ttl")
 # What the source adds to each message. A frame that was read may be written as it is; the copy has its own.
-ORIGIN = ("stream", "sequence", "timestamp")
+ORIGIN = ("stream", "sequence", "timestamp", "stream_created")
 
 # Subjects that were found good are remembered; this many at most, as a partition may have one for each row.
 MAX_KNOWN_SUBJECTS = 100_000
@@ -58,6 +59,9 @@ MAX_TTL_S = 9_223_372_036
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _NUMBERS = (*_INTEGERS, FloatType, DoubleType, DecimalType)
 _HEAD = b"NATS/1.0\r\n"
+
+# Digests of rows are added up, so they are as long as it takes to make no sum of other rows the same by chance.
+DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,12 +197,17 @@ class Encoder:
         max_bytes: int,
         max_stream_bytes: int | None = None,
         expect_stream: bool = False,
+        adds_up: bool = False,
     ) -> None:
         """Without a prefix no ids are made. ``is_stored`` says whether the stream takes a subject; ``max_bytes`` is the
-        server's bound of a message, and ``max_stream_bytes`` the stream's, if it has one.
+        server's bound of a message, and ``max_stream_bytes`` the stream's, if it has one. ``adds_up`` has a digest of
+        the rows made, for some three microseconds each.
         """
         self.rows = 0
         """How many were encoded."""
+        self.digest = 0
+        """Of these rows, the sum of a digest of each: whatever their order, those of partitions can be added up."""
+        self._adds_up = adds_up
         self._layout, self._partition = layout, partition
         self._is_stored, self._stream, self._max_bytes = is_stored, stream, max_bytes
         self._whose_bound = "the server takes (max_payload)"
@@ -241,11 +250,29 @@ class Encoder:
                 sums = map(crc32, extras, sums)
             places = enumerate(zip(data, sums, strict=True), self.rows)
             ids = [b"%d:%08x" % (row, crc32(each, seed)) for row, (each, seed) in places]
+        if self._adds_up:
+            self.digest = added_up([self.digest, *self._digests(subjects, data, extras, ids)])
         blocks = self._blocks(count, ids, extras)
         self._check_size(data, blocks)
         rows = Rows(self.rows, subjects, data, ids, blocks, layout.subject)
         self.rows += count
         return rows
+
+    def _digests(
+        self, subjects: list[str] | None, data: list[bytes], extras: list[bytes] | None, ids: list[bytes]
+    ) -> Iterator[int]:
+        """Of each row, whatever its place: so ids that are made here, which say the place, are not in it."""
+        layout = self._layout
+        parts = zip(
+            repeat(layout.subject or "") if subjects is None else subjects,
+            repeat(b"") if extras is None else extras,
+            ids if layout.msg_id is not None else repeat(b""),
+            data,
+            strict=False,
+        )
+        for subject, extra, msg_id, each in parts:
+            head = b"%b\0%d\0%b%d\0%b" % (subject.encode(), len(extra), extra, len(msg_id), msg_id)
+            yield int.from_bytes(blake2b(head + each, digest_size=DIGEST_BYTES).digest())
 
     def _blocks(self, count: int, ids: list[bytes], extras: list[bytes] | None) -> list[bytes] | None:
         head = self._head
@@ -341,6 +368,11 @@ class Encoder:
 
     def _refuse(self, row: int, why: str) -> NoReturn:
         raise ConfigError(f"row {self.rows + row} of partition {self._partition}: {why}")
+
+
+def added_up(digests: Iterable[int]) -> int:
+    """The digest of all rows, from those of parts of them."""
+    return sum(digests) % (1 << 8 * DIGEST_BYTES)
 
 
 def null_value(name: str) -> str:

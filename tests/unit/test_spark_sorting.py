@@ -1,4 +1,4 @@
-"""What folding with Spark knows without a server: options, tasks that share a key, and the order of rows."""
+"""Rows of a task come out by ascending sequence, whatever their order and number."""
 
 from __future__ import annotations
 
@@ -7,24 +7,10 @@ import random
 import pyarrow as pa
 import pytest
 
-from jetspark.errors import ConfigError, UsageError
 from jetspark.spark.engine import sorting
-from jetspark.spark.engine.folding import FoldOptions, check_apart
 from jetspark.spark.engine.sorting import SequenceSort
-from jetspark.spark.options import read_options
 
-# ---- tasks with the same key ---------------------------------------------------------------------------------------
-
-
-def test_keys_of_different_tasks_are_fine_and_a_shared_one_is_named() -> None:
-    check_apart([(0, ["a", "b"]), (1, []), (2, ["c"])])
-    with pytest.raises(UsageError, match=r"events of key 'b' are in two tasks \(partitions 0 and 2\)"):
-        check_apart([(0, ["a", "b"]), (1, ["d"]), (2, ["c", "b"])])
-    with pytest.raises(UsageError, match=r"events of keys '0', '1', '2', '3', '4' and 5 more are in two tasks"):
-        check_apart([(part, [str(number) for number in range(10)]) for part in (0, 1)])
-
-
-# ---- the order of rows ---------------------------------------------------------------------------------------------
+COLUMNS = ("key", "sequence", "event")
 
 
 def batches(sequences: list[int], size: int) -> list[pa.RecordBatch]:
@@ -48,7 +34,7 @@ def test_rows_come_sorted_however_many_are_held(held: int, size: int, monkeypatc
     chance = random.Random(held * size)
     count = 200 if size == 1 else 2_000
     sequences = [chance.randrange(count) for _ in range(count)]  # some more than once
-    with SequenceSort(max_rows=held, max_bytes=1 << 30) as rows:
+    with SequenceSort(max_rows=held, max_bytes=1 << 30, columns=COLUMNS) as rows:
         for batch in batches(sequences, size):
             rows.add(batch)
         for _ in range(2):  # a key that others have written meanwhile is folded again
@@ -62,7 +48,7 @@ def test_as_few_rows_are_in_memory_as_was_said(monkeypatch: pytest.MonkeyPatch) 
     """However many rows there are, and however many files: what a sort has at hand stays within twice its bound."""
     monkeypatch.setattr(sorting, "PIECE_ROWS", 1_000)
     before, most = pa.total_allocated_bytes(), 0
-    with SequenceSort(max_rows=1 << 40, max_bytes=1 << 20) as rows:
+    with SequenceSort(max_rows=1 << 40, max_bytes=1 << 20, columns=COLUMNS) as rows:
         for start in range(0, 400_000, 2_000):
             [batch] = batches([(each * 7919) % 400_000 for each in range(start, start + 2_000)], 2_000)
             rows.add(batch)
@@ -74,31 +60,6 @@ def test_as_few_rows_are_in_memory_as_was_said(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_no_rows_are_no_pieces() -> None:
-    with SequenceSort(max_rows=10, max_bytes=10) as rows:
+    with SequenceSort(max_rows=10, max_bytes=10, columns=COLUMNS) as rows:
         rows.add(batches([1], 1)[0].slice(0, 0))
         assert list(rows.pieces()) == []
-
-
-# ---- options ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ({"fold": "a:B"}, "'bucket' is missing"),
-        ({"bucket": "b"}, "'fold' is missing"),
-        ({"bucket": "b", "fold": "a.b"}, "package.module:name"),
-        ({"bucket": "b", "fold": "a:B", "buket": "c"}, "did you mean 'bucket'"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options: dict[str, str], what: str) -> None:
-    with pytest.raises(ConfigError, match=what):
-        read_options(FoldOptions, "jetstream_fold", options)
-
-
-def test_a_fold_is_found_by_its_name() -> None:
-    options = read_options(FoldOptions, "jetstream_fold", {"bucket": "b", "fold": "collections:Counter"})
-    assert type(options.load()).__name__ == "Counter"
-    missing = read_options(FoldOptions, "jetstream_fold", {"bucket": "b", "fold": "collections:Missing"})
-    with pytest.raises(ConfigError, match="installed where Spark's workers run"):
-        missing.load()

@@ -1,0 +1,215 @@
+"""Dead letters as a list: which of them are chosen, and reading them.
+
+What is in the subject of a dead letter (its handler, its key, its event's sequence) the server filters; a list reads
+headers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from jetspark.app.dead_letters.letters import DeadEvent, letter_filter
+from jetspark.app.dead_letters.store import HandlerStore, StoredLetter
+from jetspark.app.projections.unreadable import HANDLER as PROJECTIONS
+from jetspark.app.topology.names import dead_letter_stream, handler_bucket, projection_bucket
+from jetspark.core.arguments import unfit
+from jetspark.errors import ConfigError, InvalidSubject, MessageNotFound, ProtocolError, StreamNotFound
+
+if TYPE_CHECKING:
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.aio.kv import KeyValue
+    from jetspark.app.declarations import Declarations
+
+__all__ = [
+    "FIELDS",
+    "LetterFilter",
+    "check_handler",
+    "each_letter",
+    "open_records",
+    "read_letter",
+    "read_letters",
+    "with_event",
+]
+
+_STATUSES = ("open", "behind")
+FIELDS = ("error", "fingerprint", "key", "sequence", "status", "subject")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterFilter:
+    """A choice of dead letters: of one handler or all, with these values."""
+
+    handler: str | None = None
+    where: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, handler: str | None, conditions: Sequence[str], fields: Sequence[str] = FIELDS) -> LetterFilter:
+        """From ``FIELD=VALUE``.
+
+        Raises:
+            ConfigError: There is no such field, or no dead letter can have that value.
+        """
+        pairs = []
+        for condition in conditions:
+            name, found, value = condition.partition("=")
+            if not found or name not in fields:
+                raise ConfigError(f"--where {condition!r}: expected FIELD=VALUE with one of {', '.join(fields)}")
+            _check_value(f"--where {condition!r}", name, value)
+            pairs.append((name, value))
+        return cls(handler=handler, where=tuple(pairs))
+
+    @classmethod
+    def of(cls, handler: str | None, values: Mapping[str, Any], fields: Sequence[str] = FIELDS) -> LetterFilter:
+        """From keywords; None stands for any value.
+
+        Raises:
+            ConfigError: As :meth:`parse`.
+        """
+        if handler is not None and not isinstance(handler, str):
+            raise unfit("handler", handler, "the name of a handler, or None for all")
+        pairs = []
+        for name, value in values.items():
+            if name not in fields:
+                raise ConfigError(f"{name}={value!r}: expected one of {', '.join(('handler', *fields))}")
+            if value is None:
+                continue
+            if name == "sequence" and type(value) is int:
+                value = str(value)
+            if not isinstance(value, str):
+                raise unfit(name, value, "a text, or None for any")
+            _check_value(f"{name}={value!r}", name, value)
+            pairs.append((name, value))
+        return cls(handler=handler, where=tuple(pairs))
+
+    @property
+    def is_everything(self) -> bool:
+        return self.handler is None and not self.where
+
+    def letters_of(self, app: str) -> str:
+        """The subject filter of the dead letters that may match: a handler, a key and a sequence are in the subject."""
+        values = dict(self.where)
+        return letter_filter(app, self.handler, values.get("key"), values.get("sequence"))
+
+    def with_neighbours(self) -> LetterFilter:
+        """The same handler and key, and any other value: what may wait behind a chosen dead letter."""
+        return LetterFilter(handler=self.handler, where=tuple(pair for pair in self.where if pair[0] == "key"))
+
+    def accepts(self, stored: StoredLetter) -> bool:
+        return self.accepts_event(stored.letter)
+
+    def accepts_event(self, letter: DeadEvent) -> bool:
+        if not self.where:
+            return self.handler is None or letter.handler == self.handler
+        cause = letter.cause
+        values = {
+            "error": (cause.error, cause.error.rsplit(".", 1)[-1]) if cause is not None else (),
+            "fingerprint": (cause.fingerprint,) if cause is not None else (),
+            "key": (letter.key,),
+            "sequence": (str(letter.origin.sequence),),
+            "status": (letter.status,),
+            "subject": (letter.subject,),
+        }
+        return (self.handler is None or letter.handler == self.handler) and all(
+            value in values[name] for name, value in self.where
+        )
+
+    def accepts_key(self, key: str) -> bool:
+        """Whether a key without any dead letter is chosen: all are, unless a field other than the key is given."""
+        return all(pair == ("key", key) for pair in self.where)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"handler": self.handler, "where": [list(pair) for pair in self.where]}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> LetterFilter:
+        return cls(handler=fields["handler"], where=tuple((name, value) for name, value in fields["where"]))
+
+
+def _check_value(what: str, name: str, value: str) -> None:
+    if name == "status" and value not in _STATUSES:
+        raise ConfigError(f"{what}: expected {' or '.join(f'status={each}' for each in _STATUSES)}")
+    if name == "sequence" and not (value.isascii() and value.isdigit()):
+        raise ConfigError(f"{what}: expected a whole number, the place of the event in its stream")
+
+
+async def each_letter(
+    js: JetStream, app: Declarations, chosen: LetterFilter, *, with_events: bool = True
+) -> AsyncIterator[StoredLetter]:
+    """The dead letters that are not closed, oldest first; none that are written from now on.
+
+    Without events the server sends the headers alone, and reads only the subjects of the handler, key or sequence that
+    is chosen. An ordered consumer bounds what is read ahead: 16 MiB at most.
+    """
+    stream = await js.stream(dead_letter_stream(app.name))
+    up_to = stream.cached_info.state.last_sequence
+    consumer = stream.ordered_consumer(chosen.letters_of(app.name), headers_only=not with_events)
+    if not up_to:
+        return
+    async with aclosing(cast("AsyncGenerator[Any, None]", consumer.messages(stored_only=True))) as messages:
+        async for message in messages:
+            if message.metadata.stream_sequence > up_to:
+                return
+            with suppress(ProtocolError):  # another program's message
+                stored = StoredLetter.listed(message, with_event=with_events)
+                if stored.letter.status != "closed" and chosen.accepts(stored):
+                    yield stored
+
+
+async def read_letters(js: JetStream, app: Declarations, chosen: LetterFilter) -> list[StoredLetter]:
+    """The dead letters that are not closed, oldest first, all at once; see :func:`each_letter`."""
+    return [stored async for stored in each_letter(js, app, chosen)]
+
+
+async def check_handler(js: JetStream, app: Declarations, name: str | None) -> None:
+    """Check that there can be dead letters of a handler: the application has it, or had it, or it is its projections.
+
+    Raises:
+        ConfigError: It has no handler of this name, and there are no dead letters of one.
+    """
+    if name is None or name in (*app.handlers, PROJECTIONS) or not (app.handlers or app.projections):
+        return
+    with suppress(InvalidSubject):  # no handler can have such a name
+        async for _ in each_letter(js, app, LetterFilter(handler=name), with_events=False):
+            return
+    known = ", ".join(sorted(app.handlers)) or "none"
+    raise ConfigError(
+        f"handler {name!r}: app {app.name!r} has no such handler, and no dead letters of one; it has {known}, "
+        f"and {PROJECTIONS} for dead letters of projections"
+    )
+
+
+async def read_letter(js: JetStream, app: Declarations, number: int) -> StoredLetter:
+    """One dead letter, by its number.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    stream = await js.stream(dead_letter_stream(app.name))
+    if 1 <= number <= stream.cached_info.state.last_sequence:
+        with suppress(MessageNotFound, ProtocolError):
+            return StoredLetter.of(await stream.get_message(number))
+    raise ConfigError(f"app {app.name!r} has no dead letter {number}; `jetspark dlq ls` lists them")
+
+
+async def with_event(js: JetStream, app: Declarations, stored: StoredLetter) -> StoredLetter:
+    """A dead letter with the headers and the body of its event, also if they are kept apart from it."""
+    stream, records = await js.stream(dead_letter_stream(app.name)), await open_records(js, app)
+    store = HandlerStore(js, app.name, stored.letter.handler, stream, stream, records)
+    return StoredLetter(await store.whole(stored.letter), stored.subject, stored.revision)
+
+
+async def open_records(js: JetStream, app: Declarations) -> KeyValue:
+    """Open the bucket with the records of parked keys.
+
+    An application that has never had a handler has no such bucket. Dead letters of projections hold up no key, so the
+    bucket that stands in for it is never searched.
+    """
+    try:
+        return await js.kv(handler_bucket(app.name))
+    except StreamNotFound:
+        if app.handlers or not app.projections:
+            raise
+        return await js.kv(projection_bucket(app.name))

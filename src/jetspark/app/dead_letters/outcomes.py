@@ -1,0 +1,196 @@
+"""What a redrive has done, and what became of the dead letters it requested. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jetspark.app.dead_letters.letters import LetterStatus
+from jetspark.app.dead_letters.listing import LetterFilter
+
+__all__ = ["LetterOutcomes", "RedriveProgress", "RedriveResults", "SeenLetter"]
+
+
+@dataclass(slots=True, kw_only=True)
+class RedriveResults:
+    """What became of dead letters that were requested, and of those that follow them."""
+
+    handled: int = 0
+    failed: int = 0
+    """Handled again, and failed again."""
+    waiting: int = 0
+    """Not handled yet, or behind one that failed again."""
+
+    def __str__(self) -> str:
+        return f"{self.handled} handled, {self.failed} failed again, {self.waiting} waiting"
+
+
+@dataclass(slots=True, kw_only=True)
+class RedriveProgress:
+    """How far a redrive is."""
+
+    id: str
+    chosen: LetterFilter
+    up_to: int
+    """The last dead letter that is part of it; later ones are not."""
+    last: int = 0
+    """Dead letters up to this one are requested, or need not be."""
+    requested: int = 0
+    behind: int = 0
+    """Dead letters that follow another of their key without a request."""
+    freed: int = 0
+    """Keys that continue though the dead letter they waited for is gone."""
+    restored: int = 0
+    """Keys with dead letters behind another and no parked record: they are parked again, and follow."""
+    unhandled: int = 0
+    """Dead letters that are left alone, because the application has no handler of their name."""
+    is_dry_run: bool = False
+    is_done: bool = False
+    """Everything is requested."""
+    results: RedriveResults | None = None
+    """What became of the dead letters; None if the redrive did not wait for them."""
+    reason: str = ""
+    """Why nothing was requested, and what waits instead; empty where something was."""
+
+    @property
+    def looked_at(self) -> int:
+        """Dead letters that were chosen, and are dealt with."""
+        return self.requested + self.behind + self.unhandled
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether anything was requested or repaired, or would be."""
+        return bool(self.requested or self.freed or self.restored)
+
+    def __str__(self) -> str:
+        if self.is_done and not self.has_effect:
+            return f"nothing to redrive: {self.reason}" if self.reason else "nothing to redrive"
+        verb = "would be redriven" if self.is_dry_run else "requested"
+        state = "" if self.is_done else f", now at dead letter {self.last}"
+        name = "dry run" if self.is_dry_run else f"redrive {self.id}"
+        text = f"{name}: {self.requested} {verb}, {self.behind} follow, up to dead letter {self.up_to}{state}"
+        if self.freed:
+            verb = "would continue" if self.is_dry_run else "continue"
+            text += f", {self.freed} keys whose dead letters are gone {verb}"
+        if self.restored:
+            verb = "would follow" if self.is_dry_run else "follow"
+            text += f", {self.restored} keys whose records are gone {verb} again"
+        if self.unhandled:
+            text += f", {self.unhandled} left alone because the application has no handler of their name"
+        return text if self.results is None else f"{text}: {self.results}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "chosen": self.chosen.to_dict(),
+            "up_to": self.up_to,
+            "last": self.last,
+            "requested": self.requested,
+            "behind": self.behind,
+            "freed": self.freed,
+            "restored": self.restored,
+            "unhandled": self.unhandled,
+            "dry_run": self.is_dry_run,
+            "done": self.is_done,
+            **({"reason": self.reason} if self.reason else {}),
+            **({} if self.results is None else {"results": dataclasses.asdict(self.results)}),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> RedriveProgress:
+        return cls(
+            id=fields["id"],
+            chosen=LetterFilter.from_dict(fields["chosen"]),
+            up_to=fields["up_to"],
+            last=fields["last"],
+            requested=fields["requested"],
+            behind=fields["behind"],
+            freed=fields["freed"],
+            restored=fields["restored"],
+            unhandled=fields["unhandled"],
+        )
+
+
+class SeenLetter(NamedTuple):
+    """What a redrive remembers of each dead letter it has seen."""
+
+    revision: int
+    subject: str
+    """Of the dead letter."""
+    handler: str
+    key: str | None
+    status: LetterStatus
+    redrives: int
+    size_bytes: int
+    """Of the event."""
+    is_chosen: bool
+
+    @property
+    def lane(self) -> tuple[str, str | None]:
+        return self.handler, self.key
+
+
+class LetterOutcomes:
+    """Which dead letters of a redrive have ended, and how. Pure."""
+
+    def __init__(self) -> None:
+        self.results = RedriveResults()
+        self._left: dict[str, SeenLetter] = {}
+        """Dead letters that have not ended, by subject."""
+        self._left_in = Counter[tuple[str, str | None]]()
+        """How many of a handler's key have not ended."""
+        self._lanes: set[tuple[str, str | None]] = set()
+        self._stuck: set[tuple[str, str | None]] = set()
+        """Keys that wait for a dead letter that failed again."""
+        self._stuck_behind = 0
+        """How many have not ended because their key is stuck."""
+
+    def request(self, seen: SeenLetter) -> None:
+        """It was requested."""
+        self._watch(seen)
+        if seen.key is not None:
+            self._lanes.add(seen.lane)
+
+    def free(self, handler: str, key: str) -> None:
+        """The dead letter that a key waited for is gone, and those behind it are handled now."""
+        self._lanes.add((handler, key))
+
+    def follow_all(self, letters: Iterable[SeenLetter], up_to: int) -> None:
+        """Watch those behind one that was requested, whether they were chosen or not."""
+        for seen in letters:
+            if seen.status == "behind" and seen.revision <= up_to and seen.lane in self._lanes:
+                self._watch(seen)
+
+    def note(self, subject: str, status: LetterStatus, redrives: int) -> None:
+        """A dead letter has a new status."""
+        seen = self._left.get(subject)
+        if seen is None:
+            return
+        if status == "closed":
+            self.results.handled += 1
+        elif status == "open" and redrives > seen.redrives:
+            self.results.failed += 1
+        else:
+            return
+        del self._left[subject]
+        self.results.waiting = len(self._left)
+        self._left_in[seen.lane] -= 1
+        if seen.lane in self._stuck:
+            self._stuck_behind -= 1
+        elif status == "open" and seen.key is not None:
+            self._stuck.add(seen.lane)
+            self._stuck_behind += self._left_in[seen.lane]
+
+    def have_ended(self) -> bool:
+        """Whether nothing is left but what waits until another dead letter is redriven or discarded."""
+        return len(self._left) == self._stuck_behind
+
+    def _watch(self, seen: SeenLetter) -> None:
+        if seen.subject not in self._left:
+            self._left[seen.subject] = seen
+            self._left_in[seen.lane] += 1
+            self._stuck_behind += seen.lane in self._stuck
+        self.results.waiting = len(self._left)

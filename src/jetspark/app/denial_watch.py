@@ -1,0 +1,60 @@
+"""Denials that end a worker: it may not use a subject that it cannot do without.
+
+Most denials are raised by the call that was denied. Some reach no caller: of an acknowledgement, which nobody waits
+for, of a subscription that serves commands, of what a task beside the work does again and again. Without them a worker
+would live and do nothing, or do everything again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from jetspark.core.events import ConnectionEvent, ErrorReported
+from jetspark.errors import PermissionDenied
+
+if TYPE_CHECKING:
+    from jetspark.core.dispatcher import Dispatcher
+
+__all__ = ["DenialWatch", "denial_in"]
+
+
+def denial_in(error: BaseException) -> PermissionDenied | None:
+    """The first denial among the errors that several tasks ended with; None if there is none.
+
+    Where one subject is denied, several tasks find out at a time, and their errors say the same.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for each in error.exceptions if (found := denial_in(each)) is not None), None)
+    return error if isinstance(error, PermissionDenied) else None
+
+
+class DenialWatch:
+    """Tells of the denials of one connection, from :meth:`attach` to :meth:`detach`."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        needs: Callable[[PermissionDenied], bool],
+        on_denied: Callable[[PermissionDenied], None],
+    ) -> None:
+        """``on_denied`` is told of those that ``needs`` is true of."""
+        self._dispatcher, self._needs, self._on_denied = dispatcher, needs, on_denied
+
+    def attach(self) -> None:
+        self._dispatcher.attach(self)
+
+    def detach(self) -> None:
+        self._dispatcher.detach(self)
+
+    # ---- attached to the connection ----------------------------------------------------------------------------
+
+    def on_event(self, event: ConnectionEvent) -> None:
+        if isinstance(event, ErrorReported) and isinstance(event.error, PermissionDenied) and self._needs(event.error):
+            self._on_denied(event.error)
+
+    def next_deadline(self) -> float | None:
+        return None
+
+    def on_time(self, now: float) -> None:
+        pass

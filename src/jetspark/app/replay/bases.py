@@ -1,0 +1,221 @@
+"""States to begin a rebuild with, for streams that no longer have their first events: those of a bucket.
+
+A bucket of a projection has a position: every event up to that sequence is in its states. A copy of the states, with
+the events after that position folded onto them, is what the whole history would make, and needs no event before. So a
+rebuild may begin there, if the bucket was made by the same version of the fold, of the same stream, without having
+missed an event, and if the stream still has every event since. Anything else is refused: nothing could tell whether its
+states are right.
+
+The bucket may be the one in use, and live workers may continue with it: a state that is copied later is further, and
+says so by its sequence. A key that is written while the bucket is read may not come, and is among the revisions that
+are read next; when nothing was written since, every key has come. Where that does not happen by itself, the workers are
+asked to stand still for the last of it.
+
+A parked key is copied as it was before the event it is parked at, and is folded on from there, if the stream still has
+that event; otherwise it stays parked.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from jetspark.aio.steps import ProcedureRunner
+from jetspark.app.projections.marks import Mark, mark_of, parked_of
+from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.replay.places import noted_position, standstill
+from jetspark.app.replay.verifying import check_is_complete, contents_of
+from jetspark.errors import ConfigError, StreamNotFound, StreamRecreated, UsageError
+from jetspark.state.changes import Change, Current, newer, some_keys
+from jetspark.state.tables import open_bucket
+
+if TYPE_CHECKING:
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.aio.kv import KeyValue
+    from jetspark.app.projections.declaring import ProjectionSpec
+    from jetspark.app.replay.history import History
+    from jetspark.state.store import StateBucket
+
+__all__ = ["Copied", "StateBase"]
+
+# After this many readings of what was written since the one before, live engines are asked to stand still.
+ROUNDS_BESIDE = 3
+MAX_ROUNDS = 20
+
+
+@dataclass(slots=True)
+class Copied:
+    """What was copied."""
+
+    written: int = 0
+    parked: int = 0
+    """Keys that stay parked."""
+
+
+class StateBase:
+    """A bucket that a rebuild begins with; made by :meth:`find`."""
+
+    def __init__(self, js: JetStream, spec: ProjectionSpec, bucket: str, position: FoldPosition, created: str) -> None:
+        self._js, self._spec, self.bucket, self.position = js, spec, bucket, position
+        self._created = created
+        self._runner = ProcedureRunner(js)
+        self.begin = position.sequence + 1
+        """The first sequence that has to be folded onto the states."""
+
+    @classmethod
+    async def find(cls, js: JetStream, history: History, spec: ProjectionSpec, bucket: str) -> StateBase:
+        """Look at a bucket, and find out from where on its states are folded.
+
+        Raises:
+            ConfigError: There is no such bucket.
+            UsageError: It is not the bucket of a projection, or of another version or stream; or another program has
+                written keys of it.
+            DataLoss: It was folded without events that the stream had dropped.
+        """
+        runner = ProcedureRunner(js)
+        try:
+            created = (await runner.run(open_bucket(bucket))).created
+            position = (await noted_position(js, bucket)).position
+        except StreamNotFound as error:
+            raise ConfigError(f"from_bucket={bucket!r}: there is no such bucket") from error
+        info = await history.info()
+        beginning = FoldPosition.beginning(info.config.name, info.created)
+        found = cls(js, spec, bucket, _checked(position, beginning, spec, bucket), created)
+        first = (await history.head(found.position.last_event)).whole_from
+        # Of a parked key the event has to be there that it is parked at, and every one after it.
+        found.begin = min([found.begin, *(each for each in await found._parked() if each >= first)])
+        return found
+
+    async def _parked(self) -> list[int]:
+        """The events at which keys are parked, from headers alone."""
+        parked: dict[str, int] = {}
+        async with aclosing(self._pieces(0, wants_data=False)) as pieces:
+            async for _, piece in pieces:
+                for key, current in self._own(piece).items():
+                    why = parked_of(current)
+                    if why is not None and why.sequence:
+                        parked[key] = why.sequence
+                    else:
+                        parked.pop(key, None)
+        return list(parked.values())
+
+    def _own(self, piece: Mapping[str, Current]) -> Mapping[str, Current]:
+        """The keys, if this version of the projection has made all of them.
+
+        Raises:
+            UsageError: It has not.
+        """
+        spec, others = self._spec, list[str]()
+        for key, current in piece.items():
+            mark = mark_of(current)
+            if mark is None or (mark.version, mark.unique_ids) != (spec.version, spec.unique_ids):
+                others.append(spec.key_text(key))
+        if others:
+            raise UsageError(
+                f"from_bucket={self.bucket!r}: {some_keys(sorted(others))}: not made by version {spec.version} of "
+                f"projection {spec.name!r}, so nothing tells which events are in them: take another bucket, or remove "
+                "what another program has written there"
+            )
+        return piece
+
+    async def _pieces(self, after: int, *, wants_data: bool) -> AsyncGenerator[tuple[int, dict[str, Current]], None]:
+        """What was written behind a revision, with the last revision that there was when this began.
+
+        Raises:
+            StreamRecreated: It is another bucket by now.
+        """
+        view = await self._runner.run(open_bucket(self.bucket))
+        if view.created != self._created:
+            raise StreamRecreated(view.stream, self._created, view.created)
+        first, last = max(after + 1, view.info.state.first_sequence), view.info.state.last_sequence
+        if first <= last:
+            scan = view.scan(first, last, wants_data=wants_data)
+            async with aclosing(self._runner.pieces(scan)) as pieces:
+                async for piece in pieces:
+                    yield last, dict(contents_of(view, piece))
+        yield last, {}
+
+    async def copy(self, target: StateBucket, begin: int, records: KeyValue) -> Copied:
+        """Store the states in another bucket, which may have some of them, or is further.
+
+        Args:
+            begin: The first sequence that is folded onto them.
+
+        Raises:
+            UsageError: Keys cannot be copied; or others write them faster than this.
+        """
+        done, storing, through = Copied(), ProcedureRunner(self._js), 0
+        async with AsyncExitStack() as stack:
+            for number in range(MAX_ROUNDS):
+                if number == ROUNDS_BESIDE:
+                    owner = f"copy-{secrets.token_hex(4)}"
+                    await stack.enter_async_context(standstill(records, self._spec.name, owner))
+                last = through
+                async with aclosing(self._pieces(through, wants_data=True)) as pieces:
+                    async for last, piece in pieces:  # noqa: B007
+                        states = self._own(piece).items()
+                        changes = [change for each in states if (change := self._change(*each, begin)) is not None]
+                        known = await storing.run(target.load_all([each.key for each in changes]))
+                        written = newer(changes, known)
+                        done.written += (await storing.run(target.store_all(written))).written
+                        done.parked += sum(_is_parked(each) for each in written)
+                if last == through:
+                    return done
+                through = last
+        raise UsageError(
+            f"from_bucket={self.bucket!r}: it is written faster than it is copied, though the workers stand still: "
+            "stop what writes it, such as a Spark stream, for as long as the rebuild takes"
+        )
+
+    def _change(self, key: str, current: Current, begin: int) -> Change | None:
+        """A state as it is stored in the copy; None for a key that has none."""
+        mark = mark_of(current)
+        assert mark is not None
+        parked = mark.parked
+        if parked is not None and parked.sequence >= begin:
+            parked = None  # it is folded on from there
+        if current.value is None and not current.sequence and parked is None:
+            return None
+        if current.value is not None:
+            try:
+                self._spec.decode_state(current.value)
+            except msgspec.MsgspecError as error:
+                raise UsageError(
+                    f"from_bucket={self.bucket!r}: the state of key {self._spec.key_text(key)!r} is not one of "
+                    f"projection {self._spec.name!r}: {error}; take the bucket of this projection"
+                ) from error
+        mark_text = self._spec.mark(parked, mark.ids)
+        if current.value is None:
+            return Change(key, b"", "delete", current.sequence, mark=mark_text)
+        return Change(key, current.value, "put", current.sequence, mark=mark_text)
+
+
+def _is_parked(change: Change) -> bool:
+    mark = Mark.read(change.mark)
+    return mark is not None and mark.parked is not None
+
+
+def _checked(position: FoldPosition | None, beginning: FoldPosition, spec: ProjectionSpec, bucket: str) -> FoldPosition:
+    own = f"from_bucket={bucket!r}: "
+    if position is None:
+        raise UsageError(
+            f"{own}it has no position, so nothing tells which events are in it: expected the bucket of a projection, "
+            "or one that a rebuild has made"
+        )
+    if (position.stream, position.created) != (beginning.stream, beginning.created):
+        raise UsageError(
+            f"{own}it was made of stream {position.stream!r} as it was created at {position.created}, and stream "
+            f"{beginning.stream!r} was created at {beginning.created}: its events have other sequences"
+        )
+    if position.version != spec.version:
+        raise UsageError(
+            f"{own}it was made by version {position.version} of the fold, and this code is version {spec.version}: "
+            "another fold needs the whole history, from the stream or a backup of it"
+        )
+    check_is_complete(position, spec.name, beginning.stream, bucket)
+    return position

@@ -1,0 +1,64 @@
+"""The server's time of day, for what is due by the server's clock: timers, retries, pauses.
+
+A program's own clock may be wrong, and a timer that is due "in an hour" by it fires at once, or a day late. The server
+says its time with every ``STREAM.INFO``; between two of these the event loop's clock, which is never set, goes on from
+there. What was said when the answer came was true after the request was sent, and is counted from then: so the time
+read here is ahead by up to a round trip, and what is due by it comes late by as much, and never early.
+"""
+
+from __future__ import annotations
+
+import datetime
+from weakref import WeakKeyDictionary
+
+from jetspark.aio import clock
+from jetspark.aio.client import Client
+from jetspark.aio.context import DriverContext, context_of
+from jetspark.aio.jetstream import JetStream
+from jetspark.errors import ProtocolError
+
+__all__ = ["ServerClock", "server_clock"]
+
+REFRESH_S = 60.0
+"""How long an answer is gone on from. Clocks drift by some ms in this time; one that somebody sets is noticed then."""
+
+
+class ServerClock:
+    """The time of day of the server that leads a stream."""
+
+    def __init__(self, context: DriverContext, stream: str) -> None:
+        self._context, self._stream = context, stream
+        self._said: datetime.datetime | None = None
+        self._sent_at = 0.0
+
+    async def now(self) -> datetime.datetime:
+        """The time; asks the server if it has not said it for ``REFRESH_S``.
+
+        Raises:
+            JetSparkError: As for every question about the stream. It needs ``$JS.API.STREAM.INFO.<stream>``.
+        """
+        if self._said is None or clock.now() - self._sent_at > REFRESH_S:
+            sent_at = clock.now()
+            info = await self._context.run(self._context.api.stream_info(self._stream))
+            if info.timestamp is None:
+                raise ProtocolError(f"STREAM.INFO.{self._stream}: the server does not say its time ('ts')")
+            self._said, self._sent_at = info.timestamp, sent_at
+        return self.last_known()
+
+    def last_known(self) -> datetime.datetime:
+        """The time by the last answer; :meth:`now` has to have been called before."""
+        assert self._said is not None
+        return self._said + datetime.timedelta(seconds=clock.now() - self._sent_at)
+
+
+_clocks: WeakKeyDictionary[Client, dict[str, ServerClock]] = WeakKeyDictionary()
+
+
+def server_clock(js: JetStream, stream: str) -> ServerClock:
+    """The one clock of a connection and a stream: each event of a handler has other objects that need it."""
+    context = context_of(js)
+    clocks = _clocks.setdefault(context.client, {})
+    found = clocks.get(stream)
+    if found is None:
+        found = clocks[stream] = ServerClock(context, stream)
+    return found

@@ -1,0 +1,119 @@
+"""How the process of an application ends: at signals, beside other applications, and without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from integration.apps.ending_worker import LONG_S, ONE, TWO, Note
+from support.apps import publish, set_up, until
+
+import jetspark
+from jetspark.aio.jetstream import JetStream
+from jetspark.server import NatsServer
+
+WORKER = Path(__file__).parent / "ending_worker.py"
+# Much less than the time that workers and connections have to end.
+PATIENCE_S = LONG_S / 6
+
+
+@asynccontextmanager
+async def worker(case: str, url: str, *handled: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process whose applications have handled an event."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(WORKER),
+        case,
+        url,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(WORKER.parents[2])},
+    )
+    try:
+        lines = {await line_of(process) for _ in handled}
+        assert lines == {f"handled {name}" for name in handled}
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def line_of(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    async with asyncio.timeout(PATIENCE_S):
+        return (await process.stdout.readline()).decode().strip()
+
+
+async def rest_of(process: asyncio.subprocess.Process) -> list[str]:
+    """What a process says until it ends."""
+    async with asyncio.timeout(PATIENCE_S):
+        output, _ = await process.communicate()
+    return output.decode().split("\n")[:-1]
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+async def test_every_application_of_a_process_ends_and_its_program_hears_of_the_signal(
+    server: NatsServer, js: JetStream, name: str
+) -> None:
+    await set_up(js, ONE)
+    await set_up(js, TWO)
+    await publish(js, ONE, Note(name="a"))
+    async with worker("host", server.url, "one", "two") as process:
+        process.send_signal(signal.Signals[name])
+        said = await rest_of(process)
+    assert process.returncode == 0
+    assert sorted(said[:3]) == sorted([f"{'host' if name == 'SIGTERM' else 'loop'} {name}", "ended one", "ended two"])
+    # Afterwards the program has its handlers again.
+    assert said[3:] == ["restored True", "loop SIGINT"]
+
+
+async def test_a_program_that_keeps_its_signals_ends_the_application_by_cancelling_it(
+    server: NatsServer, js: JetStream
+) -> None:
+    await set_up(js, ONE)
+    await publish(js, ONE, Note(name="a"))
+    async with worker("own", server.url, "one") as process:
+        process.send_signal(signal.SIGTERM)
+        assert await rest_of(process) == ["ended one", "cancelled True"]
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("leave", [NatsServer.stop, NatsServer.pause], ids=["stopped", "silent"])
+@pytest.mark.parametrize("is_asked_twice", [False, True], ids=["", "asked twice"])
+async def test_a_process_ends_soon_and_with_0_while_its_server_is_away(
+    own: NatsServer, leave: Callable[[NatsServer], None], is_asked_twice: bool
+) -> None:
+    async with jetspark.connect(own.url) as client:
+        js = client.jetstream()
+        await set_up(js, ONE)
+        await publish(js, ONE, Note(name="a"))
+    async with worker("one", own.url, "one") as process:
+        leave(own)
+        process.send_signal(signal.SIGTERM)
+        if is_asked_twice:
+            await asyncio.sleep(1.0)
+            process.send_signal(signal.SIGTERM)
+        assert await rest_of(process) == ["ended one"]
+    assert process.returncode == 0
+    if own.is_running:
+        own.resume()
+
+
+async def test_sigterm_while_the_application_is_imported_ends_the_command_with_0(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\nopen('imports', 'w').close()\ntime.sleep(600)\n")
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "jetspark", "run", "slow:app", cwd=tmp_path)
+    try:
+        await until((tmp_path / "imports").exists)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -1,0 +1,118 @@
+"""A worker that holds events without progress says so, and recovers. On the model server, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from jetspark.aio.connecting import connect
+from jetspark.app import App, Event
+from jetspark.app.handlers.inheritance import expect_inherited
+from jetspark.app.handlers.worker import HandlerWorker
+from jetspark.app.running import run_app
+from jetspark.app.topology.provisioning import apply_topology
+from jetspark.testing import run_in_virtual_time
+from jetspark.testing.virtual_loop import model_network
+
+URL = "nats://model:4222"
+
+
+class Happened(Event, type="happened", key="name", subject="stalls.{name}"):
+    name: str
+    number: int
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+def test_a_key_that_waits_for_an_event_that_never_comes_is_reported_and_continues(
+    partitions: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    done: list[tuple[str, int]] = []
+    all_done = asyncio.Event()
+    app = App("stalls", stream="STALLS", subjects=["stalls.>"])
+    options: dict[str, Any] = {} if partitions is None else {"partitions": partitions, "takeover_s": 3.0}
+
+    @app.handler(Happened, durable="h", ack_wait_s=6.0, timeout=4.0, **options)
+    async def handle(event: Happened) -> None:
+        done.append((event.name, event.number))
+        if event.number >= 2:
+            all_done.set()
+
+    looked_up = 0
+
+    async def leaking(machine: Any, *args: Any) -> dict[int, int]:
+        """Have the first look-up leave something behind, as an error in the worker would."""
+        nonlocal looked_up
+        looked_up += 1
+        if looked_up == 1:
+            machine.expect("k", 0, asyncio.get_running_loop().time())
+        return await expect_inherited(machine, *args)
+
+    async def main() -> float:
+        async with connect(URL) as client, app.connect(URL) as publisher:
+            await apply_topology(client.jetstream(), app)
+            running = asyncio.create_task(run_app(app, URL, only=(), stop_timeout=2.0))
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            for number in range(3):
+                await publisher.publish(Happened(name="k", number=number))
+            await all_done.wait()
+            took = loop.time() - began
+            all_done.clear()
+            await publisher.publish(Happened(name="k", number=3))
+            await all_done.wait()
+            running.cancel()
+            await asyncio.wait([running])
+            return took
+
+    with mock.patch("jetspark.app.handlers.intake.expect_inherited", leaking):
+        took = run_in_virtual_time(main())
+    assert done == [("k", number) for number in range(4)]
+    assert took < 2 * 3600
+    assert "1 keys of 3 held events make no progress: sequence 1 of key 'k' waits for sequence 0" in caplog.text
+    assert "looking up again what is pending, for 1 keys" in caplog.text
+
+
+def test_a_partition_that_moves_while_the_server_is_away_is_let_go_of_all_the_same() -> None:
+    """Else its events stay in progress here, and no reader gets them."""
+    done: list[int] = []
+    app = App("stalls", stream="STALLS", subjects=["stalls.>"])
+    network = model_network()
+
+    async def main() -> None:
+        began, may_end, all_done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        @app.handler(Happened, durable="h", ack_wait_s=60.0, timeout=100.0, partitions=3, takeover_s=3.0)
+        async def handle(event: Happened) -> None:
+            began.set()
+            await may_end.wait()
+            done.append(event.number)
+            if event.number == 5:
+                all_done.set()
+
+        async with connect(URL) as client, app.connect(URL) as publisher:
+            await apply_topology(client.jetstream(), app)
+            for number in range(6):
+                await publisher.publish(Happened(name="k", number=number))
+            running = asyncio.create_task(run_app(app, URL, only=(), stop_timeout=2.0))
+            await began.wait()
+            [worker] = [each for each in gc.get_objects() if isinstance(each, HandlerWorker) and each.app is app]
+            await asyncio.sleep(1.0)
+            assert [item.sequence for item in worker.machine.items] == [1, 2, 3, 4, 5, 6]
+            network.kill_server(20.0)
+            readers = worker._readers
+            assert readers is not None
+            await asyncio.gather(*(readers._hand_on(partition) for partition in range(3)))
+            assert [item.sequence for item in worker.machine.items] == [1]  # it runs, and is settled here
+            assert worker.machine.lanes.expected == []
+            worker.records.changed.set()  # they come back
+            may_end.set()
+            await all_done.wait()
+            running.cancel()
+            await asyncio.wait([running])
+
+    run_in_virtual_time(main(), network)
+    assert done == [0, 1, 2, 3, 4, 5]

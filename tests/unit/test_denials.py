@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import gc
+
+import pytest
+from support.connections import connected
+
+from jetspark.core.connection import Connection
+from jetspark.core.denials import MAX_SUBJECTS, DeniedPublishes
+from jetspark.core.outcomes import Done, Failed
+from jetspark.errors import PermissionDenied
+
+
+class Claims:
+    def __init__(self, *subjects: str) -> None:
+        self.subjects = subjects
+
+    def publishes_to(self, subject: str) -> bool:
+        return subject in self.subjects
+
+
+def _add(
+    denials: DeniedPublishes, subject: str, *, is_told: bool = False, published: int = 0, confirmed: int = 0
+) -> bool:
+    error = PermissionDenied("publish", subject)
+    return denials.add(error, is_told=is_told, published=published, confirmed=confirmed)
+
+
+def test_a_batch_finds_the_first_denial_of_its_own_subjects_since_it_began() -> None:
+    denials = DeniedPublishes()
+    _add(denials, "s.a")
+    began = denials.count
+    own = Claims("s.a", "s.b", "s.c")
+    assert denials.since(began, own.publishes_to) is None
+    for subject in ("other", "s.b", "s.c"):
+        _add(denials, subject)
+    found = denials.since(began, own.publishes_to)
+    assert found is not None
+    assert (found.operation, found.subject) == ("publish", "s.b")
+    assert denials.since(began, own.publishes_to) is not found  # each caller raises an error of its own
+    assert denials.since(denials.count, own.publishes_to) is None
+    _add(denials, "s.a")
+    assert denials.since(denials.count - 1, own.publishes_to) is not None
+
+
+def test_only_so_many_subjects_are_remembered() -> None:
+    denials = DeniedPublishes()
+    for number in range(MAX_SUBJECTS + 1):
+        _add(denials, f"s.{number}", is_told=True, published=10)
+    assert denials.since(0, Claims("s.0").publishes_to) is None
+    assert denials.since(0, Claims("s.1").publishes_to) is not None
+    assert not _add(denials, "s.0", confirmed=5)
+    assert _add(denials, f"s.{MAX_SUBJECTS}", confirmed=5)
+
+
+def test_a_denial_is_told_by_whoever_published_to_its_subject_while_it_exists() -> None:
+    denials, claims = DeniedPublishes(), Claims("s.a")
+    denials.watch(claims)
+    assert (_add(denials, "s.a"), _add(denials, "s.b")) == (True, False)
+    del claims
+    gc.collect()
+    assert not _add(denials, "s.a")
+
+
+@pytest.mark.parametrize(("confirmed", "is_told"), [(9, True), (10, False)])
+def test_what_was_published_before_the_first_denial_was_told_needs_no_telling(confirmed: int, is_told: bool) -> None:
+    denials = DeniedPublishes()
+    assert _add(denials, "s.a", is_told=True, published=10, confirmed=2)
+    assert _add(denials, "s.a", published=12, confirmed=confirmed) is is_told
+
+
+def _deny(connection: Connection, subject: bytes) -> None:
+    connection.receive_data(b"-ERR 'Permissions Violation for Publish to \"%b\"'\r\n" % subject)
+
+
+def test_a_flush_tells_of_a_denial_that_no_call_has_raised() -> None:
+    connection = connected()
+    connection.request("first", "s.a", b"", None)
+    connection.request("second", "s.a", b"", None)
+    connection.flush("flush")
+    _deny(connection, b"s.a")
+    _deny(connection, b"s.a")  # of the second one, which the first denial has ended
+    connection.receive_data(b"PONG\r\n")
+    told = [event for event in connection.events() if isinstance(event, Done | Failed)]
+    assert [(type(each), each.handle) for each in told] == [(Failed, "first"), (Failed, "second"), (Done, "flush")]
+    connection.publish("s.a", b"")
+    connection.flush("flush")
+    _deny(connection, b"s.a")
+    connection.receive_data(b"PONG\r\n")
+    [failed] = [event for event in connection.events() if isinstance(event, Failed)]
+    assert (failed.handle, isinstance(failed.error, PermissionDenied)) == ("flush", True)
