@@ -11,7 +11,6 @@ import pytest
 
 from jetspark.app import App, Event, Window
 from jetspark.app.projections.declaring import ProjectionSpec
-from jetspark.app.projections.lookups import LookupSpec
 from jetspark.app.replay import ReplayRequest
 from jetspark.app.testing import check_replay
 from jetspark.errors import ConfigError
@@ -159,17 +158,8 @@ class Sums:
         return (state or 0) + 1
 
 
-class Looking:
-    def apply(self, state: int | None, event: Paid, lookup: Any) -> int:
-        return (state or 0) + 1
-
-
 def sums(events: list[type[Any]], **options: Any) -> ProjectionSpec:
     return ProjectionSpec("sums", Sums, events=events, bucket="sums", **options)
-
-
-def never(kind: type[Any]) -> bool:
-    return False
 
 
 def test_a_projection_without_a_key_of_its_own_takes_that_of_each_event() -> None:
@@ -182,27 +172,3 @@ def test_a_projection_without_a_key_of_its_own_takes_that_of_each_event() -> Non
     assert states == {"s.1.20260331T120000Z": 2}
     with pytest.raises(ConfigError, match=r"expected `def key\(self, event\)`.*since Counted has no key of its own"):
         sums([Sold, Counted])
-
-
-@pytest.mark.parametrize(
-    ("spec", "key", "filters"),
-    [
-        (sums([Sold]), "s=2E1", ["keys.s=2E1"]),
-        (sums([Sold, Paid]), "s1", ["keys.s1", "keys.s1.paid.*"]),
-        (sums([Sold], window=Window(size_s=3600)), "s1.20260331T120000Z", ["keys.s1"]),
-        (sums([Sold], window=Window(size_s=3600)), "s=2E1.late", ["keys.s=2E1"]),
-        (sums([Sold, Closed]), "s1", None),  # the subject has a part of the key alone
-        (PLAIN, "s1", None),  # nothing tells what its `key` does
-    ],
-)
-def test_the_subjects_of_a_key_are_known_where_the_subject_has_it(
-    spec: ProjectionSpec, key: str, filters: list[str] | None
-) -> None:
-    assert spec.subjects_of(key, never) == filters
-
-
-def test_the_subjects_of_a_key_are_not_known_where_an_upcast_or_a_lookup_may_change_it() -> None:
-    assert sums([Sold, Paid]).subjects_of("s1", lambda kind: kind is Paid) is None
-    looking = LookupSpec("looking", Looking, events=[Paid], bucket="looking", lookups=[PLAIN])
-    assert looking.keys_of(Paid(shop="s1", till=1)) == ("s1",)
-    assert looking.subjects_of("s1", never) is None

@@ -133,13 +133,6 @@ class Template:
         tokens = {name: escape(text_of(value)) for name, value in values.items()}
         return _find_field.sub(lambda found: tokens[found[1]], self.text)
 
-    def filter_with(self, name: str, value: str) -> str:
-        """The filter that all its subjects match in which a field has this value, as text."""
-        tokens = {f"{{{name}}}": escape(value)}
-        return ".".join(
-            tokens.get(token, "*") if _find_field.fullmatch(token) else token for token in self.text.split(".")
-        )
-
     def values_of(self, subject: str) -> dict[str, str] | None:
         """The values in a subject, as text, by field; None if it is not one of this template."""
         found = self._is_match(subject)

@@ -185,24 +185,6 @@ class ProjectionSpec:
             return (f"{keys[0]}.{parts[0]}",)
         return tuple(f"{key}.{part}" for key in keys for part in parts)
 
-    def subjects_of(self, key: str, has_upcasts: Callable[[type[Any]], bool]) -> list[str] | None:
-        """The filters that every event of a key is on, as the bucket has the key; None where only its events can tell.
-
-        They are known where the key of an event is that of its class, and the subject has it. An event of an older
-        version may have been published with another key, which its upcast has changed.
-        """
-        if not self.is_keyed_by_events:
-            return None
-        text, found = self.key_text(key), []
-        if self.window is not None:
-            text, _, _ = text.rpartition(".")
-        for kind in self.events:
-            contract = contract_of(kind)
-            if contract.key is None or contract.key not in contract.subject.fields or has_upcasts(kind):
-                return None
-            found.append(contract.subject.filter_with(contract.key, text))
-        return found
-
     def bucket_key(self, key: Any) -> str:
         """A key as the bucket has it, of what users write: what ``key`` returned, as text or as it was.
 

@@ -14,7 +14,7 @@ folded from the events of that key in their order. Whatever an engine does, the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -86,9 +86,6 @@ class LookupSpec(ProjectionSpec):
         for spec in self._lookers.get(type(event), ()):
             found += spec.keys_of(event)
         return tuple(dict.fromkeys(found))
-
-    def subjects_of(self, key: str, has_upcasts: Callable[[type[Any]], bool]) -> list[str] | None:
-        return None  # the events of other projections come under the keys of those
 
     def plain_keys_of(self, events: Sequence[Any]) -> list[str] | None:
         return None  # an event may have keys of several projections

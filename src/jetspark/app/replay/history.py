@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
@@ -45,8 +45,6 @@ __all__ = [
 
 # How long reading goes on while nothing comes: it covers a restart and the election of a leader.
 PATIENCE_S = 60.0
-# Filters of one consumer. With more of them reading all is no slower.
-MAX_FILTERS = 100
 
 
 class Events(NamedTuple):
@@ -267,25 +265,8 @@ class History(StreamHistory):
         return history
 
     def __init__(self, js: JetStream, app: App, spec: ProjectionSpec) -> None:
-        self._app = app
         self.router = Router([spec], app.catalogue, owns_stream=app.owns_stream)
         super().__init__(js, app.stream, self.router.filters, self.router.reading)
-
-    def of_keys(self, keys: Iterable[str]) -> History | None:
-        """The part of the stream that every event of some keys is in; None where that is not known, or is all of it."""
-        [spec] = self.router.specs.values()
-        catalogue = self._app.catalogue
-        old = {reading.contract.kind for reading in catalogue.readings.values() if reading.upcasts}
-        filters: dict[str, None] = {}
-        for key in keys:
-            found = spec.subjects_of(key, old.__contains__)
-            if found is None or len(filters) > MAX_FILTERS:
-                return None
-            filters.update(dict.fromkeys(found))
-        part = History(self._js, self._app, spec)
-        part.first_event = self.first_event
-        StreamHistory.__init__(part, self._js, self._stream, list(filters))
-        return part
 
     async def read(
         self, extent: Extent, *, subject: str | None = None, pace: ReadingRate | None = None

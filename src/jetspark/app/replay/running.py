@@ -7,16 +7,15 @@ next event on and not from the beginning of the range, to a sequence that the li
 beyond an event without it would never get it.
 
 **Repair** of a key is the same with nothing as its state: its whole history is folded in memory, and stored by one
-compare-and-set, also where the key is parked, or foreign. Where the subjects of its events are known, only those are
-read.
+compare-and-set, also where the key is parked, or foreign. The subjects of a key do not tell its events: another program
+may publish one on any subject of the projection, and the live engine folds it. So every event is read.
 
 How what was folded gets into a bucket that a live engine writes, too, is in :mod:`jetspark.app.replay.repairing`.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.buckets import check_version, find_place, open_records
 from jetspark.app.projections.folding import KeyState
 from jetspark.app.projections.positions import read_position
-from jetspark.app.replay.contents import KeyContent, change_to
+from jetspark.app.replay.contents import change_to
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
 from jetspark.app.replay.history import Events, History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
 from jetspark.app.replay.outlines import RangeOutline, outline_of
@@ -46,8 +45,6 @@ __all__ = ["MAX_KEYS", "ReplayPlan", "plan_replay", "repair_keys", "run_replay"]
 
 MAX_KEYS = 1_000_000
 """Keys that one replay may concern: their names are held, and the states of those that lack events."""
-_logger = logging.getLogger("jetspark.app")
-
 # A plan names this many keys, and counts the others.
 MAX_NAMED = 20
 # The record is written this often.
@@ -374,67 +371,20 @@ async def _repair(
 ) -> None:
     record = keeper.record
     keys = record.request.bucket_keys(spec)
+    fold = MemoryFold(spec, wants=keys.__contains__)
+    for key in keys:
+        fold.begin(key)
     notes = _ReadNotes(keeper, on_progress)
+    await fold.advance(history, extent, extent.last, pace=pace, on_events=notes.add)
     runner = ProcedureRunner(js)
     bucket = await runner.run(open_bucket(record.bucket))
     present = await runner.run(bucket.load_all(sorted(keys)))
-    narrow = history.of_keys(sorted(keys))
-    fold: MemoryFold | None = None
-    if narrow is not None:
-        fold = await _fold_keys(narrow, spec, keys, extent, pace, notes, _shown(present, extent))
-        if fold is not None:
-            history = narrow
-    if fold is None:
-        fold = await _fold_keys(history, spec, keys, extent, pace, notes, set())
-        assert fold is not None
     check_known(spec, {key for key in keys - present.keys() if not fold.has_event(key)}, extent)
     await KeyRepair(js, bucket, history, extent, spec, keeper, fold).store()
     record.keys, record.events, record.unreadable = len(keys), fold.events, fold.failures
     record.parked = sum(fold.content(key).parked is not None for key in keys)
     await keeper.note(status="done", at=extent.last)
     on_progress(record)
-
-
-def _shown(present: Mapping[str, Current], extent: Extent) -> set[tuple[str, int]]:
-    """The last event of each key, by what the bucket has."""
-    reaches = {(key, KeyContent.of_current(each).reach) for key, each in present.items()}
-    return {(key, reach) for key, reach in reaches if extent.first <= reach <= extent.last}
-
-
-async def _fold_keys(
-    history: History,
-    spec: ProjectionSpec,
-    keys: Collection[str],
-    extent: Extent,
-    pace: ReadingRate,
-    notes: _ReadNotes,
-    shown: set[tuple[str, int]],
-) -> MemoryFold | None:
-    """Fold keys from their first event; None if events that they have taken are not in this part of the stream.
-
-    Another program may publish an event on the subject of another key. Where the bucket shows such an event as the last
-    one of a key, the key's subjects do not tell its events.
-    """
-
-    async def see(events: Events) -> None:
-        if shown:
-            shown.difference_update(zip(events.rows.keys, events.rows.sequences, strict=True))
-        await notes.add(events)
-
-    fold = MemoryFold(spec, wants=keys.__contains__)
-    for key in keys:
-        fold.begin(key)
-    await fold.advance(history, extent, extent.last, pace=pace, on_events=see)
-    if not shown:
-        return fold
-    key, sequence = min(shown)
-    _logger.warning(
-        "projection %s: event %d of key %s is not on the subjects of that key: the whole history is read",
-        spec.name,
-        sequence,
-        spec.key_text(key),
-    )
-    return None
 
 
 class _ReadNotes:
