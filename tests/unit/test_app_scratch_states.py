@@ -14,7 +14,7 @@ from jetspark.app.projections.folding import KeyRows, KeyState
 from jetspark.app.projections.recent_ids import Identified
 from jetspark.app.projections.states import CacheLimits
 from jetspark.app.replay import scratch_states
-from jetspark.app.replay.contents import KeyContent
+from jetspark.app.replay.contents import KeyContent, compare
 from jetspark.app.replay.scratch_states import ENTRY_BYTES, ScratchStates
 from jetspark.errors import UsageError
 from jetspark.state.changes import NOTHING, Current
@@ -104,6 +104,43 @@ def test_of_a_key_that_comes_more_than_once_the_last_revision_is_compared(
     assert found[unknown].content == KeyContent(None)
     unequal = {key for key, each in found.items() if not each.is_equal}
     assert unequal == {other, before, unknown, *(key for key, state in right.items() if state.parked is not None)}
+
+
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=list(LIMITS))
+@pytest.mark.parametrize("spec", [PLAIN, UNIQUE], ids=["plain", "unique"])
+@pytest.mark.parametrize("seed", range(3))
+def test_keys_that_differ_are_continued_to_where_the_bucket_has_them(
+    seed: int, spec: ProjectionSpec, limits: CacheLimits
+) -> None:
+    rng, rows, boundary = random.Random(seed), some_rows(spec, seed), 1_500
+    early, late = KeyRows(row for row in rows if row[1] <= boundary), [row for row in rows if row[1] > boundary]
+    ends = {key: rng.choice([boundary, 2_000, 2_500, 3_000]) for key in {*rows.keys}}
+    right = folded(spec, KeyRows(row for row in rows if row[1] <= ends[row[0]]))
+    bucket = {key: current(spec, state) for key, state in right.items()}
+    wrong = Current(b"0", 10**30, 7, None)  # by another program
+    bucket |= {"k1": wrong, "never": wrong}
+    with ScratchStates(spec, limits) as scratch:
+        for piece in pieces(early, 50):
+            scratch.apply(piece)
+        scratch.compare({key: bucket[key] for key in sorted(bucket)[::2]}, 1)
+        passed: list[str] = []
+        for keys in scratch.differing(7):
+            passed += keys
+            assert len(keys) <= 7
+            scratch.compare({key: bucket.get(key, NOTHING) for key in keys}, 1)
+        assert len(passed) == len(set(passed))
+        for piece in pieces(KeyRows(late), 50):
+            scratch.continue_with(piece)
+            assert len(scratch) <= limits.keys
+        items = {each.key: each for some in scratch.items() for each in some}
+    for key, each in items.items():
+        assert each.is_equal == (each.found == NOTHING)
+        if key in ("k1", "never"):
+            assert (each.is_equal, each.found) == (False, wrong)
+        elif not each.is_equal:
+            assert (each.found, compare(key, each.content, each.found, 1)) == (bucket[key], None)
+    assert {key for key in items if not items[key].is_equal} <= {*passed}
+    assert {key for key, found in bucket.items() if KeyContent.of_current(found).reach > boundary} <= {*passed}
 
 
 def test_a_state_of_another_version_is_another_state_unless_any_will_do() -> None:

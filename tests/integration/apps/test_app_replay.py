@@ -43,6 +43,7 @@ from jetspark.app.replay import (
     repair_keys,
     run_replay,
     verify,
+    verifying,
 )
 from jetspark.app.replay.contents import KeyContent
 from jetspark.app.replay.history import Events
@@ -286,6 +287,32 @@ async def test_verifying_reads_each_event_and_each_key_once_however_few_states_f
             assert (found.is_equal, found.keys, found.events) == (True, keys, 3 * keys + 2 * keys)
             assert read == events
             assert events + keys < sent < 1.1 * (events + keys)
+
+
+async def test_verifying_at_an_early_boundary_reads_what_came_after_it_once_for_all_keys(
+    own: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifying, "SETTLE_KEYS", 50)
+    app, keys = bank(), 2_000
+    async with jetspark.connect(own.url) as client:
+        js = client.jetstream()
+        events = await many_keys(own, js, app, keys)
+        digests = set()
+        for cache_keys in (1_000_000, 20):
+            work = verify(js, app, "balances", to_seq=keys, cache_keys=cache_keys)
+            found, sent = await sent_by(own, work)
+            assert (found.is_equal, found.boundary, found.keys) == (True, keys, keys), found.differences
+            # The events, the bucket, and each key once more.
+            assert events + 2 * keys < sent < 1.1 * (events + 2 * keys)
+            digests |= {found.digest, found.expected_digest}
+        assert len(digests) == 1
+        await write(js, "bank_balances", "k7", KeyContent(b'{"cents":1,"moves":1}', 2 * keys + 8))
+        await write(js, "bank_balances", "k8", KeyContent(b'{"cents":0,"moves":0}', 9))
+        await write(js, "bank_balances", "k9", KeyContent(b'{"cents":0,"moves":0}', 10**30))
+        for cache_keys in (1_000_000, 20):
+            found = await verify(js, app, "balances", to_seq=keys, cache_keys=cache_keys)
+            assert [(each.key, each.kind) for each in found.differences] == [("k7", "value"), ("k9", "value")]
+            assert (found.keys, found.difference_count) == (keys, 2)
 
 
 class Owned:

@@ -1,19 +1,23 @@
 """States that are folded to be compared, and never stored: in memory up to a limit, the others in a temporary file.
 
-So a history is folded in one pass however many keys it has. The file is SQLite's, for which it needs no name: it is
-removed from its folder (``TMPDIR``) as soon as it is open, so a process that is killed leaves nothing behind. It is
-written when the first key has to leave memory, and never for a projection whose states fit.
+So a history is folded in one pass however many keys it has. What the bucket has is kept beside the state of each key
+that differs; the events after the boundary are folded in one pass, too, for each key up to what the bucket has.
+
+The file is SQLite's, for which it needs no name: it is removed from its folder (``TMPDIR``) as soon as it is open, so a
+process that is killed leaves nothing behind. It is written when the first key has to leave memory, and never for a
+projection whose states fit.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyRows, KeyState
 from jetspark.app.projections.states import CacheLimits
-from jetspark.app.replay.contents import KeyContent, compare
+from jetspark.app.replay.contents import KeyContent, compare, reaches
 from jetspark.errors import UsageError
 from jetspark.state.changes import NOTHING, Current
 
@@ -31,10 +35,13 @@ CACHE_KIB = 65_536
 PRAGMAS = ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{CACHE_KIB}")
 
 _CREATE = (
-    "CREATE TABLE states (key BLOB PRIMARY KEY, value BLOB, sequence INTEGER, mark TEXT, is_equal INTEGER) "
+    "CREATE TABLE states (key BLOB PRIMARY KEY, value BLOB, sequence INTEGER, mark TEXT, is_equal INTEGER, found BLOB) "
     "WITHOUT ROWID"
 )
-_WRITE = "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?)"
+_WRITE = "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?, ?)"
+_DIFFERING = "SELECT key FROM states WHERE key > ? AND NOT is_equal ORDER BY key LIMIT ?"
+
+_Row: TypeAlias = "tuple[bytes, bytes | None, int, str, int, bytes | None]"
 
 
 class Scratch(NamedTuple):
@@ -44,6 +51,8 @@ class Scratch(NamedTuple):
     content: KeyContent
     is_equal: bool
     """Never of one that is parked: why is for the bucket to say."""
+    found: Current
+    """The value in the bucket; NOTHING for a key that is equal."""
 
 
 class ScratchStates:
@@ -54,6 +63,8 @@ class ScratchStates:
         self._states: dict[str, KeyState] = {}
         self._equal: set[str] = set()
         """Keys in memory of which the bucket has the same."""
+        self._found: dict[str, Current] = {}
+        """The value in the bucket of each key in memory that differs."""
         self._size = 0
         self._file: sqlite3.Connection | None = None
         self.spilled = 0
@@ -64,6 +75,7 @@ class ScratchStates:
 
     def __exit__(self, *error: object) -> None:
         self._states.clear()
+        self._found.clear()
         if self._file is not None:
             self._file.close()
 
@@ -90,6 +102,14 @@ class ScratchStates:
         self._size += sum([_size_of(key, states[key]) for key in touched]) - before
         self._shrink()
 
+    def continue_with(self, rows: KeyRows) -> None:
+        """Apply the next rows of keys that differ, each key up to the last event that its value in the bucket shows."""
+        touched = dict.fromkeys(rows.keys)
+        self._bring(touched)
+        # An event has a sequence above 0.
+        reach = dict.fromkeys(touched, 0) | reaches({key: self._found[key] for key in touched if key in self._found}, 0)
+        self.apply(KeyRows(row for row in rows if row[1] <= reach[row[0]]))
+
     def compare(self, found: Mapping[str, Current], version: int | None) -> None:
         """Note which keys are what a bucket has; of a key that is compared again the last time counts.
 
@@ -109,20 +129,45 @@ class ScratchStates:
             )
             if is_same or self._is_equal(key, current, version):
                 equal.add(key)
+                if key in self._found:
+                    self._note(key, None)
             else:
                 equal.discard(key)
+                self._note(key, current)
         self._shrink()
+
+    def _note(self, key: str, found: Current | None) -> None:
+        """Keep what the bucket has for a key beside its state in memory, or remove it."""
+        before = self._found.pop(key, None)
+        if before is not None:
+            self._size -= _size_of_found(before)
+        if found is not None:
+            self._found[key] = found
+            self._size += _size_of_found(found)
 
     def _is_equal(self, key: str, current: Current, version: int | None) -> bool:
         state = self._states[key]
         return state.parked is None and compare(key, KeyContent.of_state(state), current, version) is None
+
+    def differing(self, size: int) -> Iterator[Sequence[str]]:
+        """Yield the keys that differ from the bucket, each once; the caller may compare them in the meantime."""
+        in_memory = [key for key in self._states if key not in self._equal]
+        for begin in range(0, len(in_memory), size):
+            yield in_memory[begin : begin + size]
+        passed, last = set(in_memory), b""
+        while self._file is not None and (rows := self._file.execute(_DIFFERING, (last, size)).fetchall()):
+            last = rows[-1][0]
+            # A key in memory was yielded before, or is equal: its row in the file is stale.
+            keys = [key for key in (_text(row[0]) for row in rows) if key not in passed and key not in self._states]
+            if keys:
+                yield keys
 
     def items(self) -> Iterator[Sequence[Scratch]]:
         """All keys, some at a time; nothing may be applied or compared meanwhile."""
         states, equal = self._states, self._equal
         part: list[Scratch] = []
         for key, state in states.items():
-            part.append(Scratch(key, KeyContent.of_state(state), key in equal))
+            part.append(Scratch(key, KeyContent.of_state(state), key in equal, self._found.get(key, NOTHING)))
             if len(part) == QUERY_KEYS:
                 yield part
                 part = []
@@ -134,7 +179,7 @@ class ScratchStates:
             # One that was brought back to memory is there as it was before.
             found = ((_text(row[0]), row) for row in some)
             yield [
-                Scratch(key, KeyContent.of_current(_current(row)), bool(row[4]))
+                Scratch(key, KeyContent.of_current(_current(row)), bool(row[4]), _found(row) or NOTHING)
                 for key, row in found
                 if key not in states
             ]
@@ -156,8 +201,10 @@ class ScratchStates:
             self._size += _size_of(key, state)
             if row is not None and row[4]:
                 self._equal.add(key)
+            elif row is not None:
+                self._note(key, _found(row))
 
-    def _read(self, keys: Sequence[str]) -> dict[str, tuple[bytes, bytes | None, int, str, int]]:
+    def _read(self, keys: Sequence[str]) -> dict[str, _Row]:
         assert self._file is not None
         found = {}
         for begin in range(0, len(keys), QUERY_KEYS):
@@ -179,10 +226,14 @@ class ScratchStates:
             self._size -= _size_of(key, state)
             is_equal = key in self._equal
             self._equal.discard(key)
-            rows.append((_octets(key), state.value, state.sequence, spec.mark(state.parked, state.ids), is_equal))
+            mark, found = spec.mark(state.parked, state.ids), self._found.get(key)
+            self._note(key, None)
+            # The sequence in a bucket may be any number, which a column may not.
+            of_bucket = None if found is None else pickle.dumps(found)
+            rows.append((_octets(key), state.value, state.sequence, mark, is_equal, of_bucket))
         self._write(rows)
 
-    def _write(self, rows: Iterable[tuple[bytes, bytes | None, int, str, bool]]) -> None:
+    def _write(self, rows: Iterable[_Row]) -> None:
         import sqlite3
 
         try:
@@ -206,9 +257,17 @@ def _size_of(key: str, state: KeyState) -> int:
     return ENTRY_BYTES + len(key) + len(state.ids) + (0 if value is None else len(value))
 
 
-def _current(row: tuple[bytes, bytes | None, int, str, int]) -> Current:
-    _, value, sequence, mark, _ = row
-    return Current(value, sequence, 1, mark)
+def _size_of_found(found: Current) -> int:
+    return ENTRY_BYTES + (0 if found.value is None else len(found.value))
+
+
+def _current(row: _Row) -> Current:
+    return Current(row[1], row[2], 1, row[3])
+
+
+def _found(row: _Row) -> Current | None:
+    found: Current | None = None if row[5] is None else pickle.loads(row[5])
+    return found
 
 
 def _octets(key: str) -> bytes:

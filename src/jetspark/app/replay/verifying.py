@@ -6,8 +6,8 @@ still, and the answer is the same whenever it is asked.
 
 The history is read once, and the bucket is read once, however many keys there are: the states of the fold are in memory
 up to a limit, and beyond that in a temporary file (:mod:`jetspark.app.replay.scratch_states`). A key that seems to
-differ is read once more before it is reported: it may have been written since the history was read. What its events
-since the boundary make of it is folded on from the state at the boundary; those events are read once for all such keys.
+differ is read once more before it is reported: it may have been written since the history was read. Its state at the
+boundary is continued with its events since the boundary; those events are read once for all such keys.
 
 Another engine compares keys where it folds them, and returns counts, digests and the first differences.
 """
@@ -26,9 +26,9 @@ from jetspark.app.projections.marks import is_reserved
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.projections.states import CACHE, CacheLimits
 from jetspark.app.replay.compared import ComparedKeys, ParkedKey
-from jetspark.app.replay.contents import Difference, KeyContent, reaches
+from jetspark.app.replay.contents import Difference, reaches
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
-from jetspark.app.replay.history import History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
+from jetspark.app.replay.history import History, OnEvents, ReadingRate, spec_of, told_nobody
 from jetspark.app.replay.places import await_position, noted_position
 from jetspark.app.replay.ranges import Extent
 from jetspark.app.replay.scratch_states import ScratchStates
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 # Keys that are read once more, at a time.
-SETTLE_KEYS = 200_000
+SETTLE_KEYS = 10_000
 # How long a live engine may take to reach the end that the stream had when this began.
 WAIT_S = 10.0
 
@@ -252,7 +252,7 @@ async def verify_bucket(
         else:
             scratch.begin_all(states)
         await comparison.compare(scratch)
-        whole = await comparison.settle(scratch)
+        whole = await comparison.settle(scratch, pace, on_events)
     return _verification(spec, bucket, boundary, extent, whole)
 
 
@@ -322,37 +322,35 @@ class _BucketComparison:
                 scratch.compare(dict(contents_of(view, piece)), self._version)
                 await asyncio.sleep(0)
 
-    async def settle(self, scratch: ScratchStates) -> ComparedKeys:
-        """Bring together what was found; keys that seem to differ are read once more."""
-        suspects: dict[str, KeyContent] = {}
+    async def settle(self, scratch: ScratchStates, pace: ReadingRate | None, on_events: OnEvents) -> ComparedKeys:
+        """Read keys that seem to differ once more, continue their states to what the bucket has, and add up all keys.
+
+        A key may have been written between the reading of the history and of the bucket, or of two keys.
+        """
+        end = await self._look_again(scratch)
+        if end > self._boundary:
+            part = await self._history.between(self._extent, self._boundary + 1, end)
+            async with aclosing(self._history.read(part, pace=pace)) as portions:
+                async for events in portions:
+                    scratch.continue_with(events.rows)
+                    await on_events(events)
         for keys in scratch.items():
-            self._whole.take_equal((key, content) for key, content, is_equal in keys if is_equal)
-            suspects.update((key, content) for key, content, is_equal in keys if not is_equal)
-            if len(suspects) >= SETTLE_KEYS:
-                await self._look_again(suspects)
-                suspects = {}
+            self._whole.take_equal((each.key, each.content) for each in keys if each.is_equal)
+            others = ComparedKeys()
+            for key, content, _, found in sorted(each for each in keys if not each.is_equal):
+                others.take(key, content, found, self._version)
+            self._whole.include(others)
             await asyncio.sleep(0)
-        if suspects:
-            await self._look_again(suspects)
         return self._whole
 
-    async def _look_again(self, suspects: Mapping[str, KeyContent]) -> None:
-        """They may have been written between the reading of the history and of the bucket, or of two keys."""
-        keys = sorted(suspects)
-        current = await self._runner.run(load(self._bucket, keys))
-        again = MemoryFold(self._spec, wants=suspects.__contains__)
-        again.begin_all({key: self._at_boundary(content) for key, content in suspects.items()}, self._boundary)
-        await again.advance(self._history, self._extent, self._boundary, reaches(current, self._boundary))
-        part = ComparedKeys()
-        for key in keys:
-            part.take(key, again.content(key), current.get(key, NOTHING), self._version)
-        self._whole.include(part)
-
-    def _at_boundary(self, content: KeyContent) -> Current:
-        """What a bucket would have, so that it is folded on."""
-        if not content.is_held and not content.sequence:
-            return NOTHING
-        return Current(content.value, content.sequence, 1, self._spec.mark(content.parked, content.ids))
+    async def _look_again(self, scratch: ScratchStates) -> int:
+        """Read the keys that seem to differ once more; returns how far they are."""
+        end = self._boundary
+        for keys in scratch.differing(SETTLE_KEYS):
+            current = await self._runner.run(load(self._bucket, keys))
+            scratch.compare({key: current.get(key, NOTHING) for key in keys}, self._version)
+            end = max([end, *reaches(current, self._boundary).values()])
+        return end
 
 
 def contents_of(view: BucketView, messages: Iterable[Any]) -> Iterator[tuple[str, Current]]:
