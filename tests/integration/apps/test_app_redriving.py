@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 import tracemalloc
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from jetspark.app.dead_letters.redriving import (
     read_letters,
     run_redrive,
 )
-from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.dead_letters.store import HandlerStore, StoredLetter
 from jetspark.app.handlers.settling import ReadParked, WriteParked
 from jetspark.cli import commands
 from jetspark.core.headers import Headers
@@ -122,6 +123,48 @@ async def test_a_redrive_is_frozen_resumable_and_alone(server: NatsServer, js: J
         await until(lambda: len(done) == 6)
         await until(lambda: is_settled(js, app, "n"))
         assert (await discard_letters(js, app, everything)).discarded == 0
+
+
+@pytest.mark.parametrize("action", ["redrive", "discard"])
+@pytest.mark.parametrize("chosen", [LetterFilter(), LetterFilter.parse("n", [])], ids=["all", "one handler"])
+@pytest.mark.parametrize("later", [0, 1])
+async def test_dead_letters_that_another_process_takes_first_are_counted_in_the_reason(
+    server: NatsServer, js: JetStream, monkeypatch: pytest.MonkeyPatch, later: int, chosen: LetterFilter, action: str
+) -> None:
+    app = Notes().app
+    await set_up(js, app)
+    async with running(app, server.url):
+        await publish(js, app, *(Noted(number=number) for number in range(2)))
+        await until(lambda: is_settled(js, app, "n"))
+
+        listed = redriving.each_letter
+
+        async def each_that_is_gone_then(*which: Any, **options: Any) -> AsyncIterator[StoredLetter]:
+            monkeypatch.undo()
+            async for stored in listed(*which, **options):
+                yield stored
+            assert (await discard_letters(js, app, LetterFilter())).discarded == 2
+            await publish(js, app, *(Noted(number=number) for number in range(later)))
+            await until(lambda: is_settled(js, app, "n"))
+
+        monkeypatch.setattr(redriving, "each_letter", each_that_is_gone_then)
+        done = await (run_redrive if action == "redrive" else discard_letters)(js, app, chosen)
+        assert done.reason == "2 dead letters were handled, redriven or discarded in the meantime"
+
+
+async def test_dead_letters_that_are_stored_after_a_redrive_began_are_not_denied(
+    server: NatsServer, js: JetStream
+) -> None:
+    app = Notes().app
+    await set_up(js, app)
+    records = (await HandlerStore.open(js, app.name, "n")).records
+    async with running(app, server.url):
+        interrupted = RedriveProgress(id="r1", chosen=LetterFilter(), up_to=0)
+        await records.create("redrive", json.dumps(interrupted.to_dict()).encode())
+        await publish(js, app, Noted(number=0))
+        await until(lambda: is_settled(js, app, "n"))
+        progress = await run_redrive(js, app, LetterFilter(), resume="r1")
+        assert str(progress) == "nothing to redrive: the dead letters that match were written in the meantime"
 
 
 async def test_letters_that_nobody_would_handle_are_left_alone_and_told(server: NatsServer, js: JetStream) -> None:

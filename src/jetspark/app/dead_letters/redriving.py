@@ -3,7 +3,7 @@
 A redrive is a record in the handlers' bucket. It freezes the last dead letter that is part of it before it begins,
 records how far it is after each chunk of requests, and is removed at the end; so one that was interrupted can be
 resumed, and a second one is refused in the meantime. A request is stored at most once for each failure of a dead
-dead letter, so repeating one is harmless.
+letter, so repeating one is harmless.
 
 One pass over the headers says what there is. Then the chosen dead letters are requested in chunks: their events are
 read side by side, the requests are published in the order of the stream without waiting for each other, and the next
@@ -126,7 +126,9 @@ async def run_redrive(
             on_progress(progress)
             await redrive.wait(letters, wait_s)
     if not progress.has_effect:
-        progress.reason = await explain(js, app, progress.chosen, behind=progress.behind, unhandled=progress.unhandled)
+        progress.reason = await explain(
+            js, app, progress.chosen, behind=progress.behind, unhandled=progress.unhandled, gone=redrive.gone
+        )
     on_progress(progress)
     return progress
 
@@ -179,6 +181,8 @@ class _Redrive:
         self._progress, self._on_progress = progress, on_progress
         self.revision = revision
         """Of the redrive's record."""
+        self.gone = 0
+        """Chosen dead letters that were handled, redriven or discarded before this requested them."""
         self._outcomes = LetterOutcomes()
         self._noted_at, self._noted = clock.now(), progress.looked_at
 
@@ -269,6 +273,8 @@ class _Redrive:
             if is_requested:
                 self._outcomes.request(seen)
                 self._progress.requested += 1
+            else:
+                self.gone += 1
         self._progress.last = up_to
         if self._progress.looked_at - self._noted >= NOTE_EVERY:
             await self._note()
@@ -362,19 +368,21 @@ async def discard_letters(
     """
     await check_handler(js, app, chosen.handler)
     stream, records = await js.stream(dead_letter_stream(app.name)), await open_records(js, app)
-    discarded = behind = 0
+    discarded = behind = gone = 0
     chunk: list[StoredLetter] = []
 
-    async def discard() -> int:
+    async def discard() -> None:
+        nonlocal discarded, gone
         lanes: dict[tuple[str, str | None, int], list[StoredLetter]] = {}
         for stored in chunk:
             letter = stored.letter
             # Of one key in order; those without a key have no order.
             number = stored.revision if letter.key is None else 0
             lanes.setdefault((letter.handler, letter.key, number), []).append(stored)
-        counts = await asyncio.gather(*(discard_lane(lane) for lane in lanes.values()))
+        count = sum(await asyncio.gather(*(discard_lane(lane) for lane in lanes.values())))
+        discarded += count
+        gone += len(chunk) - count
         chunk.clear()
-        return sum(counts)
 
     async def discard_lane(lane: list[StoredLetter]) -> int:
         store = HandlerStore(js, app.name, lane[0].letter.handler, stream, stream, records)
@@ -388,14 +396,14 @@ async def discard_letters(
         else:
             chunk.append(stored)
             if len(chunk) == DISCARDS_AT_ONCE:
-                discarded += await discard()
-    discarded += await discard()
-    reason = "" if discarded else await explain(js, app, chosen, behind=behind)
+                await discard()
+    await discard()
+    reason = "" if discarded else await explain(js, app, chosen, behind=behind, gone=gone)
     return DiscardResults(discarded=discarded, behind=behind, reason=reason)
 
 
 async def explain(
-    js: JetStream, app: Declarations, chosen: LetterFilter, *, behind: int = 0, unhandled: int = 0
+    js: JetStream, app: Declarations, chosen: LetterFilter, *, behind: int = 0, unhandled: int = 0, gone: int = 0
 ) -> str:
     """Why none of the dead letters was chosen, and what waits: others, those in front of them, scheduled retries."""
     parts = []
@@ -405,11 +413,11 @@ async def explain(
         parts.append(
             f"{count_of(unhandled, 'dead letter')} left alone because the application has no handler of their name"
         )
-    if not behind and not unhandled:
-        has_others = not chosen.is_everything and await is_any(each_letter(js, app, LetterFilter(), with_events=False))
-        parts.append(
-            "no dead letter matches; `jetspark dlq ls` lists all" if has_others else "there are no dead letters"
-        )
+    if gone:
+        verb = "was" if gone == 1 else "were"
+        parts.append(f"{count_of(gone, 'dead letter')} {verb} handled, redriven or discarded in the meantime")
+    if not behind and not unhandled and not gone:
+        parts.append(await _explain_none(js, app, chosen))
     where = tuple(pair for pair in chosen.where if pair[0] in ("key", "sequence", "subject"))
     retries, first = 0, None
     with suppress(StreamNotFound):  # an application without handlers has no retries
@@ -424,6 +432,14 @@ async def explain(
     elif behind:
         parts.append("redrive or discard the open dead letter of the key (`jetspark dlq ls --where key=...`)")
     return "; ".join(parts)
+
+
+async def _explain_none(js: JetStream, app: Declarations, chosen: LetterFilter) -> str:
+    if await is_any(each_letter(js, app, chosen, with_events=False)):
+        return "the dead letters that match were written in the meantime"
+    if not chosen.is_everything and await is_any(each_letter(js, app, LetterFilter(), with_events=False)):
+        return "no dead letter matches; `jetspark dlq ls` lists all"
+    return "there are no dead letters"
 
 
 async def is_any(items: AsyncIterator[Any]) -> bool:
