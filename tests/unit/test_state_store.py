@@ -22,6 +22,7 @@ from jetspark.errors import (
     PayloadTooLarge,
     RequestTimeout,
     ServerError,
+    StreamNotFound,
     UsageError,
     WrongLastSequence,
 )
@@ -457,12 +458,16 @@ def test_a_write_that_ends_with_an_error_is_not_unseen_either() -> None:
     assert bucket.run(target.load_all(["a"])) == {"a": Current(b"1", 0, 1)}
 
 
-def test_after_a_write_of_unknown_place_the_leader_is_asked_how_far_the_bucket_is_until_it_has_answered_once() -> None:
+@pytest.mark.parametrize("problem", [RequestTimeout("the leader", 1.0), StreamNotFound(404, 10059, "stream not found")])
+def test_after_a_write_of_unknown_place_the_leader_is_asked_how_far_the_bucket_is_until_it_has_answered_once(
+    problem: JetSparkError,
+) -> None:
+    """A bucket that was deleted may be re-created: its reader waits, as it does where a direct get gets no answer."""
     bucket = Watched(is_batched=False)
     target = bucket.run(open_bucket("b"))
     bucket.run(target.store_all([Change("a", b"1", sequence=1)]))
     bucket.requests.clear()
-    problems = [RequestTimeout("the leader", 1.0)]
+    problems = [problem]
 
     def fail(step: Any) -> None:
         if isinstance(step, Request) and "STREAM.INFO" in step.subject and problems:

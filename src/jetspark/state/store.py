@@ -41,6 +41,7 @@ from jetspark.errors import (
     MessageNotFound,
     PayloadTooLarge,
     ServerError,
+    StreamNotFound,
     WrongLastSequence,
 )
 from jetspark.jetstream.info import StreamInfo
@@ -297,8 +298,10 @@ class StateBucket:
         self._is_seen_unsure = False  # before the answer: what is written meanwhile makes it unsure again
         try:
             info = yield from self._api.stream_info(self._config.name)
-        except JetSparkError:
+        except JetSparkError as error:
             self._is_seen_unsure = True
+            if isinstance(error, StreamNotFound):  # a direct get of a deleted bucket gets no answer; nor does this
+                raise JetStreamUnavailable(self._prefix + "*", str(error)) from error
             raise
         self._note_seen(info.state.last_sequence)
 
