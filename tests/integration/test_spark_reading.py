@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -43,7 +44,7 @@ from jetspark.blocking import JetStream, Stream, connect
 from jetspark.blocking.context import context_of
 from jetspark.errors import DataLoss, PermissionDenied, StreamRecreated
 from jetspark.server import NatsCluster, NatsServer, Permissions, User
-from jetspark.spark import connections, following
+from jetspark.spark import connections, following, progress
 from jetspark.spark.kv import options as kv_options
 from jetspark.spark.kv import reading as kv_reading
 from jetspark.spark.kv.reading import ChangeReader
@@ -51,7 +52,7 @@ from jetspark.spark.offsets import Offset, StreamPosition
 from jetspark.spark.options import read_options
 from jetspark.spark.progress import Lag, lag
 from jetspark.spark.schema import SCHEMA, Columns
-from jetspark.spark.stream import source
+from jetspark.spark.stream import heads, source
 from jetspark.spark.stream.reading import RangeReader
 from jetspark.spark.stream.source import BatchReader, StreamReader
 from jetspark.spark.stream.source_options import SourceOptions
@@ -806,6 +807,31 @@ def test_a_query_that_would_start_in_the_future_is_refused_and_one_that_starts_n
     assert read_all(reader, reader.partitions(start, end)) == [101, 102]
 
 
+def shift_clock(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    """Let the driver's side of a query believe in another time."""
+
+    class Shifted(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+            return datetime.datetime.now(tz) + datetime.timedelta(hours=hours)
+
+    for module in (heads, progress):
+        monkeypatch.setattr(module, "datetime", SimpleNamespace(datetime=Shifted, UTC=datetime.UTC))
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_the_servers_clock_decides_whether_a_start_is_in_the_future(
+    server: NatsServer, stream: Stream, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    shift_clock(monkeypatch, hours)
+    future = (now + datetime.timedelta(minutes=30)).isoformat()
+    with pytest.raises(ConfigError, match="is in the future"):
+        StreamReader(options(server, stream.name, startingTimestamp=future), SCHEMA).initialOffset()
+    start = StreamReader(options(server, stream.name, startingTimestamp=now.isoformat()), SCHEMA).initialOffset()
+    assert next_of(start, stream) == 101
+
+
 def test_an_idle_query_leaves_the_server_in_peace(server: NatsServer, js: JetStream, stream: Stream) -> None:
     reader = StreamReader(options(server, stream.name), SCHEMA)
     start = reader.initialOffset()
@@ -1101,6 +1127,16 @@ def test_a_query_says_how_far_it_is_behind(
     assert 0 <= found.seconds <= waited_s
     rest = reader.latestOffset(end, ReadAllAvailable())
     assert lag({"sources": [{"endOffset": spelled(rest)}]}, js) == {stream.name: Lag(0, 0, 0.0)}
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_the_servers_clock_says_how_long_messages_have_waited(
+    server: NatsServer, js: JetStream, stream: Stream, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    start = StreamReader(options(server, stream.name, startingOffsets="earliest"), SCHEMA).initialOffset()
+    shift_clock(monkeypatch, hours)
+    found = lag({"sources": [{"endOffset": json.dumps(start)}]}, js)[stream.name]
+    assert 0 < found.seconds < 1800
 
 
 def test_of_messages_that_a_query_leaves_out_none_waits(server: NatsServer, js: JetStream, stream: Stream) -> None:
