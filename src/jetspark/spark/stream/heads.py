@@ -6,7 +6,6 @@ import datetime
 import math
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
@@ -52,22 +51,29 @@ def matching(js: JetStream, pattern: str) -> list[Head]:
     return heads
 
 
-def listed(js: JetStream, pattern: str, known: Iterable[str]) -> tuple[list[Head], int]:
-    """The same by few requests, for those who look again and again; and how many requests it took.
+def listed(js: JetStream, options: SourceOptions, known: Iterable[str]) -> tuple[list[Head], int, int]:
+    """The streams of the options by few requests: how many pages the list had, and how many requests came on top.
 
-    A cluster leaves out streams whose leaders do not answer in time. So those that were ``known`` are asked about
-    before they count as gone, and others are found the next time.
+    A cluster leaves out streams whose leaders do not answer in time. So ``known`` streams that are not in the list are
+    asked about one by one, and others are found the next time.
+
+    Raises:
+        StreamNotFound: A stream that the options name was deleted.
+        PermissionDenied: The connection may not list streams.
     """
     heads, count = {}, 0
     for info in js.streams():
         count += 1
-        if re.fullmatch(pattern, info.config.name):
+        if options.has(info.config.name):
             heads[info.config.name] = head_of(info)
     missing = sorted(set(known) - heads.keys())
     for name in missing:
-        with suppress(StreamNotFound):
+        try:
             heads[name] = head_of(js.stream(name).cached_info)
-    return [head for _, head in sorted(heads.items())], max(1, math.ceil(count / LIST_PAGE)) + len(missing)
+        except StreamNotFound:
+            if options.stream_pattern is None:
+                raise
+    return [head for _, head in sorted(heads.items())], max(1, math.ceil(count / LIST_PAGE)), len(missing)
 
 
 def starts_of(js: JetStream, options: SourceOptions, heads: Iterable[Head], default: Where) -> Offset:
