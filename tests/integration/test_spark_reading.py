@@ -760,6 +760,46 @@ def test_a_stream_that_tasks_could_not_read_is_refused_when_the_read_is_planned(
             make(options(server, made.name))
 
 
+@pytest.mark.parametrize("trigger", ["processingTime", "availableNow"])
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("stream", StreamNotFound),
+        ("stream", StreamRecreated),
+        ("stream", DataLoss),
+        ("bucket", StreamNotFound),
+        ("bucket", StreamRecreated),
+    ],
+)
+def test_a_batch_that_is_repeated_fails_before_its_tasks_where_they_could_not_succeed(
+    kind: str, reason: type[JetSparkError], trigger: str, alone: tuple[NatsServer, JetStream]
+) -> None:
+    """After a restart of the query, Spark plans the last batch of its checkpoint before it asks for an offset."""
+    own_server, js = alone
+    what = followed(kind, own_server, js)
+    what.feed(20)
+    reader = what.new_reader()
+    start = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
+    end = reader.latestOffset(start, ReadAllAvailable())
+    [stream] = [js.stream(name) for name in js.stream_names()]
+    assert what.read(start, end) == 10
+    if reason is DataLoss:
+        stream.purge(up_to_sequence=15)
+    else:
+        stream.delete()
+    if reason is StreamRecreated:
+        what = followed(kind, own_server, js)
+        what.feed(20)
+
+    def repeat(reader: StreamReader | ChangeReader) -> None:
+        if trigger == "availableNow":
+            reader.prepareForTriggerAvailableNow()
+        reader.partitions(start, end)
+
+    with pytest.raises(reason):
+        repeat(what.new_reader())
+
+
 def test_an_error_of_a_task_that_never_passes_has_a_short_trace(
     server: NatsServer, js: JetStream, stream: Stream
 ) -> None:

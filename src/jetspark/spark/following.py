@@ -184,6 +184,21 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         pass  # the connection ends with the process
 
+    def _check_repeated(self, start: dict[str, Any], end: dict[str, Any]) -> None:
+        """Check a batch of the checkpoint, which a restarted query plans before it asks for an offset.
+
+        Tasks would fail for the same reasons, each of them four times.
+
+        Raises:
+            JetSparkError: The batch can never be read again.
+        """
+        if self._ends:
+            return
+        begin = Offset.from_json(start)
+        heads = [head for head in self._heads or self._ask(START_PATIENCE_S) if head.stream in begin.streams]
+        check_unchanged(Offset.from_json(end), heads)
+        self._note_loss(begin, heads)
+
     # ---- small steps -------------------------------------------------------------------------------------------
 
     def _limits(self, limit: ReadLimit) -> Limits:

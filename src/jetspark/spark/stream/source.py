@@ -143,6 +143,7 @@ class StreamReader(Follower):
         """Streams that the last list left out."""
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._check_repeated(start, end)
         ranges = plan(Offset.from_json(start), Offset.from_json(end), self._options.subjects)
         return [RangePartition(part) for part in ranges]
 
