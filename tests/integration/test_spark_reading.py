@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -43,7 +44,7 @@ from jetspark.blocking import JetStream, Stream, connect
 from jetspark.blocking.context import context_of
 from jetspark.errors import DataLoss, PermissionDenied, StreamRecreated
 from jetspark.server import NatsCluster, NatsServer, Permissions, User
-from jetspark.spark import connections, following
+from jetspark.spark import connections, following, progress
 from jetspark.spark.kv import options as kv_options
 from jetspark.spark.kv import reading as kv_reading
 from jetspark.spark.kv.reading import ChangeReader
@@ -51,7 +52,7 @@ from jetspark.spark.offsets import Offset, StreamPosition
 from jetspark.spark.options import read_options
 from jetspark.spark.progress import Lag, lag
 from jetspark.spark.schema import SCHEMA, Columns
-from jetspark.spark.stream import source
+from jetspark.spark.stream import heads, source
 from jetspark.spark.stream.reading import RangeReader
 from jetspark.spark.stream.source import BatchReader, StreamReader
 from jetspark.spark.stream.source_options import SourceOptions
@@ -759,6 +760,46 @@ def test_a_stream_that_tasks_could_not_read_is_refused_when_the_read_is_planned(
             make(options(server, made.name))
 
 
+@pytest.mark.parametrize("trigger", ["processingTime", "availableNow"])
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("stream", StreamNotFound),
+        ("stream", StreamRecreated),
+        ("stream", DataLoss),
+        ("bucket", StreamNotFound),
+        ("bucket", StreamRecreated),
+    ],
+)
+def test_a_batch_that_is_repeated_fails_before_its_tasks_where_they_could_not_succeed(
+    kind: str, reason: type[JetSparkError], trigger: str, alone: tuple[NatsServer, JetStream]
+) -> None:
+    """After a restart of the query, Spark plans the last batch of its checkpoint before it asks for an offset."""
+    own_server, js = alone
+    what = followed(kind, own_server, js)
+    what.feed(20)
+    reader = what.new_reader()
+    start = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
+    end = reader.latestOffset(start, ReadAllAvailable())
+    [stream] = [js.stream(name) for name in js.stream_names()]
+    assert what.read(start, end) == 10
+    if reason is DataLoss:
+        stream.purge(up_to_sequence=15)
+    else:
+        stream.delete()
+    if reason is StreamRecreated:
+        what = followed(kind, own_server, js)
+        what.feed(20)
+
+    def repeat(reader: StreamReader | ChangeReader) -> None:
+        if trigger == "availableNow":
+            reader.prepareForTriggerAvailableNow()
+        reader.partitions(start, end)
+
+    with pytest.raises(reason):
+        repeat(what.new_reader())
+
+
 def test_an_error_of_a_task_that_never_passes_has_a_short_trace(
     server: NatsServer, js: JetStream, stream: Stream
 ) -> None:
@@ -806,6 +847,31 @@ def test_a_query_that_would_start_in_the_future_is_refused_and_one_that_starts_n
     assert read_all(reader, reader.partitions(start, end)) == [101, 102]
 
 
+def shift_clock(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    """Let the driver's side of a query believe in another time."""
+
+    class Shifted(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+            return datetime.datetime.now(tz) + datetime.timedelta(hours=hours)
+
+    for module in (heads, progress):
+        monkeypatch.setattr(module, "datetime", SimpleNamespace(datetime=Shifted, UTC=datetime.UTC))
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_the_servers_clock_decides_whether_a_start_is_in_the_future(
+    server: NatsServer, stream: Stream, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    shift_clock(monkeypatch, hours)
+    future = (now + datetime.timedelta(minutes=30)).isoformat()
+    with pytest.raises(ConfigError, match="is in the future"):
+        StreamReader(options(server, stream.name, startingTimestamp=future), SCHEMA).initialOffset()
+    start = StreamReader(options(server, stream.name, startingTimestamp=now.isoformat()), SCHEMA).initialOffset()
+    assert next_of(start, stream) == 101
+
+
 def test_an_idle_query_leaves_the_server_in_peace(server: NatsServer, js: JetStream, stream: Stream) -> None:
     reader = StreamReader(options(server, stream.name), SCHEMA)
     start = reader.initialOffset()
@@ -818,43 +884,118 @@ def test_an_idle_query_leaves_the_server_in_peace(server: NatsServer, js: JetStr
     assert js.account_info().api["total"] - before <= elapsed / 0.1 + 3
 
 
-@pytest.mark.parametrize("count", [3, 30, 300])
-def test_an_idle_query_over_a_pattern_asks_as_seldom_however_many_streams_there_are(
-    count: int,
-) -> None:
-    """Requests a second do not grow with the streams: a page of the list has 256 of them."""
-    with NatsServer() as own_server, connect(own_server.url) as client:
-        js = client.jetstream()
-        for number in range(count):
-            js.create_stream(StreamConfig(name=f"IDLE_{number}", subjects=[f"idle.{number}"], storage="memory"))
-        reader = StreamReader(pattern(own_server, "IDLE_.*"), SCHEMA)
+@dataclass
+class Idle:
+    """The reader of a query without news, and the requests that the server had since :meth:`begin`."""
+
+    js: JetStream
+    reader: StreamReader
+    start: dict[str, Any]
+    looks: int = 0
+
+    @classmethod
+    def begin(cls, js: JetStream, given: SourceOptions) -> Idle:
+        reader = StreamReader(given, SCHEMA)
         start = reader.initialOffset()
         assert reader.latestOffset(start, ReadAllAvailable()) is start
-        before, started = js.account_info().api["total"], time.monotonic()
-        for _ in range(5):
-            assert reader.latestOffset(start, ReadAllAvailable()) is start
-        elapsed = time.monotonic() - started
-        assert js.account_info().api["total"] - before <= 10 * elapsed + 3
-        # A new message and a new stream are found all the same.
-        js.publish("idle.1", b"x")
-        js.create_stream(StreamConfig(name="IDLE_NEW", subjects=["idle.new"], storage="memory"))
-        js.publish("idle.new", b"x")
-        end = reader.latestOffset(start, ReadAllAvailable())
-        assert (end["streams"]["IDLE_1"]["next"], end["streams"]["IDLE_NEW"]["next"]) == (2, 2)
+        return cls(js, reader, start)
+
+    def check_requests(self, calls: int) -> None:
+        """Call the reader as Spark does, and compare the requests with ten a second and one look."""
+        before, started = self.js.account_info().api["total"], time.monotonic()
+        for _ in range(calls):
+            assert self.reader.latestOffset(self.start, ReadAllAvailable()) is self.start
+        asked = self.js.account_info().api["total"] - before
+        look_s = self.reader._poll_s
+        assert asked <= 10 * (time.monotonic() - started + look_s) + 3
+
+    def news(self) -> dict[str, Any]:
+        deadline = time.monotonic() + PATIENCE_S
+        while (end := self.reader.latestOffset(self.start, ReadAllAvailable())) is self.start:
+            assert time.monotonic() < deadline
+        found: dict[str, Any] = end["streams"]
+        return found
 
 
-def test_a_query_of_many_named_streams_asks_for_each_of_them_once_a_second_at_most(
-    server: NatsServer, js: JetStream
+@pytest.fixture
+def alone() -> Iterator[tuple[NatsServer, JetStream]]:
+    """A server without other streams: all of the account's are listed."""
+    with NatsServer() as own_server, connect(own_server.url) as client:
+        yield own_server, client.jetstream()
+        while connections._kept:
+            connections._kept.popitem()[1].close()
+
+
+def idle_streams(js: JetStream, count: int) -> list[str]:
+    for number in range(count):
+        js.create_stream(StreamConfig(name=f"IDLE_{number}", subjects=[f"idle.{number}"], storage="memory"))
+    return [f"IDLE_{number}" for number in range(count)]
+
+
+@pytest.mark.parametrize("count", [3, 30, 300])
+def test_an_idle_query_over_a_pattern_asks_as_seldom_however_many_streams_there_are(
+    alone: tuple[NatsServer, JetStream], count: int
 ) -> None:
-    names = [other_stream(js, 1).name for _ in range(12)]
-    reader = StreamReader(options(server, ",".join(names)), SCHEMA)
-    start = reader.initialOffset()
-    reader.latestOffset(start, ReadAllAvailable())
-    before, started = js.account_info().api["total"], time.monotonic()
-    for _ in range(2):
-        reader.latestOffset(start, ReadAllAvailable())
-    elapsed = time.monotonic() - started
-    assert js.account_info().api["total"] - before <= len(names) * (elapsed + 1)
+    """Requests a second do not grow with the streams: a page of the list has 256 of them."""
+    own_server, js = alone
+    idle_streams(js, count)
+    idle = Idle.begin(js, pattern(own_server, "IDLE_.*"))
+    idle.check_requests(5)
+    # A new message and a new stream are found all the same.
+    js.publish("idle.1", b"x")
+    js.create_stream(StreamConfig(name="IDLE_NEW", subjects=["idle.new"], storage="memory"))
+    js.publish("idle.new", b"x")
+    end = idle.news()
+    assert (end["IDLE_1"]["next"], end["IDLE_NEW"]["next"]) == (2, 2)
+
+
+@pytest.mark.parametrize("count", [3, 30, 300])
+def test_an_idle_query_of_named_streams_asks_as_seldom_however_many_there_are(
+    alone: tuple[NatsServer, JetStream], count: int
+) -> None:
+    own_server, js = alone
+    names = idle_streams(js, count)
+    js.create_stream(StreamConfig(name="OTHER", subjects=["other"], storage="memory"))
+    idle = Idle.begin(js, options(own_server, ",".join(names)))
+    idle.check_requests(5)
+    js.publish("idle.1", b"x")
+    end = idle.news()
+    assert end["IDLE_1"]["next"] == 2
+    assert end.keys() == set(names)
+    js.delete_stream(names[0])
+    with pytest.raises(StreamNotFound, match=names[0]):
+        Idle(js, idle.reader, {**idle.start, "streams": end}).news()
+
+
+@pytest.mark.parametrize("reason", ["no right to list", "a large account"])
+def test_named_streams_that_a_list_does_not_serve_are_asked_about_less_often(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = ["$JS.API.STREAM.INFO.>", "$JS.API.CONSUMER.>"]
+    if reason == "a large account":
+        allowed.append("$JS.API.STREAM.LIST")
+        monkeypatch.setattr(heads, "LIST_PAGE", 1)  # as if each stream took a page
+    reading = Permissions(publish_allow=allowed, subscribe_allow=["_INBOX.>"])
+    users = [User(user="admin", password="a"), User(user="reader", password="r", permissions=reading)]
+    with NatsServer(users=users) as own, connect(own.url, auth=UserPassword("admin", "a")) as admin:
+        names = idle_streams(admin.jetstream(), 20)
+        js = admin.jetstream()
+        js.create_stream(StreamConfig(name="OTHER", subjects=["other"], storage="memory"))
+        given = options(own, ",".join(names), user="reader", password="r")
+        idle = Idle.begin(js, given)
+        idle.check_requests(3)
+        js.publish("idle.19", b"x")
+        assert idle.news()["IDLE_19"]["next"] == 2
+        connections._kept.popitem()[1].close()
+
+
+def test_a_call_of_sparks_is_short_however_seldom_the_server_is_asked(
+    server: NatsServer, js: JetStream, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark cannot stop a query during a call."""
+    idle = Idle.begin(js, options(server, stream.name))
+    monkeypatch.setattr(idle.reader, "_poll_s", 3600.0)
+    assert idle.reader.latestOffset(idle.start, ReadAllAvailable()) is idle.start
 
 
 @pytest.mark.parametrize("listed", [True, False], ids=["listed", "left out of the list"])
@@ -1101,6 +1242,16 @@ def test_a_query_says_how_far_it_is_behind(
     assert 0 <= found.seconds <= waited_s
     rest = reader.latestOffset(end, ReadAllAvailable())
     assert lag({"sources": [{"endOffset": spelled(rest)}]}, js) == {stream.name: Lag(0, 0, 0.0)}
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_the_servers_clock_says_how_long_messages_have_waited(
+    server: NatsServer, js: JetStream, stream: Stream, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    start = StreamReader(options(server, stream.name, startingOffsets="earliest"), SCHEMA).initialOffset()
+    shift_clock(monkeypatch, hours)
+    found = lag({"sources": [{"endOffset": json.dumps(start)}]}, js)[stream.name]
+    assert 0 < found.seconds < 1800
 
 
 def test_of_messages_that_a_query_leaves_out_none_waits(server: NatsServer, js: JetStream, stream: Stream) -> None:

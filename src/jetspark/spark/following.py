@@ -55,10 +55,10 @@ T = TypeVar("T")
 _logger = logging.getLogger("jetspark.spark")
 
 # Without a trigger Spark asks for the latest offset some eighty times a second. Ten requests a second are what an idle
-# query may cost the server: it asks ten times, or less often where it takes more requests to ask once.
+# query may cost the server: it looks ten times, or less often where a look takes more requests.
 POLL_S = 0.1
-# So long at most, however many requests that is: a query should notice what is new.
-MAX_POLL_S = 1.0
+# Spark cannot stop the query during a call, so one call waits no longer for the next look.
+MAX_WAIT_S = 1.0
 # How long a query waits for a server that does not answer before it goes on with what it knows.
 PATIENCE_S = 10.0
 
@@ -95,7 +95,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The streams of the query, as they are now."""
 
     def _requests(self) -> int:
-        """How many requests it takes to look once."""
+        """How many requests the next look takes."""
         return 1
 
     @abstractmethod
@@ -184,6 +184,21 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         pass  # the connection ends with the process
 
+    def _check_repeated(self, start: dict[str, Any], end: dict[str, Any]) -> None:
+        """Check a batch of the checkpoint, which a restarted query plans before it asks for an offset.
+
+        Tasks would fail for the same reasons, each of them four times.
+
+        Raises:
+            JetSparkError: The batch can never be read again.
+        """
+        if self._ends:
+            return
+        begin = Offset.from_json(start)
+        heads = [head for head in self._heads or self._ask(START_PATIENCE_S) if head.stream in begin.streams]
+        check_unchanged(Offset.from_json(end), heads)
+        self._note_loss(begin, heads)
+
     # ---- small steps -------------------------------------------------------------------------------------------
 
     def _limits(self, limit: ReadLimit) -> Limits:
@@ -204,16 +219,18 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ask(self, patience_s: float) -> list[Head]:
         self._heads = self._patiently(self._look, patience_s)
         self._heads_at = time.monotonic()
-        self._poll_s = min(MAX_POLL_S, POLL_S * self._requests())
+        self._poll_s = POLL_S * self._requests()
         return self._heads
 
     def _wait_for_news(self, begin: Offset) -> list[Head]:
-        """What is there now; while nothing is new the server is asked now and then, however often Spark asks us."""
-        age_s = time.monotonic() - self._heads_at
-        if age_s < self._poll_s and self._is_behind(begin):
+        """The streams as they are now, or as of the last look while the next one is not due."""
+        wait_s = self._heads_at + self._poll_s - time.monotonic()
+        if wait_s > 0 and self._is_behind(begin):
             return self._heads
-        if age_s < self._poll_s:
-            time.sleep(self._poll_s - age_s)
+        if wait_s > 0:
+            time.sleep(min(wait_s, MAX_WAIT_S))
+        if wait_s > MAX_WAIT_S:
+            return self._heads
         try:
             # Blocking for long keeps Spark from stopping the query.
             return self._ask(PATIENCE_S)

@@ -34,7 +34,6 @@ from jetspark.spark.kv.options import FORMAT, ReadOptions, StreamOptions
 from jetspark.spark.kv.rows import ChangeColumns, TableRows
 from jetspark.spark.offsets import Limits, Offset, Sizes, StreamPosition
 from jetspark.spark.options import read_options
-from jetspark.spark.retrying import PATIENCE_S as START_PATIENCE_S
 from jetspark.spark.schema import KV_SCHEMA as SCHEMA
 from jetspark.spark.stream.reading import RangeReader
 from jetspark.state import tables
@@ -237,8 +236,7 @@ class ChangeReader(Follower):
         """In front of every key. Known once the bucket was looked at."""
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        if self._prefix is None:  # a batch that is run again comes before anything else
-            self._ask(START_PATIENCE_S)
+        self._check_repeated(start, end)
         prefix = self._prefix
         assert prefix is not None
         ranges = offsets.plan(Offset.from_json(start), Offset.from_json(end), self._options.keys)

@@ -6,20 +6,28 @@ import datetime
 import math
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
 from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
 from jetspark.errors import ConfigError, StreamNotFound
-from jetspark.jetstream.wire import parse_time
+from jetspark.jetstream.info import StreamInfo
 from jetspark.spark.offsets import Offset, Where, position_of
 from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state import scan
 from jetspark.state.scan import Head, head_of
 
-__all__ = ["check_readable", "check_time_has_come", "ends_of", "heads_of", "listed", "matching", "starts_of"]
+__all__ = [
+    "check_readable",
+    "check_time_has_come",
+    "ends_of",
+    "heads_of",
+    "listed",
+    "matching",
+    "server_time",
+    "starts_of",
+]
 
 
 # How many streams a page of the server's list has.
@@ -43,22 +51,29 @@ def matching(js: JetStream, pattern: str) -> list[Head]:
     return heads
 
 
-def listed(js: JetStream, pattern: str, known: Iterable[str]) -> tuple[list[Head], int]:
-    """The same by few requests, for those who look again and again; and how many requests it took.
+def listed(js: JetStream, options: SourceOptions, known: Iterable[str]) -> tuple[list[Head], int, int]:
+    """The streams of the options by few requests: how many pages the list had, and how many requests came on top.
 
-    A cluster leaves out streams whose leaders do not answer in time. So those that were ``known`` are asked about
-    before they count as gone, and others are found the next time.
+    A cluster leaves out streams whose leaders do not answer in time. So ``known`` streams that are not in the list are
+    asked about one by one, and others are found the next time.
+
+    Raises:
+        StreamNotFound: A stream that the options name was deleted.
+        PermissionDenied: The connection may not list streams.
     """
     heads, count = {}, 0
     for info in js.streams():
         count += 1
-        if re.fullmatch(pattern, info.config.name):
+        if options.has(info.config.name):
             heads[info.config.name] = head_of(info)
     missing = sorted(set(known) - heads.keys())
     for name in missing:
-        with suppress(StreamNotFound):
+        try:
             heads[name] = head_of(js.stream(name).cached_info)
-    return [head for _, head in sorted(heads.items())], max(1, math.ceil(count / LIST_PAGE)) + len(missing)
+        except StreamNotFound:
+            if options.stream_pattern is None:
+                raise
+    return [head for _, head in sorted(heads.items())], max(1, math.ceil(count / LIST_PAGE)), len(missing)
 
 
 def starts_of(js: JetStream, options: SourceOptions, heads: Iterable[Head], default: Where) -> Offset:
@@ -92,7 +107,7 @@ def check_readable(js: JetStream, heads: Iterable[Head], subjects: tuple[str, ..
 def check_time_has_come(js: JetStream, options: SourceOptions, heads: Iterable[Head]) -> None:
     """That a query does not start in the future: from the end of a stream it would read what comes before that time.
 
-    By the clock of the server, which gives messages their times; ours where there is no stream to ask about.
+    The server's clock decides, because it gives messages their times. Without a stream, this machine's clock does.
 
     Raises:
         ConfigError: ``startingTimestamp`` is later.
@@ -100,7 +115,8 @@ def check_time_has_come(js: JetStream, options: SourceOptions, heads: Iterable[H
     moment = options.starting_timestamp
     if moment is None:
         return
-    now = _time_of_server(js, heads) or datetime.datetime.now(datetime.UTC)
+    head = next(iter(heads), None)
+    now = server_time(None if head is None else js.stream(head.stream).cached_info)
     if moment > now:
         raise ConfigError(
             f"startingTimestamp={moment.isoformat()} is in the future: it is {now.isoformat(timespec='seconds')}, "
@@ -108,10 +124,10 @@ def check_time_has_come(js: JetStream, options: SourceOptions, heads: Iterable[H
         )
 
 
-def _time_of_server(js: JetStream, heads: Iterable[Head]) -> datetime.datetime | None:
-    head = next(iter(heads), None)
-    told = None if head is None else js.stream(head.stream).cached_info.extra.get("ts")
-    return parse_time(told) if isinstance(told, str) else None
+def server_time(info: StreamInfo | None) -> datetime.datetime:
+    """The server's clock when it described the stream; this machine's clock without a description."""
+    told = None if info is None else info.timestamp
+    return datetime.datetime.now(datetime.UTC) if told is None else told
 
 
 def ends_of(js: JetStream, options: SourceOptions, heads: Iterable[Head]) -> list[Head]:

@@ -7,6 +7,7 @@ open. How a streaming query is driven is in :mod:`jetspark.spark.following`.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from jetspark.blocking import JetStream
 from jetspark.core.garbage import seldom_collecting
-from jetspark.errors import ConfigError
+from jetspark.errors import ConfigError, PermissionDenied
 from jetspark.spark.final import shortly
 from jetspark.spark.following import Follower, check_loss, count_from
 from jetspark.spark.offsets import Limits, Offset, StreamPosition, admit, plan, position_of
@@ -42,6 +43,8 @@ __all__ = ["SCHEMA", "batch_reader", "stream_reader"]
 _logger = logging.getLogger("jetspark.spark")
 
 FORMAT = "jetstream"
+# Named streams that are asked about one by one. More are looked up in the list of the account's streams.
+MAX_ASKED = 10
 
 
 def batch_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
@@ -134,10 +137,13 @@ class StreamReader(Follower):
         )
         self._options, self._schema = options, schema
         self._is_loss_logged = self._is_emptiness_logged = False
-        self._asked = len(options.stream)
-        """Requests of the last look."""
+        self._pages: float = 1
+        """Requests that the list of the account's streams takes, as far as known; infinite without the permission."""
+        self._left_out = 0
+        """Streams that the last list left out."""
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._check_repeated(start, end)
         ranges = plan(Offset.from_json(start), Offset.from_json(end), self._options.subjects)
         return [RangePartition(part) for part in ranges]
 
@@ -145,20 +151,36 @@ class StreamReader(Follower):
         return _read(self._options, self._schema, partition)
 
     def _look(self, js: JetStream) -> list[Head]:
-        pattern = self._options.stream_pattern
-        if pattern is None or not self._is_reached:
-            heads = _look(js, self._options)  # each of them, or an error: a new query must not begin without one
-            if not self._is_reached:
-                check_readable(js, heads, self._options.subjects)
+        options = self._options
+        if not self._is_reached:
+            heads = _look(js, options)  # each of them, or an error: a new query must not begin without one
+            check_readable(js, heads, options.subjects)
+        elif self._is_list_shorter:
+            heads = self._look_at_list(js)
         else:
-            heads, self._asked = listed(js, pattern, [head.stream for head in self._heads])
+            heads = _look(js, options)
         if not heads and not self._is_emptiness_logged:
             self._is_emptiness_logged = True
             _logger.warning("%s: no stream has such a name yet", self._options.which)
         return heads
 
+    @property
+    def _is_list_shorter(self) -> bool:
+        named = len(self._options.stream)
+        return not named or named > max(MAX_ASKED, self._pages)
+
+    def _look_at_list(self, js: JetStream) -> list[Head]:
+        try:
+            heads, self._pages, self._left_out = listed(js, self._options, [head.stream for head in self._heads])
+        except PermissionDenied:
+            if self._options.stream_pattern is not None:
+                raise
+            self._pages = math.inf
+            return _look(js, self._options)
+        return heads
+
     def _requests(self) -> int:
-        return max(1, self._asked)
+        return int(self._pages) + self._left_out if self._is_list_shorter else len(self._options.stream)
 
     def _starts_of(self, js: JetStream, heads: list[Head]) -> Offset:
         check_time_has_come(js, self._options, heads)
