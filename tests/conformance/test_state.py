@@ -140,6 +140,27 @@ async def test_a_change_that_could_not_be_recognised_is_refused(driver: Driver, 
 
 
 @on_both_drivers
+@pytest.mark.parametrize("created", [(0, 100), (100, 0)])
+async def test_a_sequence_that_only_one_side_says_the_stream_of_overwrites_nothing(
+    driver: Driver, server: NatsServer, created: tuple[int, int]
+) -> None:
+    async with driver.connect(server.url) as nc:
+        js = nc.jetstream()
+        kv, steps = await new_bucket(js), Steps(js)
+        first = [
+            Change("a", b"1", sequence=100, stream_created=created[0]),
+            Change("b", b"", "delete", 100, stream_created=created[0]),
+        ]
+        assert (await steps.run(store_newest(kv.bucket, first))).written == 2
+        for key in ("a", "b"):
+            with pytest.raises(ConfigError, match=f"key='{key}': .*nothing tells which is newer"):
+                await steps.run(store_newest(kv.bucket, [Change(key, b"2", sequence=50, stream_created=created[1])]))
+        await kv.put("a", b"of another client")
+        second = [Change("a", b"3", sequence=50, stream_created=created[1])]
+        assert (await steps.run(store_newest(kv.bucket, second))).written == 1
+
+
+@on_both_drivers
 async def test_many_who_store_the_newest_at_once_leave_the_newest(driver: Driver, server: NatsServer) -> None:
     async with driver.connect(server.url) as nc:
         js = nc.jetstream()

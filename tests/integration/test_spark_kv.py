@@ -808,6 +808,27 @@ def test_a_query_copies_changes_and_repeats_a_batch_without_a_trace(
 
 
 @pytest.mark.slow
+def test_the_column_stream_created_is_not_introduced_into_a_bucket_without_it(
+    spark: SparkSession, js: JetStream, server: NatsServer
+) -> None:
+    def write(bucket: KeyValue, *columns: str) -> None:
+        spark.range(1).selectExpr("'a' as key", *columns).write.format("jetstream_kv").options(
+            servers=server.url, bucket=bucket.bucket, guard="sequence"
+        ).mode("append").save()
+
+    old, new, created = new_bucket(js), new_bucket(js), "timestamp'2026-03-20 10:00:00' as stream_created"
+    why = r"key='a': sequence \d+ says .*nothing tells which is newer.*fill a new bucket"
+    write(old, "'newer' as value", "100L as sequence")
+    with pytest.raises(Exception, match=why):
+        write(old, "'old' as value", "50L as sequence", created)
+    write(new, "'newer' as value", "100L as sequence", created)
+    with pytest.raises(Exception, match=why):
+        write(new, "'old' as value", "150L as sequence")
+    write(new, "'old' as value", "50L as sequence", created)
+    assert [bucket.get("a").value for bucket in (old, new)] == [b"newer", b"newer"]
+
+
+@pytest.mark.slow
 def test_results_of_a_query_replace_each_other(
     spark: SparkSession, js: JetStream, server: NatsServer, tmp_path: Path
 ) -> None:

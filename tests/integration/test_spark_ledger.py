@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -17,11 +18,11 @@ from support.names import new_name, new_stream
 from support.replicas import stale_replica
 
 from jetspark.blocking import ConsumerConfig, JetStream, Stream, StreamConfig, SubjectTransform, connect
-from jetspark.errors import ConfigError, JetSparkError, UsageError
+from jetspark.errors import ConfigError, JetSparkError, ProtocolError, UsageError
 from jetspark.server import NatsServer
 from jetspark.spark import connections
 from jetspark.spark.stream import sink
-from jetspark.spark.stream.ledger import Ledger, stored_ids
+from jetspark.spark.stream.ledger import Committed, Ledger, stored_ids, time_of
 from jetspark.spark.stream.publishing import AsyncPublishing, FastPublishing, Publisher
 from jetspark.spark.stream.sink import BatchWriter, SinkOptions, Task, TaskPlace
 from jetspark.spark.stream.writing import Layout, Rows
@@ -101,7 +102,7 @@ def test_the_bucket_is_made_once_and_found_afterwards(js: JetStream) -> None:
     config = js.stream(f"KV_{bucket}").cached_info.config
     assert (config.max_messages_per_subject, config.replicas) == (1, 1)
     assert first.open(4, 0, stream.info()).after == 0
-    first.commit(4, 60)
+    first.commit(Committed(4, 60, {}))
     js.publish(f"{stream.name}.x", b"")
     again = Ledger.of(js, bucket, "q1")
     opening, committed = again.open(4, 0, stream.info()), again.committed()
@@ -135,7 +136,7 @@ def test_a_bucket_that_another_task_makes_at_the_same_moment_is_used(js: JetStre
     late = Late.__new__(Late)
     late.__dict__.update(js.__dict__)
     ledger = Ledger.of(late, bucket, "q1", replicas=1)
-    ledger.commit(1, 2)
+    ledger.commit(Committed(1, 2, {}))
     assert Ledger.of(js, bucket, "q1").committed() == ledger.committed()
 
 
@@ -352,7 +353,8 @@ def test_messages_removed_from_the_middle_are_told_of_as_those_at_the_front_are(
 @pytest.mark.parametrize("mode", MODES)
 def test_a_batch_that_is_committed_is_read_and_not_sent(server: NatsServer, js: JetStream, mode: str) -> None:
     stream, bucket = new_stream(js), new_name("ledger")
-    Ledger.of(js, bucket, stream.name).commit(0, len(ROWS))
+    written_to = {stream.name: time_of(stream.info().created)}
+    Ledger.of(js, bucket, stream.name).commit(Committed(0, len(ROWS), written_to))
     written = attempt(server, stream, mode, bucket)
     assert (written.rows, written.sent, written.is_committed_already) == (len(ROWS), 0, True)
     assert stream.info().state.messages == 0
@@ -413,6 +415,20 @@ def test_a_name_that_has_written_the_same_data_to_another_subject_is_refused(ser
     named(server, stream, bucket)
     with pytest.raises(UsageError, match=r"writeId='daily' has written \d+ other rows"):
         named(server, stream, bucket, at="y")
+
+
+def test_a_name_whose_entry_has_no_digest_is_refused_before_a_row_is_sent(server: NatsServer, js: JetStream) -> None:
+    stream, bucket = new_stream(js), new_name("ledger")
+    named(server, stream, bucket)
+    ledger = js.kv(bucket)
+    entry = json.loads(ledger.get("daily.committed").value)
+    del entry["digest"]
+    ledger.put("daily.committed", json.dumps(entry).encode())
+    with pytest.raises(ProtocolError, match=rf"key daily\.committed of bucket '{bucket}' .*Delete the key"):
+        named(server, stream, bucket)
+    ledger.delete("daily.committed")
+    named(server, stream, bucket)
+    assert [message.data for message in stream.get_messages()] == ROWS
 
 
 def test_a_task_that_begins_after_another_write_of_the_name_was_committed_does_not_pass_its_rows_off_as_written(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from jetspark.app import App, Command, Context, Decision, Event, Past, Refused, Reject, Retry, RetryIn
+from jetspark.app import App, Breaker, Command, Context, Decision, Event, Past, Refused, Reject, Retry, RetryIn, Setting
 
 
 class Placed(Event, type="order.placed", key="order_id", subject="orders.{order_id}.placed"):
@@ -32,6 +33,20 @@ class Thing(msgspec.Struct, frozen=True):
     count: int = 0
 
 
+class Things:
+    def key(self, event: Paid) -> str:
+        return event.order_id
+
+    def apply(self, state: Thing | None, event: Paid) -> Thing:
+        return Thing(1 if state is None else state.count + 1)
+
+
+HELD: dict[str, asyncio.Event] = {}
+"""Orders whose event the handlers of `shop` do not finish; the event is set when one has begun."""
+REJECTED: set[str] = set()
+"""Orders whose events `shop` rejects."""
+
+
 class Place(Command):
     order_id: str
 
@@ -42,6 +57,30 @@ class Place(Command):
         if past.of(Placed):
             raise Refused("the order exists")
         return Decision(events=[Placed(order_id=self.order_id)], reply={"order": self.order_id})
+
+
+class Remind(Command):
+    order_id: str
+
+    def reads(self) -> list[str]:
+        return [f"orders.{self.order_id}.>"]
+
+    def decide(self, past: Past) -> Decision:
+        overdue = Overdue(order_id=self.order_id)
+        return Decision(events=[Placed(order_id=self.order_id)], timers={self.order_id: (overdue, 3600)})
+
+
+class Repeat(Command):
+    order_id: str
+
+    def reads(self) -> list[str]:
+        return [f"orders.{self.order_id}.placed"]
+
+    def snapshot_key(self) -> str:
+        return self.order_id
+
+    def decide(self, past: Past) -> Decision:
+        return Decision(events=[Placed(order_id=self.order_id)])
 
 
 def shop(**options: Any) -> App:
@@ -69,6 +108,26 @@ def shop(**options: Any) -> App:
         if ctx.attempt == 1:
             raise RetryIn(0.5)
 
+    breaker, soon = Breaker(failures=1, open_s=300), Retry(in_lane_s=0.1)
+
+    @app.handler(Placed, durable="breaking", breaker=breaker, retry=soon)
+    @app.handler(Placed, durable="parted_breaking", breaker=breaker, retry=soon, partitions=1)
+    async def break_down(event: Placed) -> None:
+        raise ConnectionError("away")
+
+    @app.handler(Placed, durable="picky", ack_wait_s=1.0)
+    @app.handler(Placed, durable="parted_picky", ack_wait_s=1.0, partitions=1)
+    async def pick(event: Placed) -> None:
+        if event.order_id in HELD:
+            HELD[event.order_id].set()
+            await asyncio.Event().wait()
+        if event.order_id in REJECTED:
+            raise Reject("not now")
+
+    @app.handler(Placed, durable="later")
+    async def later(event: Placed) -> None:
+        raise RetryIn(3600)
+
     @app.handler(Placed, durable="parted", partitions=1, retry=Retry(in_lane_s=0.1))
     async def parted(event: Placed, ctx: Context) -> None:
         if ctx.attempt == 1:
@@ -82,7 +141,8 @@ def shop(**options: Any) -> App:
         def apply(self, state: Any, event: Placed) -> dict[str, int]:
             return {"placed": (state or {"placed": 0})["placed"] + 1}
 
-    app.entities("things", state=Thing)
+    app.entities("things", state=Thing, truth="events", events=[Paid], fold=Things)
+    app.settings("knobs", size=Setting(int, 1))
 
     @app.workflow("flow", key="order_id")
     class Flow:
@@ -92,6 +152,8 @@ def shop(**options: Any) -> App:
             return Decision(state={"late": False}, timers={"payment": (Overdue(order_id=event.order_id), 3600)})
 
     app.command("orders.place")(Place)
+    app.command("orders.remind")(Remind)
+    app.command("orders.repeat", snapshot="status")(Repeat)
     return app
 
 

@@ -199,6 +199,8 @@ def work(task: dict[str, Any], path: list[str]) -> None:
 
 def main() -> None:
     own = [entry for entry in sys.path[1:] if entry not in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    # The package of this tree: another one may be installed.
+    own.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
     sys.path[:] = own
     server = Server(sys.argv[1])
     print("ready", flush=True)

@@ -47,8 +47,10 @@ CONF = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # A batch without data is for watermarks, which no test here has.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    # Where workers find the folds of `support.folds`.
-    "spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parents[1]),
+    # Where workers find the folds of `support.folds`, and the package of this tree rather than an installed one.
+    "spark.executorEnv.PYTHONPATH": os.pathsep.join(
+        str(Path(__file__).resolve().parents[2] / each) for each in ("tests", "src")
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from typing import Any
 
 import pytest
@@ -166,20 +167,39 @@ def test_the_last_committed_batch_is_known_and_nothing_before_the_first() -> Non
     bucket = FakeBucket()
     ledger = ledger_of(bucket)
     assert ledger.committed() is None
-    ledger.commit(3, 50)
-    ledger.commit(4, 60)
-    assert ledger.committed() == Committed(4, 60)
-    ledger.commit(5, 70, run="r1", write="w1")
-    assert ledger.committed() == Committed(5, 70, "r1", "w1")
+    ledger.commit(Committed(3, 50, {"S": "noon"}))
+    ledger.commit(Committed(4, 60, {"S": "noon"}))
+    assert ledger.committed() == Committed(4, 60, {"S": "noon"})
+    ledger.commit(Committed(5, 70, {"S": "noon"}, run="r1", write="w1", digest="d1"))
+    assert ledger.committed() == Committed(5, 70, {"S": "noon"}, run="r1", write="w1", digest="d1")
 
 
-def test_what_a_later_version_adds_to_an_entry_does_no_harm_and_what_is_no_entry_is_an_error() -> None:
+COMMITTED = {"batch": 4, "rows": 60, "streams": {"S": "noon"}, "run": "", "write": "", "digest": "d1"}
+
+
+def test_what_a_later_version_adds_to_an_entry_does_no_harm() -> None:
     bucket = FakeBucket()
-    bucket.put("q1.committed", b'{"batch":4,"rows":60,"new":true}')
-    assert ledger_of(bucket).committed() == Committed(4, 60)
-    bucket.put("q1.committed", b"gibberish")
-    with pytest.raises(ProtocolError, match="gibberish"):
+    bucket.put("q1.committed", json.dumps({**COMMITTED, "new": True}).encode())
+    assert ledger_of(bucket).committed() == Committed(4, 60, {"S": "noon"}, digest="d1")
+
+
+@pytest.mark.parametrize("missing", COMMITTED)
+def test_an_entry_without_one_of_its_fields_is_an_error_that_names_the_key_to_delete(missing: str) -> None:
+    """Read as empty, a missing digest would be that of other rows, and missing streams any stream."""
+    bucket = FakeBucket()
+    bucket.put("q1.committed", json.dumps({name: COMMITTED[name] for name in COMMITTED if name != missing}).encode())
+    with pytest.raises(ProtocolError, match=r"key q1\.committed of bucket 'epochs' .*digest.*Delete the key"):
         ledger_of(bucket).committed()
+
+
+def test_what_is_not_an_entry_is_an_error_that_names_the_key_to_delete() -> None:
+    bucket = FakeBucket()
+    bucket.put("q1.committed", b"gibberish")
+    with pytest.raises(ProtocolError, match=r"key q1\.committed .*gibberish"):
+        ledger_of(bucket).committed()
+    bucket.put("q1.open.0", b'{"batch":4}')
+    with pytest.raises(ProtocolError, match=r"key q1\.open\.0 .*created, after"):
+        ledger_of(bucket).open(4, 0, stream_at(100))
 
 
 def test_forgetting_removes_what_is_open_and_nothing_else() -> None:

@@ -359,11 +359,11 @@ def test_writers_are_pickled_and_each_batch_write_has_a_name_of_its_own() -> Non
 
 def test_a_write_within_foreach_batch_is_repeated_by_another_run_and_not_by_its_own() -> None:
     mine, place = Unnamed("run 2", "write 5"), TaskPlace("q", 7, 0)
-    for committed in (None, Committed(6, 9, "run 2", "write 4"), Committed(7, 9, "run 1", "write 1")):
+    for committed in (None, Committed(6, 9, {}, "run 2", "write 4"), Committed(7, 9, {}, "run 1", "write 1")):
         mine.check_is_alone(committed, place)
-    mine.check_is_alone(Committed(7, 9, *mine), place)  # another attempt at a task
+    mine.check_is_alone(Committed(7, 9, {}, *mine), place)  # another attempt at a task
     with pytest.raises(UsageError, match="batch 7 of query q has written to the same subject or stream already"):
-        mine.check_is_alone(Committed(7, 9, "run 2", "write 4"), place)
+        mine.check_is_alone(Committed(7, 9, {}, "run 2", "write 4"), place)
 
 
 def test_writes_are_told_apart_by_where_they_go() -> None:

@@ -151,13 +151,24 @@ def test_of_a_stream_that_was_created_later_every_sequence_is_newer() -> None:
     assert newer([new], {"a": Current(b"", 9, 17, None, 100)}) == [new._replace(revision=17)]
     assert newer([old], {"a": Current(b"", 1, 17, None, 200)}) == []
     assert newer([old], {"a": Current(b"", 9, 17, None, 100)}) == []
-    # A value whose writer did not say is older than one that does.
-    assert newer([new], {"a": Current(b"", 9, 17)}) == [new._replace(revision=17)]
+    # What another client has written has no sequence, and is older than every event.
+    assert newer([new], {"a": Current(b"", 0, 17)}) == [new._replace(revision=17)]
 
 
-def test_a_change_that_does_not_say_of_which_stream_it_is_is_refused_where_the_bucket_does() -> None:
-    with pytest.raises(ConfigError, match=r"key='a': .* does not, so nothing tells which is newer.*stream_created"):
-        newer([Change("a", sequence=10)], {"a": Current(b"", 9, 17, None, 100)})
+@pytest.mark.parametrize("sequences", [(9, 10), (10, 9), (9, 9)])
+@pytest.mark.parametrize("created", [(0, 100), (100, 0)])
+def test_a_sequence_that_says_of_which_stream_it_is_is_not_compared_with_one_that_does_not(
+    sequences: tuple[int, int], created: tuple[int, int]
+) -> None:
+    stored, change = (
+        Change("a", sequence=sequence, stream_created=moment)
+        for sequence, moment in zip(sequences, created, strict=True)
+    )
+    why = r"key='a': sequence \d+ says .* sequence \d+ does not, so nothing tells which is newer.*stream_created"
+    with pytest.raises(ConfigError, match=why):
+        newer([change], {"a": Current(b"", stored.sequence or 0, 17, None, stored.stream_created)})
+    with pytest.raises(ConfigError, match=why):
+        newest([stored, change])
 
 
 def test_the_stream_of_a_sequence_is_part_of_what_a_change_is_recognised_by() -> None:

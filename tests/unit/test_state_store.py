@@ -626,6 +626,17 @@ def test_the_newest_are_written_and_the_others_counted_over_all_rounds() -> None
     assert bucket.steps.count("AskMany") == 2
 
 
+@pytest.mark.parametrize("created", [(0, 100), (100, 0)])
+def test_a_sequence_that_only_one_side_says_the_stream_of_overwrites_nothing(created: tuple[int, int]) -> None:
+    bucket = Watched()
+    bucket.run(store_newest("b", [Change("a", b"newer", sequence=100, stream_created=created[0])]))
+    bucket.put("b", b"of another client")
+    with pytest.raises(ConfigError, match=r"key='a': .*nothing tells which is newer"):
+        bucket.run(store_newest("b", [Change("a", b"old", sequence=50, stream_created=created[1])]))
+    written = bucket.run(store_newest("b", [Change("b", b"1", sequence=1, stream_created=created[1])]))
+    assert (written.written, bucket.table()["a"]) == (1, (b"newer", 100))
+
+
 # ---- faults ----------------------------------------------------------------------------------------------------------
 
 

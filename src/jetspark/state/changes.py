@@ -6,7 +6,7 @@ counts as older than every event: sequence 0.
 
 Sequences begin again where a stream is deleted and re-created. A change may say when the stream of its
 sequence was created, stored as the header ``JetSpark-Stream-Created``: then the later stream is newer, whatever the
-sequences.
+sequences. A sequence that says so and one that does not cannot be compared, and the change is refused.
 """
 
 from __future__ import annotations
@@ -161,9 +161,13 @@ def newest(changes: Iterable[Change]) -> dict[str, Change]:
 
 
 def keep_newest(kept: dict[str, Change], change: Change) -> None:
-    """Of two changes of a key keep the newer one; of two that are as new, or have no sequence, the later."""
+    """Of two changes of a key keep the newer one; of two that are as new, or have no sequence, the later.
+
+    Raises:
+        ConfigError: One of the two says of which stream its sequence is, and the other does not.
+    """
     known = kept.get(change.key)
-    if known is None or change.age >= known.age:
+    if known is None or not _is_newer(known, change):
         kept[change.key] = change
 
 
@@ -171,7 +175,7 @@ def newer(changes: Iterable[Change], known: Mapping[str, Current]) -> list[Chang
     """The changes that go beyond what is known, each expecting the revision that is known.
 
     Raises:
-        ConfigError: A change has no sequence, or does not say of which stream it is and the bucket does.
+        ConfigError: A change has no sequence; or only one of the change and the bucket says of which stream it is.
     """
     wanted = []
     for change in changes:
@@ -180,15 +184,26 @@ def newer(changes: Iterable[Change], known: Mapping[str, Current]) -> list[Chang
         present = known.get(change.key)
         if present is None:
             wanted.append(change._replace(revision=0))
-        elif present.stream_created and not change.stream_created:
-            raise ConfigError(
-                f"key={change.key!r}: the bucket has a value that says of which stream its sequence is, and this "
-                "change does not, so nothing tells which is newer: write it with the time the stream was created "
-                "(the column stream_created of a Spark frame)"
-            )
-        elif change.age > present.age:
+        elif _is_newer(change, present):
             wanted.append(change._replace(revision=present.revision))
     return wanted
+
+
+def _is_newer(change: Change, known: Current | Change) -> bool:
+    """Whether a change is newer than another, or than what a bucket has.
+
+    Raises:
+        ConfigError: Only one of the two says of which stream its sequence is.
+    """
+    # What another client has written has neither, and is older than every event.
+    if bool(change.stream_created) != bool(known.stream_created) and known.age != (0, 0):
+        with_time, without = (change, known) if change.stream_created else (known, change)
+        raise ConfigError(
+            f"key={change.key!r}: sequence {with_time.sequence} says when its stream was created, and sequence "
+            f"{without.sequence} does not, so nothing tells which is newer: write all rows of a bucket with "
+            "stream_created, or none; to begin with stream_created, fill a new bucket"
+        )
+    return change.age > known.age
 
 
 def header_fields(change: Change, writer: str) -> dict[str, str] | None:

@@ -30,8 +30,8 @@ import datetime
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import asdict, dataclass
+from typing import NamedTuple, TypeVar
 
 from jetspark.blocking import JetStream, KeyValue, KVConfig
 from jetspark.blocking.context import context_of
@@ -67,18 +67,18 @@ class Committed:
 
     batch: int
     rows: int
+    streams: Mapping[str, str]
+    """The streams that have the rows: names, and when each stream was created."""
     run: str = ""
     """Within ``foreachBatch``: the run of the query that has seen it last, for it is the same batch in the next one."""
     write: str = ""
     """And the write: another one of the same run is not a repetition."""
     digest: str = ""
     """Of a write with a name: of all its rows, whatever their order and partitions."""
-    streams: Mapping[str, str] = field(default_factory=dict)
-    """Where the rows are: names, and when each stream was made. Entries of earlier versions do not say."""
 
     def is_of(self, info: StreamInfo) -> bool:
-        """Whether the rows are in this very stream, as far as is known; one that was made again has none of them."""
-        return not self.streams or self.streams.get(info.config.name) == time_of(info.created)
+        """Whether the rows are in this very stream; one that was re-created has none of them."""
+        return self.streams.get(info.config.name) == time_of(info.created)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +127,11 @@ class Ledger:
 
     def committed(self) -> Committed | None:
         found = self._get("committed")
-        return None if found is None else _read(Committed, found[0])
+        return None if found is None else self._read(Committed, "committed", found[0])
 
-    def commit(self, batch: int, rows: int, **more: Any) -> None:
-        """Note a batch as written; ``more`` are the other fields of :class:`Committed`."""
-        self._bucket.put(f"{self._query}.committed", _json(Committed(batch, rows, **more)))
+    def commit(self, batch: Committed) -> None:
+        """Note a batch as written."""
+        self._bucket.put(f"{self._query}.committed", _json(batch))
 
     def open(self, batch: int, partition: int, info: StreamInfo) -> Opening:
         """Note that a partition is about to be written to a stream, or find that it was noted before.
@@ -144,7 +144,7 @@ class Ledger:
             found = self._get(key)
             if found is not None:
                 value, _, created = found
-                known = _read(Opened, value)
+                known = self._read(Opened, key, value)
                 if known.batch > batch:
                     # A task of a driver that died, slower than the driver that came after it.
                     raise UsageError(f"batch {batch} is over: the query writes batch {known.batch} by now")
@@ -186,6 +186,19 @@ class Ledger:
         except KeyNotFound:
             return None
         return entry.value, entry.revision, entry.created
+
+    def _read(self, kind: type[T], key: str, value: bytes) -> T:
+        names = kind.__dataclass_fields__  # type: ignore[attr-defined]
+        try:
+            fields = json.loads(value)
+            # Unknown fields are a later version's, which has these as well.
+            return kind(**{name: fields[name] for name in names})
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProtocolError(
+                f"key {self._query}.{key} of bucket {self._bucket.bucket!r} is not an entry of a ledger: expected JSON "
+                f"with {', '.join(names)}, found {value[:200]!r}. Delete the key to send the rows again: the stream "
+                "drops those whose ids it remembers"
+            ) from error
 
 
 class StoredIds(NamedTuple):
@@ -252,15 +265,6 @@ def _headers_after(js: JetStream, info: StreamInfo, after: int) -> Iterator[Head
 
 def _json(entry: Committed | Opened) -> bytes:
     return json.dumps(asdict(entry), separators=(",", ":")).encode()
-
-
-def _read(kind: type[T], value: bytes) -> T:
-    try:
-        fields = json.loads(value)
-        # Unknown fields are a later version's, which knows these, too. Those with a default are not in every entry.
-        return kind(**{name: fields[name] for name in kind.__dataclass_fields__ if name in fields})  # type: ignore[attr-defined]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ProtocolError(f"ledger entry {value[:80]!r}: expected a {kind.__name__} as JSON") from error
 
 
 def time_of(moment: datetime.datetime | None) -> str:

@@ -15,7 +15,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
@@ -348,9 +348,10 @@ def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
     if not filled or not options.keeps_ledger:
         return
     place, rows, unnamed = filled[0].place, sum(each.rows for each in filled), filled[0].unnamed
-    marks = {"run": filled[0].run} if unnamed is None else {"run": unnamed.run, "write": unnamed.write}
-    streams = {each.stream: each.created for each in filled if each.stream}
+    run, write = unnamed or (filled[0].run, "")
+    streams = {each.stream: each.created for each in filled}
     digest = "" if options.write_id is None else f"{added_up(each.digest for each in filled):032x}"
+    now = Committed(place.batch, rows, streams, run, write, digest)
 
     def note(js: JetStream) -> None:
         ledger = Ledger.of(js, options.ledger_bucket, place.query, filled[0].replicas)
@@ -358,15 +359,15 @@ def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
         if unnamed is not None:
             unnamed.check_is_alone(known, place)
         is_other = known is not None and known.batch == place.batch and (known.rows, known.digest) != (rows, digest)
-        if known is not None and is_other and options.write_id is not None and known.run == marks["run"]:
+        if known is not None and is_other and options.write_id is not None and known.run == run:
             raise _other_rows(options, place, known)
         # Of a batch that is noted, some are stored only now if the stream was made again.
         if known is None or known.batch != place.batch or not all(each.is_committed_already for each in filled):
-            ledger.commit(place.batch, rows, **marks, digest=digest, streams=streams)
+            ledger.commit(now)
             return
-        if marks["run"]:
+        if run:
             # Of the writes of this run it is the first; a second one has to see that.
-            ledger.commit(place.batch, known.rows, **marks, digest=known.digest, streams=known.streams)
+            ledger.commit(replace(known, run=run, write=write))
         if is_other:
             _logger.warning(
                 "batch %d of %s was written with %d rows and now has %d other ones: its input is not deterministic; "
@@ -382,11 +383,11 @@ def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
 
 def _other_rows(options: SinkOptions, place: TaskPlace, known: Committed) -> UsageError:
     """A write whose name has written other rows: not a repetition, so leaving them out would lose them."""
-    where = f" to stream {', '.join(map(repr, known.streams))}" if known.streams else ""
     return UsageError(
-        f"jetstream: writeId={options.write_id!r} has written {known.rows} other rows{where}: only the same rows are "
-        "recognised as stored already. Give each write a writeId of its own; or delete the key "
-        f"{place.query}.committed of bucket {options.ledger_bucket!r} to write under this name again"
+        f"jetstream: writeId={options.write_id!r} has written {known.rows} other rows to stream "
+        f"{', '.join(map(repr, known.streams))}: only the same rows are recognised as stored already. Give each "
+        f"write a writeId of its own; or delete the key {place.query}.committed of bucket {options.ledger_bucket!r} "
+        "to write under this name again"
     )
 
 
