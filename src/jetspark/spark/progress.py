@@ -17,7 +17,7 @@ from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
 from jetspark.errors import ConfigError, MessageNotFound
 from jetspark.spark.offsets import Offset, StreamPosition
-from jetspark.spark.stream.heads import heads_of
+from jetspark.state.scan import head_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -75,13 +75,14 @@ def _offset(text: Any) -> Offset | None:
 
 
 def _lag(js: JetStream, name: str, position: StreamPosition, subjects: tuple[str, ...]) -> Lag:
-    [head] = heads_of(js, [name])
+    info = js.stream(name).cached_info
+    head = head_of(info)
     begin = max(head.first, position.next)
     messages = max(0, head.next - begin)
     if not messages:
         return Lag(0, 0, 0.0)
     waiting = [found for found in (_first(js, head.stream, begin, each) for each in _filters(name, subjects)) if found]
-    now = datetime.datetime.now(datetime.UTC)
+    now = info.timestamp or datetime.datetime.now(datetime.UTC)
     seconds = max(((now - since).total_seconds() for since in waiting), default=0.0)
     return Lag(messages, int(messages * head.bytes_per_sequence), max(0.0, seconds))
 
