@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from support.drivers import Driver, Recorder, inside, on_both_drivers
@@ -14,6 +14,8 @@ from support.permissions import ExactServer, Rights
 import jetspark
 from jetspark import BatchInDoubt, ConsumerConfig, KVConfig, PermissionDenied, StreamConfig
 from jetspark.core.events import ErrorReported
+
+T = TypeVar("T")
 
 # What tests wait for at most, where the call by itself would wait for these.
 PATIENCE_S = 30.0
@@ -32,6 +34,12 @@ class Place:
     def __init__(self, server: ExactServer, account: str, user: str, nc: jetspark.Client, events: Recorder) -> None:
         self.server, self.account, self.user, self.nc, self.events = server, account, user, nc, events
         self.js = nc.jetstream(timeout=LONG_S)
+        self.kept: list[object] = []
+        """Batches and publishers, so that none is over by being collected."""
+
+    def keep(self, batch: T) -> T:
+        self.kept.append(batch)
+        return batch
 
     async def stored(self) -> list[tuple[str, bytes]]:
         async with await jetspark.connect(self.server.url_of(self.account)) as nc:
@@ -59,7 +67,7 @@ async def allowed(
 
 
 async def _fast(place: Place, **options: Any) -> jetspark.FastBatch:
-    async with place.js.fast_batch(timeout=LONG_S, **options) as batch:
+    async with place.keep(place.js.fast_batch(timeout=LONG_S, **options)) as batch:
         await batch.add("s.a", b"1")
         await batch.add("s.b", b"2")
         await batch.add("s.a", b"3")
@@ -67,7 +75,7 @@ async def _fast(place: Place, **options: Any) -> jetspark.FastBatch:
 
 
 async def _publisher(place: Place) -> None:
-    async with place.js.fast_publisher(patience_s=LONG_S) as publisher:
+    async with place.keep(place.js.fast_publisher(patience_s=LONG_S)) as publisher:
         await publisher.publish("s.a", b"1")
         await publisher.flush()
         await publisher.publish("s.b", b"2")
@@ -75,26 +83,26 @@ async def _publisher(place: Place) -> None:
 
 
 async def _atomic(place: Place, **options: Any) -> None:
-    async with place.js.atomic_batch(**options) as batch:
+    async with place.keep(place.js.atomic_batch(**options)) as batch:
         await batch.add("s.a", b"1")
         await batch.add("s.b", b"2")
         await batch.add("s.a", b"3")
 
 
 async def _atomic_many(place: Place) -> None:
-    async with place.js.atomic_batch() as batch:
+    async with place.keep(place.js.atomic_batch()) as batch:
         await batch.add_many([("s.a", b"1"), ("s.b", b"2"), ("s.a", b"3")])
 
 
 async def _atomic_last(place: Place) -> None:
-    async with place.js.atomic_batch() as batch:
+    async with place.keep(place.js.atomic_batch()) as batch:
         await batch.add("s.a", b"1")
         await batch.add("s.b", b"2")
         await batch.commit("s.a", b"3")
 
 
 async def _atomic_asking(place: Place) -> None:
-    async with place.js.atomic_batch(ack_every=3) as batch:
+    async with place.keep(place.js.atomic_batch(ack_every=3)) as batch:
         await batch.add("s.a", b"1")
         await batch.add("s.b", b"2")
         await batch.add("s.a", b"3")
@@ -178,8 +186,8 @@ async def test_a_publisher_keeps_what_is_not_stored_when_a_message_is_denied(
         assert isinstance(publisher.failure, PermissionDenied)
 
 
-async def _transaction(kv: jetspark.KeyValue, *keys: str) -> None:
-    async with kv.transaction() as tx:
+async def _transaction(place: Place, kv: jetspark.KeyValue, *keys: str) -> None:
+    async with place.keep(kv.transaction()) as tx:
         for key in keys:
             await tx.put(key, b"1")
 
@@ -190,7 +198,7 @@ async def test_a_transaction_with_a_denied_key_names_it(exact: ExactServer, driv
         kv = await place.js.kv("B")
         for first, second in (("a", "b"), ("b", "a")):
             with pytest.raises(PermissionDenied, match=r"\$KV\.B\.b"):
-                await _transaction(kv, first, second)
+                await _transaction(place, kv, first, second)
         await place.nc.flush()
 
 
@@ -266,6 +274,54 @@ async def test_denials_that_were_raised_are_not_raised_again_by_close(exact: Exa
         raised = await asyncio.gather(*(place.js.publish("s.b") for _ in range(20)), return_exceptions=True)
         assert {type(each) for each in raised} == {PermissionDenied}
         await place.nc.close()
+
+
+async def _put_object(place: Place) -> None:
+    await place.keep(await place.js.object_store("O")).put("name", b"x" * 1_000_000)
+
+
+async def _write_keys(place: Place) -> None:
+    await _transaction(place, await place.js.kv("B"), "a", "b")
+
+
+async def _request(place: Place) -> None:
+    await place.js.publish("s.b", b"2")
+
+
+@pytest.mark.parametrize("flushes", [False, True], ids=["at once", "after a flush"])
+@pytest.mark.parametrize("name", [*CALLS, "transaction", "object", "publish"])
+@on_both_drivers
+async def test_a_plain_message_that_is_denied_after_a_batch_is_told_by_a_flush(
+    exact: ExactServer, driver: Driver, name: str, flushes: bool
+) -> None:
+    call = {"transaction": _write_keys, "object": _put_object, "publish": _request}.get(name) or CALLS[name][1]
+    rights = "s.a", "$KV.B.a", "$O.O.M.*", "$JS.API.STREAM.MSG.GET.OBJ_O"
+    async with allowed(driver, exact, *rights) as place:
+        with pytest.raises(PermissionDenied) as denied:
+            await call(place)
+        if flushes:
+            await place.nc.flush()
+        await place.nc.publish(denied.value.subject, b"plain")
+        with pytest.raises(PermissionDenied) as told:
+            await place.nc.flush()
+        assert told.value.subject == denied.value.subject
+
+
+async def _fill(batch: Any) -> None:
+    # The server takes 1000 messages in an atomic batch.
+    many = [("s.a", b"1"), *[("s.b", b"2")] * 900, ("s.a", b"3")]
+    async with batch:
+        for number in range(0, len(many), 100):
+            await batch.add_many(many[number : number + 100])
+
+
+@on_both_drivers
+async def test_many_denied_messages_of_a_batch_are_told_once(exact: ExactServer, driver: Driver) -> None:
+    async with allowed(driver, exact, "s.a") as place:
+        for batch in (place.js.fast_batch(), place.js.fast_batch(gap="ok"), place.js.atomic_batch()):
+            with pytest.raises(PermissionDenied):
+                await _fill(place.keep(batch))
+        await place.nc.flush()
 
 
 @on_both_drivers

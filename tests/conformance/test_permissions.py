@@ -35,6 +35,8 @@ from jetspark import (
     StreamConfig,
 )
 from jetspark.core.subjects import matches
+from jetspark.jetstream.kv import Bucket
+from jetspark.jetstream.operations import Operation
 
 # A denial comes at once. These are what calls wait for without one, and what the test waits for.
 LONG_S = 600.0
@@ -719,3 +721,30 @@ def test_every_call_is_recorded(name: str, handle: type) -> None:
     recorded = {re.split(r"[(,]", each)[0] for each in CALLS}
     # A batch sends nothing by itself, and publish_async_complete only waits.
     assert public - recorded - ELSEWHERE.keys() <= {"js.publish_async_complete"}
+
+
+@on_both_drivers
+async def test_a_key_whose_deletion_goes_away_while_it_is_looked_for_is_created(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking, looks = Bucket.vacant_revision, 0
+
+    def purged_before(bucket: Bucket, key: str, *, at_least: int = 0) -> Operation[int]:
+        nonlocal looks
+        looks += 1
+        yield from bucket._api.purge_stream("KV_B")
+        return (yield from looking(bucket, key, at_least=at_least))
+
+    monkeypatch.setattr(Bucket, "vacant_revision", purged_before)
+    with ExactServer() as server:
+        account = server.new_account()
+        async with await jetspark.connect(server.url_of(account)) as admin:
+            kept = await admin.jetstream().create_kv("B")
+            await kept.put("k", b"1")
+            await kept.delete("k")
+            rights = "$JS.API.STREAM.INFO.KV_B", "$JS.API.STREAM.PURGE.KV_B", "$JS.API.DIRECT.GET.KV_B.>", "$KV.B.k"
+            [user] = server.new_users(account, [Rights(rights, ("_INBOX.>",))])
+            async with asyncio.timeout(PATIENCE_S), driver.connect(server.url_of(user)) as nc:
+                kv = await nc.jetstream(timeout=LONG_S).kv("B")
+                assert await kv.create("k", b"2") == 3
+            assert (looks, (await kept.get("k")).value) == (1, b"2")

@@ -92,7 +92,12 @@ class Log:
 
     def store(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
         message = StoredMessage(
-            stream="LOG", subject=subject, sequence=self.end + 1, timestamp=NOW, data=data, headers=Headers(headers)
+            stream="LOG",
+            subject=subject,
+            sequence=self.end + 1,
+            timestamp=self.now,
+            data=data,
+            headers=Headers(headers),
         )
         self.messages.append(message)
 

@@ -574,8 +574,9 @@ def test_a_boundary_goes_on_after_the_message_that_is_known(
 
 def test_old_events_of_a_boundary_with_a_snapshot_and_commands_that_nobody_repeats_are_let_go() -> None:
     noon = datetime.datetime(2026, 3, 31, 12, tzinfo=datetime.UTC)
+    behind = noon - datetime.timedelta(days=1)  # by the clock of the worker that has decided them
     entries = [
-        stored(n, f"c-{n}", command="pay", time=noon + datetime.timedelta(seconds=n))
+        stored(n, f"c-{n}", command="pay", time=behind, stored=noon + datetime.timedelta(seconds=n))
         for n in range(1, 2 * KEPT_EVENTS + 2)
     ]
     past = past_of("a", *entries[:-1])

@@ -345,13 +345,17 @@ class LossyRecords:
         return SimpleNamespace(value=self.value, revision=self.revision)
 
 
+async def server_now() -> datetime.datetime:
+    return datetime.datetime(2026, 3, 31, 12, tzinfo=datetime.UTC)
+
+
 @pytest.mark.parametrize("lost_gets", [0, 1, 3])
 async def test_a_record_whose_answer_was_lost_is_found_however_often_it_takes(
     lost_gets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(once, "RECORD_PAUSE", Backoff(0.0, 0.0))
     records: Any = LossyRecords(lost_updates=1, lost_gets=lost_gets)
-    await OnceRecords(records, "billing", lease_s=1.0, remember_s=1.0)._record("key", b"done", 1)
+    await OnceRecords(records, "billing", server_now, lease_s=1.0, remember_s=1.0)._record("key", b"done", 1)
     assert (records.value, records.revision) == (b"done", 2)
 
 
@@ -363,7 +367,7 @@ async def test_a_record_that_another_worker_wrote_is_not_taken_for_ours(
     records: Any = LossyRecords(lost_updates, lost_gets=0)
     records.revision = 5
     with pytest.raises(Conflict):
-        await OnceRecords(records, "billing", lease_s=1.0, remember_s=1.0)._record("key", b"done", 1)
+        await OnceRecords(records, "billing", server_now, lease_s=1.0, remember_s=1.0)._record("key", b"done", 1)
 
 
 @pytest.mark.parametrize("way", ["at once", "by another effect", "by another task"])

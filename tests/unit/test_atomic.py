@@ -810,6 +810,19 @@ def test_a_discard_can_never_be_stored_and_is_sent_once() -> None:
         bench.batch.add("a", b"")
 
 
+@pytest.mark.parametrize(("denied", "asked"), [(["a.1"], ["a.2"]), (["a.1", "a.2"], [])])
+def test_a_discard_is_not_sent_to_a_denied_subject(denied: list[str], asked: list[str]) -> None:
+    bench = Bench()
+    bench.batch.add("a.1", b"")
+    bench.batch.add("a.2", b"")
+    for subject in denied:
+        bench.connection.receive_data(b"-ERR 'Permissions Violation for Publish to \"%b\"'\r\n" % subject.encode())
+    with pytest.raises(PermissionDenied):
+        bench.batch.add("a.2", b"")
+    bench.run(bench.batch.leave(failed=True))
+    assert [each.subject for each in bench.asked] == asked
+
+
 def test_a_discard_that_cannot_be_sent_hides_no_other_error() -> None:
     bench = Bench()
     bench.batch.add("a", b"")

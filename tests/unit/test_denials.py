@@ -62,6 +62,19 @@ def test_a_denial_is_told_by_whoever_published_to_its_subject_while_it_exists() 
     assert not _add(denials, "s.a")
 
 
+def test_a_claimant_that_is_over_has_told_of_what_is_published_by_then() -> None:
+    denials, claims = DeniedPublishes(), Claims("s.a", "s.b")
+    _add(denials, "s.b")
+    denials.watch(claims)
+    before = denials.count
+    assert _add(denials, "s.a", published=10, confirmed=2)
+    assert denials.leave(claims, before, 20)
+    assert [_add(denials, "s.a", published=30, confirmed=confirmed) for confirmed in (19, 20)] == [True, False]
+    assert not _add(denials, "s.b", published=30, confirmed=2)  # it was denied before
+    assert not denials.leave(claims, denials.count, 40)
+    assert not _add(denials, "s.a", published=50, confirmed=30)
+
+
 @pytest.mark.parametrize(("confirmed", "is_told"), [(9, True), (10, False)])
 def test_what_was_published_before_the_first_denial_was_told_needs_no_telling(confirmed: int, is_told: bool) -> None:
     denials = DeniedPublishes()
@@ -80,6 +93,7 @@ def test_a_flush_tells_of_a_denial_that_no_call_has_raised() -> None:
     connection.flush("flush")
     _deny(connection, b"s.a")
     _deny(connection, b"s.a")  # of the second one, which the first denial has ended
+    assert connection.data_to_send().count(b"PING\r\n") == 1  # the flush sent it
     connection.receive_data(b"PONG\r\n")
     told = [event for event in connection.events() if isinstance(event, Done | Failed)]
     assert [(type(each), each.handle) for each in told] == [(Failed, "first"), (Failed, "second"), (Done, "flush")]
@@ -89,3 +103,19 @@ def test_a_flush_tells_of_a_denial_that_no_call_has_raised() -> None:
     connection.receive_data(b"PONG\r\n")
     [failed] = [event for event in connection.events() if isinstance(event, Failed)]
     assert (failed.handle, isinstance(failed.error, PermissionDenied)) == ("flush", True)
+
+
+def test_what_is_published_behind_a_denial_is_told_although_nothing_was_confirmed_between() -> None:
+    connection = connected()
+    connection.request("first", "s.a", b"", None)
+    connection.data_to_send()
+    _deny(connection, b"s.a")
+    _deny(connection, b"s.a")
+    connection.publish("s.a", b"")
+    connection.flush("flush")
+    assert connection.data_to_send() == b"PING\r\nPUB s.a 0\r\n\r\nPING\r\n"
+    connection.receive_data(b"PONG\r\n")
+    _deny(connection, b"s.a")
+    connection.receive_data(b"PONG\r\n")
+    told = [event for event in connection.events() if isinstance(event, Done | Failed)]
+    assert [(type(each), each.handle) for each in told] == [(Failed, "first"), (Failed, "flush")]

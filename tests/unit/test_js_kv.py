@@ -14,6 +14,7 @@ from jetspark.jetstream.config import External, StreamSource, SubjectTransform
 from jetspark.jetstream.features import ServerFacts
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.kv import (
+    STALE_READS,
     Bucket,
     KeyWrite,
     KVConfig,
@@ -447,6 +448,19 @@ def test_create_does_not_believe_a_replica_that_is_behind_the_refusal(stale: Cor
         run(bucket().create("k", b"v", None), WRONG, stale, DENIED, stale, direct("k", 9))
     with pytest.raises(RequestTimeout):  # the time of the call bounds it
         run(bucket().create("k", b"v", None), WRONG, stale, DENIED, stale, RequestTimeout("request", 5))
+
+
+@pytest.mark.parametrize("stale", [ABSENT, direct("k", 7), direct("k", 7, block="KV-Operation: DEL\r\n")])
+def test_create_tries_again_when_a_replica_stays_behind_the_refusal(stale: CoreMessage) -> None:
+    behind = [stale, DENIED, *[stale] * STALE_READS]
+    revision, requests = run(bucket().create("k", b"v", None), WRONG, *behind, ack(10))
+    expected = "7" if stale.raw_headers is not None and b"KV-Operation" in stale.raw_headers else "0"
+    assert (revision, headers_of(requests[-1])) == (10, {"Nats-Expected-Last-Subject-Sequence": expected})
+    gone = direct("k", 9, block="KV-Operation: DEL\r\n")
+    assert run(bucket().create("k", b"v", None), WRONG, *behind, WRONG, gone, ack(10))[0] == 10
+    other = {"error": {"code": 400, "err_code": 10071, "description": "wrong last sequence: 7"}}
+    with pytest.raises(KeyExists):
+        run(bucket().create("k", b"v", None), WRONG, *behind, other)
 
 
 def test_a_refusal_that_names_no_sequence_leaves_the_last_word_to_the_leader() -> None:

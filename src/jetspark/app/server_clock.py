@@ -15,6 +15,7 @@ from jetspark.aio import clock
 from jetspark.aio.client import Client
 from jetspark.aio.context import DriverContext, context_of
 from jetspark.aio.jetstream import JetStream
+from jetspark.app.clock import seconds_now
 from jetspark.errors import ProtocolError
 
 __all__ = ["ServerClock", "server_clock"]
@@ -29,7 +30,7 @@ class ServerClock:
     def __init__(self, context: DriverContext, stream: str) -> None:
         self._context, self._stream = context, stream
         self._said: datetime.datetime | None = None
-        self._sent_at = 0.0
+        self._sent_at = self._sent_wall_s = 0.0
 
     async def now(self) -> datetime.datetime:
         """The time; asks the server if it has not said it for ``REFRESH_S``.
@@ -37,18 +38,26 @@ class ServerClock:
         Raises:
             JetSparkError: As for every question about the stream. It needs ``$JS.API.STREAM.INFO.<stream>``.
         """
-        if self._said is None or clock.now() - self._sent_at > REFRESH_S:
-            sent_at = clock.now()
+        if self._said is None or self._longest_s() > REFRESH_S:
+            sent_at, sent_wall_s = clock.now(), seconds_now()
             info = await self._context.run(self._context.api.stream_info(self._stream))
             if info.timestamp is None:
                 raise ProtocolError(f"STREAM.INFO.{self._stream}: the server does not say its time ('ts')")
-            self._said, self._sent_at = info.timestamp, sent_at
+            self._said, self._sent_at, self._sent_wall_s = info.timestamp, sent_at, sent_wall_s
         return self.last_known()
 
     def last_known(self) -> datetime.datetime:
         """The time by the last answer; :meth:`now` has to have been called before."""
         assert self._said is not None
         return self._said + datetime.timedelta(seconds=clock.now() - self._sent_at)
+
+    def at_most(self) -> datetime.datetime | None:
+        """The time or a later one, without asking; None if the server has not said it yet."""
+        return None if self._said is None else self._said + datetime.timedelta(seconds=self._longest_s())
+
+    def _longest_s(self) -> float:
+        """How long ago the answer was, at most: one clock stands still while the machine sleeps, the other is set."""
+        return max(clock.now() - self._sent_at, seconds_now() - self._sent_wall_s)
 
 
 _clocks: WeakKeyDictionary[Client, dict[str, ServerClock]] = WeakKeyDictionary()

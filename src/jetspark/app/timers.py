@@ -93,7 +93,7 @@ _NAME = "Jetspark-Timer"
 _SETTING = "Jetspark-Timer-Setting"
 """Of a timer, what it publishes, and the mark of a cancel: which call of ``set`` it comes from."""
 CLOCKS_DIFFER_S = 60.0
-"""How far the clocks of a program and the server may be apart."""
+"""How far the clocks of the servers that lead the stream one after the other may be apart."""
 _CANCELLED = ".cancelled"
 REMEMBERED_S = 7 * 86_400
 """For how long a cancel is remembered that came after the firing; as the effects of ``ctx.once`` are."""
@@ -274,7 +274,7 @@ class Timers:
         Args:
             clock: The program's.
             from_leader: Read only from the stream's leader, as workers do. It takes the right to read all of it.
-            server_now: The server's time; its own answer, if not given.
+            server_now: The server's time. If not given, it is asked for only where a call cannot do without.
         """
         self._app, self._stream_name, self._js, self._encode, self._clock = app, stream, js, encode, clock
         self._server_now = server_now
@@ -419,7 +419,7 @@ class Timers:
                 continue
             except ServerError as error:
                 raise (self._no_timers(name) if error.err_code == Code.SCHEDULES_DISABLED else error) from error
-            if last is None or guard is expect or self._may_be_firing(last):
+            if last is None or guard is expect or await self._may_be_firing(last):
                 await self._publish(name, await self._mark(name, last))
             return ack
         raise AssertionError
@@ -437,17 +437,27 @@ class Timers:
         if number > 1:
             await asyncio.sleep(PAUSE.wait_s(number - 1))
 
-    def _may_be_firing(self, timer: StoredMessage | None) -> bool:
-        """Whether the server may have taken a timer out already, and be about to store its event."""
+    async def _may_be_firing(self, timer: StoredMessage | None) -> bool:
+        """Whether the server may have taken a timer out already, and be about to store its event.
+
+        It is, too, where the server's time is not known: the program's own clock may be wrong by any time.
+        """
         due = None if timer is None else _timer(timer).due
-        return due is not None and due <= self._clock() + datetime.timedelta(seconds=CLOCKS_DIFFER_S)
+        if due is None:
+            return False
+        if self._server_now is not None:
+            now: datetime.datetime | None = await self._server_now()
+        else:
+            # A client may have no right to ask. It uses the answer to an earlier question.
+            now = server_clock(self._js, self._stream_name).at_most()
+        return now is None or due <= now + datetime.timedelta(seconds=CLOCKS_DIFFER_S)
 
     async def _mark(self, name: str, ended: StoredMessage | None) -> Encoded:
         """A message by which what a timer has published up to now does not count, nor what the ended one publishes
         later. It has no use for long where the timer was not to fire soon.
         """
         subject = timer_subject(self._app, name) + _CANCELLED
-        if ended is not None and not self._may_be_firing(ended):
+        if ended is not None and not await self._may_be_firing(ended):
             return Encoded(subject, b"", dict(_SHORT_MARK))
         if ended is None:
             ended = await self._last_on(subject)  # a mark: what it has named stays ended

@@ -36,7 +36,7 @@ from typing import Any
 
 from jetspark.core import frames
 from jetspark.core.auth import Auth
-from jetspark.core.denials import DeniedPublishes
+from jetspark.core.denials import Claimant, DeniedPublishes
 from jetspark.core.events import (
     Closed,
     Connected,
@@ -612,7 +612,9 @@ class Connection(Outbox):
                 published=self.published,
                 confirmed=self._pings.confirmed,
             )
-            if not is_told:
+            if is_told:
+                self._confirm()
+            else:
                 self._refused_publish = self._refused_publish or error
         else:
             is_told = False  # a subscription with a callback has nobody to raise it to
@@ -624,6 +626,16 @@ class Connection(Outbox):
                     is_told = True
                     self.requests.fail_all(error, self._events)
         self._events.append(ErrorReported(error, is_raised=is_told))
+
+    def leave_denials(self, claimant: Claimant, count: int) -> None:
+        """The claimant is over: it has raised the denials since the first ``count``, and raises no later ones."""
+        if self.denials.leave(claimant, count, self.published) and self.is_connected:
+            self._confirm()
+
+    def _confirm(self) -> None:
+        """Ask the server to confirm everything published so far, unless such a PING is on its way already."""
+        if all(ping.published < self.published for ping in self._pings):
+            self._send_ping(SentPing(None, self.published))
 
     def _send_control(self, frame: bytes) -> None:
         # While there is no session, there is nothing to say: connecting sends the subscriptions that exist then.

@@ -5,8 +5,9 @@ it had processed before, and in front of whatever it says because of the message
 incomplete). So who publishes many messages looks here when one of them is missing (:meth:`DeniedPublishes.since`).
 
 A denial that no call raises is told by the next flush, or by ``close``. Requests raise theirs, and so does every
-:class:`Claimant`. The server denies each of many messages to one subject by itself, so a subject counts as told until
-the server has confirmed all that was published when it was first told.
+:class:`Claimant` until it is over. The server denies each of many messages to one subject by itself, so a subject
+counts as told until the server has confirmed all that was published when it was last told. The connection sends a PING
+then: its PONG separates those denials from the denials of messages that are published later.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Claimant(Protocol):
     """Tells its callers of denials by itself."""
 
     def publishes_to(self, subject: str) -> bool:
-        """Whether it has published to the subject."""
+        """Whether it has published to the subject, and raises a denial of it: it does so until it is over."""
 
 
 class DeniedPublishes:
@@ -38,15 +39,29 @@ class DeniedPublishes:
     def __init__(self) -> None:
         self.count = 0
         """How many there have been."""
-        self._claimants: weakref.WeakSet[Claimant] = weakref.WeakSet()
+        # Not a WeakSet: in threads a batch begins without the lock, and iterating over that one would fail.
+        self._claimants: set[weakref.ref[Claimant]] = set()
         self._last: dict[str, tuple[int, PermissionDenied]] = {}
         """The latest of each subject, the oldest first."""
         self._told: dict[str, int] = {}
         """Up to which message of the connection the denials of a subject are told."""
 
     def watch(self, claimant: Claimant) -> None:
-        """The claimant tells its callers, for as long as it exists."""
-        self._claimants.add(claimant)
+        """The claimant tells its callers, for as long as it exists and is not over."""
+        self._claimants.add(weakref.ref(claimant, self._claimants.discard))
+
+    def leave(self, claimant: Claimant, count: int, published: int) -> bool:
+        """The claimant is over; whether messages to its subjects were denied after the first ``count`` denials.
+
+        Then it has told its callers of all that is published so far to these subjects.
+        """
+        self._claimants.discard(weakref.ref(claimant))
+        denied = [
+            subject for subject, (number, _) in self._last.items() if number > count and claimant.publishes_to(subject)
+        ]
+        for subject in denied:
+            _put(self._told, subject, published)
+        return bool(denied)
 
     def add(self, error: PermissionDenied, *, is_told: bool, published: int, confirmed: int) -> bool:
         """Note a denial; whether it is told by something else than a flush.
@@ -59,7 +74,8 @@ class DeniedPublishes:
         subject = error.subject
         self.count += 1
         _put(self._last, subject, (self.count, error))
-        if is_told or any(each.publishes_to(subject) for each in list(self._claimants)):
+        claimants = [claimant for each in tuple(self._claimants) if (claimant := each()) is not None]
+        if is_told or any(claimant.publishes_to(subject) for claimant in claimants):
             _put(self._told, subject, published)
             return True
         return confirmed < self._told.get(subject, 0)

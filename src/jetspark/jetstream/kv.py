@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypedDict
 
 from jetspark.core.arguments import explained, flag, octets, texts, unfit
+from jetspark.core.backoff import Backoff
 from jetspark.core.headers import Headers, HeadersLike
 from jetspark.core.numbers import UINT64, seconds, whole
 from jetspark.core.subjects import is_subset, matches, overlaps
@@ -70,7 +71,10 @@ KVOperation: TypeAlias = Literal["put", "delete", "purge"]
 MAX_HISTORY = 64
 
 # Between two looks whether a replica has what the leader has; it takes milliseconds.
-STALE_PAUSE_S = 0.02
+STALE = Backoff(first_s=0.005, max_s=0.25)
+# A replica is asked again that often, which takes some two seconds. Then the write is tried with what it has: the
+# message that the leader has named may be gone.
+STALE_READS = 12
 
 # Where the server compares with the last message of a subject, it names the sequence of that.
 _NAMED_SEQUENCE = re.compile(r"wrong last sequence: (\d+)")
@@ -496,22 +500,25 @@ class Bucket:
 
     def create(self, key: str, value: bytes, ttl_s: float | None) -> Operation[int]:
         """Write a key that has no value; one that was deleted has none."""
-        try:
-            return (yield from self.put(key, value, Expect(last_subject_sequence=0), ttl_s))
-        except WrongLastSequence as refused:
-            named = _NAMED_SEQUENCE.search(refused.description)
-        revision = yield from self.vacant_revision(key, at_least=int(named[1]) if named is not None else 0)
-        try:
-            return (yield from self.put(key, value, Expect(last_subject_sequence=revision), ttl_s))
-        except WrongLastSequence:
-            raise KeyExists(self.name, (key,)) from None
+        revision, last = 0, -1
+        while True:
+            try:
+                return (yield from self.put(key, value, Expect(last_subject_sequence=revision), ttl_s))
+            except WrongLastSequence as refused:
+                named = _NAMED_SEQUENCE.search(refused.description)
+            before, last = last, int(named[1]) if named is not None else 0
+            # Named once more, it is still there, and the replica still behind. The time of the call bounds that.
+            if before >= 0 and not before == last > revision:
+                raise KeyExists(self.name, (key,))
+            revision = yield from self.vacant_revision(key, at_least=last)
 
     def vacant_revision(self, key: str, *, at_least: int = 0) -> Operation[int]:
         """The revision of a key without a value: that of its deletion, or 0.
 
         A direct get is asked first: the right to it can be limited to this key. What it finds may be of a moment ago.
         So the leader has the last word, where we may ask it, unless the answer is as recent as ``at_least``, the
-        revision that the leader has named. Whoever writes expects the revision, so nothing is overwritten in any case.
+        revision that the leader has named. Whoever writes expects the revision, so nothing is overwritten in any case:
+        a replica that stays behind, or has nothing because the named message is gone, is believed after two seconds.
         """
         check_key(key)
         if not self._direct:
@@ -524,9 +531,13 @@ class Bucket:
         except PermissionDenied:
             pass
         # The replica that has answered is behind the leader, or nobody knows whether it is.
-        while revision < at_least:
-            yield Pause(STALE_PAUSE_S)
+        for number in range(1, STALE_READS + 1):
+            if revision >= at_least:
+                break
+            yield Pause(STALE.wait_s(number))
             revision, operation = yield from self._last(key, direct=True)
+        if revision < at_least and operation == "put":
+            return 0  # of a moment ago, or there again: the refusal of the write tells
         return self._checked_vacant(key, revision, operation)
 
     def _vacant(self, key: str, *, direct: bool) -> Operation[int]:

@@ -139,6 +139,8 @@ class AtomicMachine:
         """The connection's, when the first message was handed over."""
         self._denials_before = 0
         """How many publishes of the connection were denied before the first message."""
+        self._raises_denials = True
+        """Until the batch is over."""
         self._first_has_arrived = False
         self._is_waiting = False
         self._may_be_staged = False
@@ -191,7 +193,6 @@ class AtomicMachine:
             raise self._misuse()
         if not self.added:
             self._begin()
-        self._check_denials()
         if self._holds_back:
             return Pack(self.sequence)
         number, size_bytes = self.sequence, 0
@@ -234,6 +235,7 @@ class AtomicMachine:
             raise self._misuse()
         if self.sequence != pack.after:
             raise UsageError(f"batch {self.id!r} got a message while others were packed: make one call after the other")
+        self._check_denials()
         if pack.frames:
             self._connection.publish_frames(pack.frames)
             self._count(len(pack.frames))
@@ -349,7 +351,7 @@ class AtomicMachine:
         if self._connection.is_closed:
             self._end("not stored", closed := ConnectionClosed("the connection was closed before the batch's commit"))
             raise closed
-        self._end("unknown", "its commit was not answered")
+        self.outcome, self._reason = "unknown", "its commit was not answered"
         self._is_waiting = True
         try:
             reply = yield from self._persist(request, is_first=is_first)
@@ -369,6 +371,7 @@ class AtomicMachine:
             raise  # cancelled, or interrupted
         finally:
             self._is_waiting = False
+            self._raises_denials = self.outcome == "open"
         self._note_committed(subject, headers)
         if ack.batch != self.id or ack.batch_size != self.sequence:
             self._end("unknown", "its acknowledgement was for something else")
@@ -473,7 +476,10 @@ class AtomicMachine:
         denials.watch(self)
 
     def publishes_to(self, subject: str) -> bool:
-        """Whether the batch has a message to this subject."""
+        """Whether the batch has a message to this subject and raises its denial."""
+        return self._raises_denials and self._has_written_to(subject)
+
+    def _has_written_to(self, subject: str) -> bool:
         return subject in self._subjects or subject == self._last_subject
 
     def _check_denials(self) -> None:
@@ -482,8 +488,10 @@ class AtomicMachine:
         Raises:
             PermissionDenied: It has denied one of them. No commit was sent, so nothing is stored.
         """
-        denied = self._connection.denials.since(self._denials_before, self.publishes_to)
+        denied = self._connection.denials.since(self._denials_before, self._has_written_to)
         if denied is not None:
+            # Its own messages may still be on their way: the denial can be of a message of before.
+            self._connection.leave_denials(self, self._denials_before)
             self._end("not stored", denied)
             raise denied
 
@@ -494,7 +502,7 @@ class AtomicMachine:
             PermissionDenied: With the subject of the message.
         """
         if isinstance(error, BatchIncomplete):
-            denied = self._connection.denials.since(self._denials_before, self.publishes_to)
+            denied = self._connection.denials.since(self._denials_before, self._has_written_to)
             if denied is not None:
                 self._reason = str(denied)
                 raise denied from error
@@ -596,13 +604,18 @@ class AtomicMachine:
             "Nats-Batch-Commit": "discard",
             **IMPOSSIBLE,
         }
+        denials, before = self._connection.denials, self._denials_before
+        subjects = self._subjects or (self._last_subject,)
+        subject = next((each for each in subjects if denials.since(before, each.__eq__) is None), None)
+        if subject is None:
+            return  # each of its messages was denied, and one more would be
         try:
-            yield Request(next(iter(self._subjects), self._last_subject), b"", headers, is_silent=True)
+            yield Request(subject, b"", headers, is_silent=True)
         except JetSparkError:
             pass  # then the server forgets it by itself, after some idle seconds; the caller has other worries
 
     def _end(self, outcome: Outcome, reason: BaseException | str, *, is_first: bool = False) -> None:
-        self.outcome = outcome
+        self.outcome, self._raises_denials = outcome, False
         if isinstance(reason, str):
             self._reason = reason
             return

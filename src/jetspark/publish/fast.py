@@ -106,7 +106,7 @@ class FastMachine:
         """Mode "fail", and something was lost or refused: only the final acknowledgement is missing."""
         self._hole: Exception | None = None
         """What it was; a denied message in either mode."""
-        self._denials = FastDenials(machine.denials, self.sender.uses)
+        self._denials = FastDenials(machine, self.sender.uses)
 
     # ---- facts -------------------------------------------------------------------------------------------------
 
@@ -460,6 +460,7 @@ class FastMachine:
         self.sender.drop_kept()
         self.failure = failure
         self.inbox.close()
+        self._denials.end()
 
     def check(self) -> None:
         """Whether the batch may be used.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jetspark.core.denials import DeniedPublishes
+from jetspark.core.connection import Connection
 from jetspark.errors import PermissionDenied
 
 __all__ = ["FastDenials"]
@@ -13,20 +13,24 @@ __all__ = ["FastDenials"]
 class FastDenials:
     """The denials of a batch's own subjects since it began."""
 
-    def __init__(self, denials: DeniedPublishes, publishes_to: Callable[[str], bool]) -> None:
+    def __init__(self, connection: Connection, publishes_to: Callable[[str], bool]) -> None:
         """``publishes_to`` tells whether the batch has sent messages to a subject."""
         self.publishes_to = publishes_to
         self.has_asked = False
         """A message may be missing, and the server was asked which ones it has."""
-        self._denials = denials
+        self._connection, self._denials = connection, connection.denials
         self._before = self._seen = 0
         """How many denials there were on the connection before the batch, and when they were last looked at."""
-        denials.watch(self)
+        self._denials.watch(self)
 
     def begin(self) -> None:
         """The first message is about to be sent."""
         self._before = self._seen = self._denials.count
         self.has_asked = False
+
+    def end(self) -> None:
+        """The batch is over, and raises no denial of a message that is published later."""
+        self._connection.leave_denials(self, self._before)
 
     def first(self) -> PermissionDenied | None:
         """The first one; the message may have been published before the batch."""

@@ -106,12 +106,12 @@ class BoundaryPast:
                     self.decided.setdefault(entry.cause, entry)
 
     def trim(self, since: datetime.datetime) -> None:
-        """Let go of old events that are in the snapshot, and of commands that were decided before a time."""
+        """Let go of old events that are in the snapshot, and of commands that were stored before a time."""
         if len(self.entries) <= 2 * KEPT_EVENTS:
             return
         del self.entries[:-KEPT_EVENTS]
         for id, entry in [*self.decided.items()]:  # the oldest first
-            if entry.time is not None and entry.time >= since:
+            if entry.stored is not None and entry.stored >= since:
                 break
             del self.decided[id]
 
@@ -191,7 +191,7 @@ def advance_snapshot(
 ) -> None:
     """Have the events up to ``last`` in the state, so that the next command need not fold them, nor keep them.
 
-    Only for boundaries that are known to be whole up to there. Commands are known by their ids if they were decided
+    Only for boundaries that are known to be whole up to there. Commands are known by their ids if they were stored
     ``since`` then.
     """
     try:

@@ -225,7 +225,7 @@ class Deciding:
         random: A number from 0 to 1.
         random_bits: Such a number of random bits, for traces.
         timers_of: The application whose timers commands set; None if it has none.
-        timer_clock: The server's time of day, by which timers are due; the clock's, if not given.
+        server_now: The server's time of day, by which timers are due and commands are old; the clock's, if not given.
     """
 
     def __init__(
@@ -241,12 +241,12 @@ class Deciding:
         random: Callable[[], float],
         random_bits: Callable[[int], int],
         timers_of: str | None = None,
-        timer_clock: Callable[[], datetime.datetime] | None = None,
+        server_now: Callable[[], datetime.datetime] | None = None,
     ) -> None:
         self.stream = stream
         self.catalogue, self.projections, self.cache = catalogue, projections, cache
-        self.clock, self._random = clock, random
-        self.encoder = DecisionEncoder(source, catalogue, timers_of, random_bits, timer_clock or clock)
+        self.clock, self.server_now, self._random = clock, server_now or clock, random
+        self.encoder = DecisionEncoder(source, catalogue, timers_of, random_bits, self.server_now)
         self.encoder.know(end.subjects)
         self.known_end = 0
         """The highest sequence of the stream that was seen."""
@@ -325,6 +325,7 @@ class Deciding:
             None if outcome is None else outcome.encode(),
             firing_subject(message.headers),
             ended_by(message.headers),
+            message.timestamp,
         )
 
     def pause_s(self, failures: int) -> float:
@@ -620,6 +621,7 @@ class _DecidingRun:
         events, timers = self._messages
         last = end - len(timers)
         first = last - len(events) + 1
+        now = self._deciding.server_now()
         stored = [
             PastEvent(
                 first + index,
@@ -631,6 +633,7 @@ class _DecidingRun:
                 self._spec.name,
                 message.headers[OUTCOME_HEADER].encode(),
                 ended=ended_by(message.headers),
+                stored=now,
             )
             for index, (event, message) in enumerate(zip(decision.events, events, strict=True))
         ]
@@ -639,7 +642,7 @@ class _DecidingRun:
             past.add(own, own[-1].id if own else None)
             past.through = end if self._guards_stream else 0
         if self._projection is not None:
-            since = self._time - datetime.timedelta(seconds=self._spec.remember_s)
+            since = now - datetime.timedelta(seconds=self._spec.remember_s)
             advance_snapshot(self._pasts, self._projection, self._key, last, since)
         for past in self._pasts:
             self._keep(past)

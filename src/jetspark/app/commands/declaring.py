@@ -254,6 +254,8 @@ class PastEvent(NamedTuple):
     """The subject of the timer that has published it."""
     ended: str | None = None
     """The subject of the timer that ended with it."""
+    stored: datetime.datetime | None = None
+    """When the stream stored it, by the server's clock."""
 
 
 class Past:

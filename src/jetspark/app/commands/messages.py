@@ -43,7 +43,7 @@ class DecisionEncoder:
         catalogue: The application's events.
         timers_of: The application whose timers decisions set; None if it has none.
         random_bits: Such a number of random bits, for traces.
-        timer_clock: The server's time of day, by which timers are due.
+        server_now: The server's time of day, by which timers are due.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class DecisionEncoder:
         catalogue: Catalogue,
         timers_of: str | None,
         random_bits: Callable[[int], int],
-        timer_clock: Callable[[], datetime.datetime],
+        server_now: Callable[[], datetime.datetime],
     ) -> None:
         self._source, self._catalogue = source, catalogue
-        self._timers_of, self._random_bits, self._timer_clock = timers_of, random_bits, timer_clock
+        self._timers_of, self._random_bits, self._server_now = timers_of, random_bits, server_now
         self._stored: tuple[str, ...] = ()
         self._checked: set[Contract] = set()
 
@@ -128,7 +128,7 @@ class DecisionEncoder:
         app = self._timers_of
         if app is None:
             raise ConfigError("it sets or ends timers, and the app has none: declare it with App(..., timers=True)")
-        timers, now = [], self._timer_clock()
+        timers, now = [], self._server_now()
         for index, (name, (event, when)) in enumerate(decision.timers.items()):
             moment = When.of_decision(now, when)
             id = derived_id(cause.id, f"{command}:timer", index)

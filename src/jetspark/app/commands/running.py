@@ -167,11 +167,10 @@ class CommandRunner:
         context = context_of(js)
         # Before anybody looks at the stream: what happens to it after that is heard of.
         advisories = await context.client.subscribe(f"$JS.EVENT.ADVISORY.STREAM.*.{app.stream}")
-        time = server_clock(js, app.stream) if app.has_timers else None
+        time = server_clock(js, app.stream)
         try:
             stream = await patiently(partial(js.stream, app.stream))
-            if time is not None:
-                await patiently(time.now)
+            await patiently(time.now)
         except BaseException:
             await advisories.unsubscribe()
             raise
@@ -185,7 +184,7 @@ class CommandRunner:
             projections=app.projections,
             cache=BoundaryCache(options.cache_events),
             clock=utc_now,
-            timer_clock=None if time is None else time.last_known,
+            server_now=time.last_known,
             random=rng.random,
             random_bits=rng.getrandbits,
             timers_of=app.name if app.has_timers else None,
@@ -193,8 +192,7 @@ class CommandRunner:
         views = Views(app, js)
         watching = asyncio.create_task(_watch_stream(app, advisories, deciding))
         runner = cls(context, deciding, CommandStore(js, stream, views), views, watching, options)
-        if time is not None:
-            runner.spawn(_keep_time(time))
+        runner.spawn(_keep_time(time))
         return runner
 
     @property

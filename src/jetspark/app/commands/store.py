@@ -12,7 +12,6 @@ from typing import Any
 from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.stream import Stream
-from jetspark.app.clock import utc_now
 from jetspark.app.commands.boundaries import SnapshotState, encode_state
 from jetspark.app.commands.deciding import (
     Append,
@@ -33,6 +32,7 @@ from jetspark.app.commands.declaring import CommandReply
 from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.projections.views import Views
+from jetspark.app.server_clock import server_clock
 from jetspark.codes import Code
 from jetspark.core.backoff import Backoff
 from jetspark.errors import (
@@ -154,7 +154,8 @@ class CommandStore:
 
     async def _sequence_since(self, filter: str, since_s: float) -> int | None:
         """Of the first message under a filter that was stored in the last seconds."""
-        body = {"start_time": time_text(utc_now() - datetime.timedelta(seconds=since_s)), "next_by_subj": filter}
+        since = await server_clock(self._js, self._stream.name).now() - datetime.timedelta(seconds=since_s)
+        body = {"start_time": time_text(since), "next_by_subj": filter}
         subject = f"{self._context.api.prefix}.DIRECT.GET.{self._stream.name}"
         answer = await self._context.client.request(subject, json.dumps(body).encode(), timeout=REQUEST_S)
         if answer.status is not None and answer.status.code != 404:

@@ -15,6 +15,7 @@ from jetspark.app.entities.entities import Entities, EntityWriter
 from jetspark.app.handlers.context import Context, Dependencies, plan_arguments
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords
 from jetspark.app.handlers.retry import HandlerTimeout, Skip, deciding_error
+from jetspark.app.server_clock import server_clock
 from jetspark.core.headers import encode as encode_headers
 from jetspark.errors import ConfigError, Conflict, PayloadTooLarge
 
@@ -58,7 +59,11 @@ class HandlerCalls:
         self._effects: KeyValue | None = None
         """The bucket of the handler's transactions, when it has been looked up."""
         self._once = OnceRecords(
-            store.records, spec.name, lease_s=spec.timeout + LEASE_MARGIN_S, remember_s=spec.remember_s
+            store.records,
+            spec.name,
+            server_clock(store.js, f"KV_{store.records.bucket}").now,
+            lease_s=spec.timeout + LEASE_MARGIN_S,
+            remember_s=spec.remember_s,
         )
 
     async def call(self, item: WorkItem) -> BaseException | None:
@@ -237,6 +242,7 @@ class HandlerCalls:
             js=self._js,
             once=self._once,
             clock=self._clock,
+            server_now=server_clock(self._js, self._app.stream).now,
             log=self._log,
             is_replay=self.is_replay,
             entities=self._entities,

@@ -164,15 +164,16 @@ async def watch_filters(app: str, consumers: Mapping[Consumer, Sequence[str]], *
     Raises:
         TopologyDrift: The filter of a consumer was narrowed.
     """
-    since = {consumer.name: utc_now() for consumer in consumers}
+    # By the server's clock, as the times of the events are.
+    since = {consumer.name: consumer.cached_info.timestamp or utc_now() for consumer in consumers}
     while True:
         await asyncio.sleep(idle_s(every_s))
         for consumer, wanted in consumers.items():
-            asked_at = utc_now()
             try:
-                now = filters_of(await consumer.info())
+                info = await consumer.info()
             except JetSparkError:
                 continue  # who pulls from it is told
+            now = filters_of(info)
             left_out = [each for each in wanted if not any(is_subset(each, other) for other in now)]
             if left_out:
                 name, moment = consumer.name, since[consumer.name].isoformat(timespec="seconds")
@@ -185,7 +186,7 @@ async def watch_filters(app: str, consumers: Mapping[Consumer, Sequence[str]], *
                         f"`jetspark replay ... --since {moment} --effects` has the handler handle them",
                     ),
                 )
-            since[consumer.name] = asked_at
+            since[consumer.name] = info.timestamp or since[consumer.name]
 
 
 def filters_of(info: ConsumerInfo) -> tuple[str, ...]:

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import inspect
 import json
 import os
@@ -29,7 +30,6 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from jetspark.aio.kv import KeyValue
-from jetspark.app.clock import seconds_now
 from jetspark.app.contracts.envelope import Encoded
 from jetspark.app.contracts.faults import error_text
 from jetspark.app.finite_json import check_finite
@@ -66,8 +66,17 @@ class OnceRecords:
     ``remember_s`` a record goes away, and an event that comes again has its effects repeated.
     """
 
-    def __init__(self, records: KeyValue, handler: str, *, lease_s: float, remember_s: float) -> None:
+    def __init__(
+        self,
+        records: KeyValue,
+        handler: str,
+        server_now: Callable[[], Awaitable[datetime.datetime]],
+        *,
+        lease_s: float,
+        remember_s: float,
+    ) -> None:
         self._records, self._handler, self._lease_s, self._ttl_s = records, handler, lease_s, remember_s
+        self._server_now = server_now
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
@@ -167,7 +176,7 @@ class OnceRecords:
             ConfigError: It was done, and its result could not be recorded.
         """
         while True:
-            now = seconds_now()
+            now = (await self._server_now()).timestamp()  # claims of different workers are compared
             claim = msgspec.json.encode({"state": "claimed", "owner": self._owner, "until": now + self._lease_s})
             try:
                 return await self._records.create(key, claim, ttl=self._ttl_s)

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.replay.history import StreamHistory
 from jetspark.app.replay.ranges import Extent, ReplayRequest
+from jetspark.app.server_clock import server_clock
 from jetspark.app.workflows.comparing import ComparedRun, HistoryComparison, StepDifference, WorkflowCode
 from jetspark.app.workflows.declaring import WorkflowSpec
 from jetspark.errors import ConfigError, MessageNotFound
@@ -246,4 +246,4 @@ async def _end_of(js: JetStream, extent: Extent) -> datetime.datetime:
     try:
         return (await stream.get_message(extent.last + 1, next_for=">", direct=False)).timestamp
     except MessageNotFound:
-        return utc_now()
+        return await server_clock(js, extent.stream).now()

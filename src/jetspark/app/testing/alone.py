@@ -225,7 +225,9 @@ class _SingleRun:
                 for name, value in self._recorded.items()
             }
         )
-        once = _WatchedOnce(records.as_kv(), self._spec.name, lease_s=LEASE_S, remember_s=self._spec.remember_s)
+        once = _WatchedOnce(
+            records.as_kv(), self._spec.name, self._server_now, lease_s=LEASE_S, remember_s=self._spec.remember_s
+        )
         once.calls = self.result.effects
         return _WatchedContext(
             self.result,

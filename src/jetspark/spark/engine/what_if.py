@@ -235,10 +235,11 @@ def _bounds(js: JetStream, stream: str, request: ReplayRequest) -> tuple[Extent,
 
 def _end_of(js: JetStream, extent: Extent) -> datetime.datetime:
     """When the message behind a range was stored; now, if there is none."""
+    stream = js.stream(extent.stream)
     try:
-        return js.stream(extent.stream).get_message(extent.last + 1, next_for=">", direct=False).timestamp
+        return stream.get_message(extent.last + 1, next_for=">", direct=False).timestamp
     except MessageNotFound:
-        return utc_now()
+        return stream.cached_info.timestamp or utc_now()
 
 
 # ---- in tasks --------------------------------------------------------------------------------------------------------
