@@ -15,9 +15,13 @@ from support.patience import PATIENCE_S
 
 import jetspark
 from jetspark import ConsumerConfig, StreamConfig
+from jetspark.jetstream import pull
 from jetspark.server import NatsCluster, NatsServer
 
 _names = iter(range(1_000_000))
+# How far away the server seems. More than the tenth of a fetch's time by which its request ends before it: so the last
+# word on a request, and what it brings in its last moments, regularly come when its fetch is over.
+FAR_S = 0.005
 
 
 async def stream_of(nc: jetspark.Client, count: int = 0, data: bytes = b"%d", **config: Any) -> Any:
@@ -112,6 +116,27 @@ async def test_fetch_returns_when_the_server_may_send_no_more_without_an_ack(
         assert time.monotonic() - started < PATIENCE_S / 2
 
 
+@pytest.mark.parametrize("distance_s", [0, FAR_S])
+@on_both_drivers
+async def test_fetch_holds_back_no_message_where_others_are_not_acknowledged(
+    driver: Driver, server: NatsServer, monkeypatch: pytest.MonkeyPatch, distance_s: float
+) -> None:
+    # The server ends a request that it has left open with the next heartbeat: not before the test is over.
+    monkeypatch.setattr(pull, "HEARTBEAT_S", PATIENCE_S)
+    async with at_a_distance(server, distance_s) as url, driver.connect(url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 10), max_ack_pending=5, ack_wait_s=2 * PATIENCE_S)
+        unacknowledged = await consumer.fetch(3, timeout=PATIENCE_S)
+        started = time.monotonic()
+        more = await consumer.fetch(5, timeout=PATIENCE_S)
+        assert time.monotonic() - started < PATIENCE_S / 10
+        assert numbers(more) == [3, 4]
+        assert (await consumer.info()).waiting_pulls == 0  # nothing was left at the server
+        for message in (*unacknowledged, *more):
+            await message.ack_sync()
+        rest = await consumer.fetch(5, timeout=PATIENCE_S)
+        assert [(int(message.data), message.metadata.delivered) for message in rest] == [(n, 1) for n in range(5, 10)]
+
+
 @on_both_drivers
 async def test_a_filling_fetch_returns_what_there_is_when_its_time_is_over(driver: Driver, server: NatsServer) -> None:
     async with driver.connect(server.url) as nc:
@@ -140,7 +165,8 @@ async def test_no_wait_ends_though_the_server_says_nothing(driver: Driver, serve
     async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 5), max_ack_pending=2)
         [first, second] = await consumer.fetch(2)
-        assert await consumer.fetch(1, timeout=0.3, no_wait=True) == []
+        assert await consumer.fetch(1, timeout=PATIENCE_S, no_wait=True) == []
+        assert (await consumer.info()).waiting_pulls == 0  # nothing was left at the server
         await first.ack()
         await second.ack()
         # The server may handle a pull between the two acknowledgements.
@@ -191,9 +217,6 @@ async def _publish_later(nc: jetspark.Client, name: str, number: int, delay_s: f
     await nc.flush()
 
 
-# How far away the server seems. More than the tenth of a fetch's time by which its request ends before it: so the last
-# word on a request, and what it brings in its last moments, regularly come when its fetch is over.
-FAR_S = 0.005
 # A fetch that waits for nothing would do so until its request is given up, GRACE_S after its time: for some hundred
 # trips near the server, ninety far from it. One that does its work needs two or three.
 MAX_TRIPS = 40
