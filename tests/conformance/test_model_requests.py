@@ -190,6 +190,23 @@ def _requests_expire(both: Both) -> None:
     both.wait(0.7)
 
 
+def _requests_meet_max_ack_pending(both: Both) -> None:
+    """They are ended when another one expires, or has a heartbeat."""
+    both.stream()
+    both.consumer(max_ack_pending=2)
+    both.publish(5)
+    both.pull("one", batch=5, no_wait=True, expires=20_000_000_000)
+    both.pull("two", batch=5, no_wait=True, expires=20_000_000_000)
+    both.pull("three", batch=5, no_wait=True)
+    both.pull("probe", batch=1, expires=2_500_000_000)
+    both.wait(2.7)
+    both.compare_info()
+    both.answer(1, b"+ACK")
+    both.pull("three", batch=5, no_wait=True)
+    both.pull("beats", batch=1, expires=9_000_000_000, idle_heartbeat=2_500_000_000)
+    both.wait(2.7)
+
+
 def _requests_have_heartbeats(both: Both) -> None:
     both.stream()
     both.consumer()
@@ -312,6 +329,7 @@ def _advisories_are_stored(both: Both) -> None:
 COURSES: list[Callable[[Both], None]] = [
     _requests_take_turns,
     _requests_expire,
+    _requests_meet_max_ack_pending,
     _requests_have_heartbeats,
     _requests_have_a_number_of_bytes,
     _a_consumer_is_paused,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import json
 import random
 import time
 from typing import Any
@@ -15,9 +16,13 @@ from support.patience import PATIENCE_S
 
 import jetspark
 from jetspark import ConsumerConfig, StreamConfig
+from jetspark.jetstream import pull
 from jetspark.server import NatsCluster, NatsServer
 
 _names = iter(range(1_000_000))
+# How far away the server seems. More than the tenth of a fetch's time by which its request ends before it: so the last
+# word on a request, and what it brings in its last moments, regularly come when its fetch is over.
+FAR_S = 0.005
 
 
 async def stream_of(nc: jetspark.Client, count: int = 0, data: bytes = b"%d", **config: Any) -> Any:
@@ -112,6 +117,27 @@ async def test_fetch_returns_when_the_server_may_send_no_more_without_an_ack(
         assert time.monotonic() - started < PATIENCE_S / 2
 
 
+@pytest.mark.parametrize("distance_s", [0, FAR_S])
+@on_both_drivers
+async def test_fetch_holds_back_no_message_where_others_are_not_acknowledged(
+    driver: Driver, server: NatsServer, monkeypatch: pytest.MonkeyPatch, distance_s: float
+) -> None:
+    # The server ends a request that it has left open with the next heartbeat: not before the test is over.
+    monkeypatch.setattr(pull, "HEARTBEAT_S", PATIENCE_S)
+    async with at_a_distance(server, distance_s) as url, driver.connect(url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 10), max_ack_pending=5, ack_wait_s=2 * PATIENCE_S)
+        unacknowledged = await consumer.fetch(3, timeout=PATIENCE_S)
+        started = time.monotonic()
+        more = await consumer.fetch(5, timeout=PATIENCE_S)
+        assert time.monotonic() - started < PATIENCE_S / 10
+        assert numbers(more) == [3, 4]
+        assert (await consumer.info()).waiting_pulls == 0  # nothing was left at the server
+        for message in (*unacknowledged, *more):
+            await message.ack_sync()
+        rest = await consumer.fetch(5, timeout=PATIENCE_S)
+        assert [(int(message.data), message.metadata.delivered) for message in rest] == [(n, 1) for n in range(5, 10)]
+
+
 @on_both_drivers
 async def test_a_filling_fetch_returns_what_there_is_when_its_time_is_over(driver: Driver, server: NatsServer) -> None:
     async with driver.connect(server.url) as nc:
@@ -140,7 +166,8 @@ async def test_no_wait_ends_though_the_server_says_nothing(driver: Driver, serve
     async with driver.connect(server.url) as nc:
         consumer = await consumer_of(await stream_of(nc, 5), max_ack_pending=2)
         [first, second] = await consumer.fetch(2)
-        assert await consumer.fetch(1, timeout=0.3, no_wait=True) == []
+        assert await consumer.fetch(1, timeout=PATIENCE_S, no_wait=True) == []
+        assert (await consumer.info()).waiting_pulls == 0  # nothing was left at the server
         await first.ack()
         await second.ack()
         # The server may handle a pull between the two acknowledgements.
@@ -191,9 +218,6 @@ async def _publish_later(nc: jetspark.Client, name: str, number: int, delay_s: f
     await nc.flush()
 
 
-# How far away the server seems. More than the tenth of a fetch's time by which its request ends before it: so the last
-# word on a request, and what it brings in its last moments, regularly come when its fetch is over.
-FAR_S = 0.005
 # A fetch that waits for nothing would do so until its request is given up, GRACE_S after its time: for some hundred
 # trips near the server, ninety far from it. One that does its work needs two or three.
 MAX_TRIPS = 40
@@ -296,6 +320,169 @@ async def test_close_gives_back_what_came_too_late_for_any_fetch(driver: Driver,
         assert numbers(await consumer.fetch(1, timeout=30)) == [5]  # a closed one may be used again
 
 
+# ---- requests, as the server reads them ----------------------------------------------------------------------------
+
+
+async def requested(nc: jetspark.Client, consumer: jetspark.Consumer, body: bytes = b"") -> Any:
+    """The inbox of a request that was written by hand, when the server has got it."""
+    inbox = f"box{next(_names)}"
+    answers = await nc.subscribe(inbox)
+    await nc.publish(f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream_name}.{consumer.name}", body, reply=inbox)
+    await nc.flush()
+    return answers
+
+
+async def said(answers: Any, count: int) -> list[bytes | int]:
+    """Data of messages, codes of statuses."""
+    arrived = [await answers.next(PATIENCE_S) for _ in range(count)]
+    return [message.data if message.status is None else message.status.code for message in arrived]
+
+
+async def waits(consumer: jetspark.Consumer, count: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while (await consumer.info()).waiting_pulls != count:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"batch":1}', b'{"expires":0}', b'{"batch":0}', b'{"batch":-3}'])
+@on_both_drivers
+async def test_a_request_that_says_nothing_is_one_for_one_message_without_an_end(
+    driver: Driver, server: NatsServer, body: bytes
+) -> None:
+    async with driver.connect(server.url) as nc:
+        stream = await stream_of(nc)
+        consumer = await consumer_of(stream)
+        answers = await requested(nc, consumer, body)
+        await waits(consumer, 1)
+        for number in range(2):
+            await nc.jetstream().publish(f"{stream.name}.x", b"%d" % number)
+        assert await said(answers, 1) == [b"0"]
+        info = await consumer.info()
+        assert (info.delivered.stream_sequence, info.waiting_pulls, info.pending) == (1, 0, 1)
+
+
+@on_both_drivers
+async def test_a_request_may_be_for_any_number_of_messages(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
+        stream = await stream_of(nc, 5)
+        answers = await requested(nc, await consumer_of(stream), b'{"batch":1000000000,"no_wait":true}')
+        assert await said(answers, 6) == [b"0", b"1", b"2", b"3", b"4", 404]
+        consumer = await stream.create_consumer(ConsumerConfig(durable_name="all", ack_policy="none"))
+        assert numbers(await consumer.fetch(1_000_000_000, timeout=PATIENCE_S)) == [0, 1, 2, 3, 4]
+
+
+@on_both_drivers
+async def test_a_request_ends_after_as_many_nanoseconds(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc))
+        for expires_ns in (200_000_000, 5_000, -5):  # one that has passed is no end that is missing
+            answers = await requested(nc, consumer, b'{"batch":10,"expires":%d}' % expires_ns)
+            assert await said(answers, 1) == [408]
+            assert (await consumer.info()).waiting_pulls == 0, "it is not counted any more"
+
+
+@on_both_drivers
+async def test_no_wait_with_an_end_waits_for_the_first_message(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
+        stream = await stream_of(nc)
+        consumer = await consumer_of(stream)
+        answers = await requested(nc, consumer, b'{"batch":5,"no_wait":true,"expires":200000000}')
+        assert await said(answers, 1) == [408], "not a 404 at once"
+        answers = await requested(nc, consumer, b'{"batch":5,"no_wait":true,"expires":%d}' % (PATIENCE_S * 1e9))
+        await waits(consumer, 1)
+        await nc.jetstream().publish(f"{stream.name}.x", b"0")
+        assert await said(answers, 2) == [b"0", 404]
+        answers = await requested(nc, consumer, b'{"batch":5,"no_wait":true}')
+        assert await said(answers, 1) == [404]
+
+
+@on_both_drivers
+async def test_requests_are_counted_while_their_reply_subject_has_a_subscriber(
+    driver: Driver, server: NatsServer
+) -> None:
+    async with driver.connect(server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc))
+        assert (await consumer.info()).config.max_waiting == 512
+        first, _ = await requested(nc, consumer), await requested(nc, consumer)
+        async with driver.connect(server.url) as other:
+            await requested(other, consumer)
+            await waits(consumer, 3)
+        await waits(consumer, 2)  # its client went away
+        await first.unsubscribe()
+        await waits(consumer, 1)
+
+
+@on_both_drivers
+async def test_a_consumer_has_max_waiting_requests_and_room_again_when_they_end(
+    driver: Driver, server: NatsServer
+) -> None:
+    async with driver.connect(server.url) as nc:
+        stream = await stream_of(nc)
+        consumer = await consumer_of(stream, max_waiting=2)
+        first, second = await requested(nc, consumer), await requested(nc, consumer)
+        await waits(consumer, 2)
+        for body in (b"", b'{"batch":1,"no_wait":true,"expires":1000000000}'):
+            refused = await requested(nc, consumer, body)
+            [status] = [(await refused.next(PATIENCE_S)).status]
+            assert (status.code, status.description) == (409, "Exceeded MaxWaiting")
+        await nc.jetstream().publish(f"{stream.name}.x", b"0")
+        assert await said(first, 1) == [b"0"]
+        third = await requested(nc, consumer)
+        for number in (1, 2):
+            await nc.jetstream().publish(f"{stream.name}.x", b"%d" % number)
+        assert await said(second, 1) + await said(third, 1) == [b"1", b"2"]
+
+
+@on_both_drivers
+async def test_a_consumer_that_is_not_there_is_a_503(
+    driver: Driver, server: NatsServer, core_server: NatsServer
+) -> None:
+    async with driver.connect(server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 1))
+        await consumer.delete()
+        for body in (b"", b'{"batch":1,"no_wait":true}'):
+            assert await said(await requested(nc, consumer, body), 1) == [503]
+        async with driver.connect(core_server.url) as without_jetstream:
+            assert await said(await requested(without_jetstream, consumer), 1) == [503]
+        with pytest.raises(jetspark.JetStreamUnavailable):
+            await consumer.fetch(2, timeout=0.3)
+
+
+@on_both_drivers
+async def test_an_info_of_a_consumer_has_the_numbers_that_the_server_tells(driver: Driver, server: NatsServer) -> None:
+    async with driver.connect(server.url) as nc:
+        stream = await stream_of(nc, 5)
+        consumer = await consumer_of(stream, max_ack_pending=2, filter_subject=f"{stream.name}.x")
+        first, second = await consumer.fetch(2)
+        await second.nak()
+        assert numbers(await consumer.fetch(1, timeout=PATIENCE_S)) == [1], "there is room for nothing new"
+        await first.ack_sync()
+        assert numbers(await consumer.fetch(1, timeout=PATIENCE_S)) == [2]
+        await requested(nc, consumer)
+        await waits(consumer, 1)
+        info = await consumer.info()
+        told = json.loads((await nc.request(f"$JS.API.CONSUMER.INFO.{stream.name}.c")).data)
+        assert told["type"] == "io.nats.jetstream.api.v1.consumer_info_response"
+        assert (info.stream_name, info.name) == (told["stream_name"], told["name"]) == (stream.name, "c")
+        assert info.created == datetime.datetime.fromisoformat(told["created"])
+        config, wire = info.config, told["config"]
+        assert config.durable_name == wire["durable_name"] == "c"
+        assert (config.deliver_policy, config.ack_policy) == (wire["deliver_policy"], wire["ack_policy"])
+        assert (config.replay_policy, config.filter_subject) == (wire["replay_policy"], wire["filter_subject"])
+        assert (config.ack_wait_s, wire["ack_wait"]) == (30, 30_000_000_000)
+        assert (config.max_deliver, config.max_waiting) == (wire["max_deliver"], wire["max_waiting"]) == (-1, 512)
+        assert config.max_ack_pending == wire["max_ack_pending"] == 2
+        for place, expected in (("delivered", (4, 3)), ("ack_floor", (1, 1))):
+            ours = getattr(info, place)
+            assert (ours.consumer_sequence, ours.stream_sequence) == expected
+            assert (told[place]["consumer_seq"], told[place]["stream_seq"]) == expected
+        assert (info.ack_pending, info.redelivered, info.waiting_pulls, info.pending) == (2, 1, 1, 2)
+        names = ("num_ack_pending", "num_redelivered", "num_waiting", "num_pending")
+        assert [told[name] for name in names] == [2, 1, 1, 2]
+        assert info.cluster is None
+        assert "cluster" not in told, "a server on its own has no leader"
+
+
 # ---- errors --------------------------------------------------------------------------------------------------------
 
 
@@ -390,6 +577,25 @@ async def test_acked_messages_do_not_come_again(driver: Driver, server: NatsServ
             await message.ack()
         await all_acked(consumer)
         assert await consumer.fetch(10, timeout=0.6) == []
+
+
+@on_both_drivers
+async def test_an_ack_of_the_last_is_one_of_all_before_it_where_the_policy_says_so(
+    driver: Driver, server: NatsServer
+) -> None:
+    async with driver.connect(server.url) as nc:
+        consumer = await consumer_of(await stream_of(nc, 5), ack_policy="all", ack_wait_s=1.0)
+        messages = await consumer.fetch(5)
+        await messages[2].ack_sync()
+        info = await consumer.info()
+        assert (info.ack_floor.stream_sequence, info.ack_pending) == (3, 2)
+        await messages[0].nak()  # it is acknowledged: it does not come again
+        again = await consumer.fetch(2, timeout=PATIENCE_S, fill=True)
+        assert [(int(message.data), message.metadata.delivered) for message in again] == [(3, 2), (4, 2)]
+        await again[-1].ack()
+        await all_acked(consumer)
+        assert (await consumer.info()).ack_floor.stream_sequence == 5
+        assert await consumer.fetch(5, timeout=2.0) == []  # two ack_waits
 
 
 @on_both_drivers
@@ -489,6 +695,22 @@ async def test_a_terminated_message_never_comes_again(driver: Driver, server: Na
         assert b"no such order" not in (await advisories.next(30)).data
         assert b"no such order" in (await advisories.next(30)).data
         assert await consumer.fetch(2, timeout=0.6) == []
+
+
+@pytest.mark.parametrize(("retention", "stored"), [("limits", 1), ("workqueue", 0), ("interest", 0)])
+@on_both_drivers
+async def test_a_terminated_message_is_removed_as_an_acknowledged_one_is(
+    driver: Driver, server: NatsServer, retention: str, stored: int
+) -> None:
+    async with driver.connect(server.url) as nc:
+        stream = await stream_of(nc, retention=retention)
+        consumer = await consumer_of(stream)
+        await nc.jetstream().publish(f"{stream.name}.x", b"0")
+        await (await consumer.next()).term()
+        await all_acked(consumer)
+        async with asyncio.timeout(PATIENCE_S):
+            while (await stream.info()).state.messages != stored:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
 
 
 @on_both_drivers

@@ -242,6 +242,17 @@ async def test_publish_returns_when_the_stream_has_the_message(driver: Driver, u
 
 
 @on_both_drivers
+async def test_a_plain_publish_is_stored_without_waiting_for_an_acknowledgement(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        stream = await nc.jetstream().create_stream(StreamConfig(name="PLAIN", subjects=["plain.>"]))
+        for _ in range(2):
+            await nc.publish("plain.a", b"one", headers={"Nats-Msg-Id": "1"})
+        await nc.jetstream().publish("plain.b")  # of the same connection, so that the server has stored those before
+        state = (await stream.info(subjects_filter=">")).state
+        assert state.subjects == {"plain.a": 1, "plain.b": 1}
+
+
+@on_both_drivers
 async def test_expectations_are_checked_by_the_stream(driver: Driver, url: str) -> None:
     async with driver.connect(url) as nc:
         js = nc.jetstream()
@@ -402,6 +413,24 @@ async def test_consumers_are_made_changed_listed_and_deleted(driver: Driver, url
         await consumer.delete()
         with pytest.raises(jetspark.ConsumerNotFound):
             await stream.consumer("billing")
+
+
+@on_both_drivers
+async def test_a_sample_frequency_is_a_text_of_percent(driver: Driver, url: str) -> None:
+    async with driver.connect(url) as nc:
+        stream = await nc.jetstream().create_stream(StreamConfig(name="SAMPLED", subjects=["sampled"]))
+        config = {"durable_name": "number", "ack_policy": "explicit", "sample_freq": 30}
+        body = json.dumps({"stream_name": "SAMPLED", "config": config}).encode()
+        answer = json.loads((await nc.request("$JS.API.CONSUMER.CREATE.SAMPLED.number", body)).data)
+        assert "cannot unmarshal number" in answer["error"]["description"]
+        with pytest.raises(jetspark.ConfigError, match="sample_frequency"):
+            ConsumerConfig(durable_name="number", sample_frequency=30)  # type: ignore[arg-type]
+        samples = await nc.subscribe("$JS.EVENT.METRIC.CONSUMER.ACK.SAMPLED.text")
+        consumer = await stream.create_consumer(ConsumerConfig(durable_name="text", sample_frequency="100%"))
+        await nc.jetstream().publish("sampled")
+        [message] = await consumer.fetch(1)
+        await message.ack()
+        assert json.loads((await samples.next(30)).data)["stream_seq"] == 1
 
 
 @on_both_drivers

@@ -176,20 +176,59 @@ def test_a_fetch_takes_the_rest_when_the_bytes_did_not_let_it_ask_for_all() -> N
     assert len(reader.messages) == pull.FIRST_AHEAD + 1
 
 
+def wait_until(step: object) -> float:
+    assert isinstance(step, Wait)
+    assert step.until is not None
+    return step.until
+
+
 def test_a_server_that_does_not_answer_for_the_rest_is_not_waited_for() -> None:
     """A consumer at its ``max_ack_pending`` leaves a request without ``expires`` unanswered."""
     machine = puller()
     reader = eager(machine, 100, timeout_s=60.0)
     asked(reader.step(0.0, 1))
     machine.absorb([message(number) for number in range(pull.FIRST_AHEAD)], 0.1)
-    asked(reader.step(0.1, 1))
-    wait = reader.step(0.1, 1)
-    assert isinstance(wait, Wait)
-    assert wait.until is not None
-    assert wait.until == pytest.approx(0.1 + pull.NO_WAIT_S)
-    machine.on_time(wait.until)
-    assert reader.step(wait.until, 1) is None
+    rest = asked(reader.step(0.1, 1))
+    now = wait_until(reader.step(0.1, 1))
+    machine.on_time(now)
+    probe = asked(reader.step(now, 1))
+    assert json.loads(probe.body) == {"batch": 1, "expires": pull.PROBE_S * 1e9}
+    machine.absorb([status(rest, "404 No Messages"), status(probe, "408 Request Timeout", 1)], now + 0.1)
+    assert reader.step(now + 0.1, 1) is None
     assert len(reader.messages) == pull.FIRST_AHEAD
+    assert (machine.owed, machine.outstanding) == (0, 0)
+
+
+def test_a_fetch_that_has_some_asks_the_silent_server_for_the_end_of_its_request() -> None:
+    machine = puller()
+    reader = eager(machine, 5, timeout_s=60.0)
+    ask = asked(reader.step(0.0, 1))
+    assert wait_until(reader.step(0.0, 1)) == 2 * pull.HEARTBEAT_S, "there is nothing yet: it waits for the first"
+    machine.absorb([message(1)], 5.0)
+    assert machine.wants_wake()
+    assert wait_until(reader.step(5.0, 1)) == pytest.approx(5.0 + pull.SILENT_S)
+    machine.absorb([message(2)], 5.01)
+    now = wait_until(reader.step(5.01, 1))
+    assert now == pytest.approx(5.01 + pull.SILENT_S), "a message is no silence"
+    probe = asked(reader.step(now, 1))
+    assert json.loads(probe.body) == {"batch": 1, "expires": pull.PROBE_S * 1e9}
+    machine.absorb([status(probe, "408 Request Timeout", 1)], now)
+    again = wait_until(reader.step(now, 1))
+    assert again == pytest.approx(now + 2 * pull.SILENT_S), "it ended only itself: later once more"
+    asked(reader.step(again, 1))
+    machine.absorb([message(3), status(ask, "404 No Messages")], again + 0.1)
+    assert machine.wants_wake()
+    assert reader.step(again + 0.1, 1) is None
+    assert len(reader.messages) == 3
+    assert (machine.owed, machine.outstanding) == (0, 0), "what the probe brought counts as the request's"
+
+
+def test_a_request_about_to_expire_is_not_asked_for_its_end() -> None:
+    machine = puller()
+    reader = eager(machine, 5, timeout_s=1.0)
+    asked(reader.step(0.0, 1))
+    machine.absorb([message(1)], 0.86)
+    assert reader.step(0.86, 1) == Wait(1.0)
 
 
 def test_fetches_at_a_time_have_one_request_that_waits() -> None:
@@ -480,10 +519,17 @@ def test_no_wait_ends_with_its_status_or_when_the_server_says_nothing() -> None:
         assert len(reader.messages) == 1
     machine = puller()
     reader = fetch(machine, 5, timeout_s=30, no_wait=True)
+    ask = asked(reader.step(0.0, 1))
+    assert reader.step(0.0, 1) == Wait(pull.NO_WAIT_S / 4)
+    probe = asked(reader.step(pull.NO_WAIT_S / 4, 1))
+    assert reader.step(pull.NO_WAIT_S / 4, 1) == Wait(pull.NO_WAIT_S * 3 / 4)
+    machine.absorb([status(ask, "404 No Messages"), status(probe, "408 Request Timeout", 1)], 0.3)
+    assert reader.step(0.3, 1) is None
+    assert (machine.owed, machine.outstanding) == (0, 0)
+    reader = fetch(machine, 5, timeout_s=30, no_wait=True)
     asked(reader.step(0.0, 1))
-    assert reader.step(0.0, 1) == Wait(pull.NO_WAIT_S)
     machine.on_time(pull.NO_WAIT_S)
-    assert reader.step(pull.NO_WAIT_S, 1) is None
+    assert reader.step(pull.NO_WAIT_S, 1) is None, "a server that says nothing at all"
 
 
 def test_no_wait_does_not_wait_for_what_others_asked_for() -> None:

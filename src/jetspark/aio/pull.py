@@ -43,9 +43,8 @@ class PullConsumer:
     ) -> list[JetStreamMessage]:
         """Return up to ``n`` messages that the stream has, or wait up to ``timeout`` for the first one.
 
-        The list is empty when nothing came. It never waits for more while it has some, unless ``fill`` says so; only
-        where the consumer has reached its ``max_ack_pending`` in the middle, the server keeps the request open.
-        One fetch brings no more than ``max_ack_pending`` messages.
+        The list is empty when nothing came. It never waits for more while it has some, unless ``fill`` says so.
+        One fetch brings no more than ``max_ack_pending`` messages, and fewer where earlier ones are not acknowledged.
 
         Several fetches may run at once. Messages that arrive too late for one, or whose fetch was cancelled, are kept
         for the next; :meth:`close` gives them back to the server.

@@ -38,6 +38,11 @@ call ``on_time``.
     the ledger is exact. A fetch is over when it has messages and that request has ended.
   - ``fill`` waits until it has all messages or its time is over: a request with ``expires``.
   - ``no_wait`` never waits: a request without ``expires``.
+
+  Where ``max_ack_pending`` is reached, the server does not end a request of the first or the last kind: it ends them
+  when any request of the consumer expires or has a heartbeat (2.9 to 2.15). So when nothing has followed for
+  ``SILENT_S``, a fetch sends a *probe*, which asks for one message and expires in ``PROBE_S``. The 404 that comes of it
+  follows everything that the request has brought.
 * :class:`Flow` wants everything for ever, and keeps a window of messages asked for or buffered.
 
 Invariant: a reader that waits has a request at the server, or a time at which it asks, or no session; then the next
@@ -88,8 +93,13 @@ _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 # A request whose time is over gets its 408 within a round trip; a second later it is not coming any more.
 GRACE_S = 1.0
-# A server with `max_ack_pending` reached leaves a no_wait request without any answer (2.15).
+# A no_wait request that nothing has answered for this long is given up.
 NO_WAIT_S = 1.0
+# The end of a request directly follows its last message, however far away the server is; on a slow network a probe does
+# no harm. Each further probe of a fetch waits twice as long.
+SILENT_S = 0.05
+# A probe that has expired before the server looks at it ends only itself.
+PROBE_S = 0.02
 # Heartbeats are for noticing a dead consumer leader within the life of a request; a short request ends soon anyway.
 HEARTBEAT_S = 5.0
 SHORTEST_WITH_HEARTBEAT_S = 2.0
@@ -655,6 +665,9 @@ class Fetch(_Reader, Generic[M]):
         self._priority = priority
         self.deadline = now + (min(timeout_s, NO_WAIT_S) if no_wait else timeout_s)
         self._margin_s = min(MARGIN_S, timeout_s / 10)
+        self._quarter_s = (self.deadline - now) / 4
+        self._asked_at = now
+        self._probes = 0
         self._has_asked = False
         self._asked_for_less = False
         self._acknowledges = acknowledges
@@ -691,6 +704,9 @@ class Fetch(_Reader, Generic[M]):
             self._no_wait = True  # there may be more than the bytes allowed to ask for: only what is there already
         if session is None:
             return Wait(self.deadline)  # a session that begins wakes us: the subscription follows sessions
+        probe_at = self._probe_at() if is_asking else self.deadline
+        if probe_at <= now:
+            return self._probe(now)
         shortfall, is_nobody_asking = self._shortfall()
         if self._max_bytes is None:
             shortfall = self._within_bytes(shortfall, is_nobody_asking)
@@ -704,15 +720,39 @@ class Fetch(_Reader, Generic[M]):
                 return None  # the next message is too large for the bytes that are left: these are all
             return self._ask(min(shortfall, self.need), now)
         deadline = puller.next_deadline()
-        return Wait(self.deadline if deadline is None else min(deadline, self.deadline))
+        return Wait(min(probe_at, self.deadline if deadline is None else deadline))
+
+    def _probe_at(self) -> float:
+        """When silence says that the server has left a request open; the deadline if it never does."""
+        if not (self._no_wait or (self._takes_what_is_there and self.messages)):
+            return self.deadline
+        # With nothing here, even the first answer may be on its way: a round trip is more than ``SILENT_S`` in places.
+        silent_s = (SILENT_S if self.messages else self._quarter_s) * 2**self._probes
+        at = max(self._puller.heard_at, self._asked_at) + silent_s
+        return at if at < self.deadline - 2 * self._margin_s else self.deadline
+
+    def _probe(self, now: float) -> Ask:
+        self._asked_at = now
+        self._probes += 1
+        return self._puller.ask(
+            self,
+            1,
+            now=now,
+            expires_s=PROBE_S,
+            max_bytes=self._bytes_left,
+            is_whole=False,
+            priority=self._priority,
+        )
 
     def _wake_at(self) -> int:
         """How many buffered messages complete a fetch; the others go back to waiting."""
         puller = self._puller
         fewest = min(each.need for each in puller.fetches)
-        if any(each._takes_what_is_there for each in puller.fetches):
-            # A one-shot request whose batch is complete ends without a status; of any other, one message will do.
-            fewest = min(fewest, max(puller.owed, 1) if puller.has_one_shot else 1)
+        eager = [each for each in puller.fetches if each._takes_what_is_there]
+        if not all(each.messages for each in eager):
+            return 1  # it returns soon after the first, however many follow
+        if eager:
+            fewest = min(fewest, max(puller.owed, 1))  # a request whose batch is complete ends without a status
         return fewest
 
     def _shortfall(self) -> tuple[int, bool]:
@@ -752,6 +792,7 @@ class Fetch(_Reader, Generic[M]):
 
     def _ask(self, batch: int, now: float) -> Ask:
         self._has_asked, self.has_all_there_is = True, False
+        self._asked_at = now
         expires_s = max(self.deadline - now - self._margin_s, 0.001)
         ask = self._puller.ask(
             self,

@@ -14,7 +14,8 @@ expires; one with it stays as long as there is something to send.
 
 As nats-server 2.15.1 does it, and other than one may expect:
 
-- ``max_ack_pending`` holds back new messages only, never redeliveries; a nak with a delay keeps its place in it.
+- ``max_ack_pending`` holds back new messages only, never redeliveries; a nak with a delay keeps its place in it. A
+  request with ``no_wait`` that meets it is not ended before any request expires or has a heartbeat.
 - ``max_deliver`` is looked at when a message is about to be delivered once more, so one that is used up stays pending
   until somebody pulls. Only where it is 1, the end of the ``ack_wait`` is the end.
 - After an expired ``ack_wait`` redeliveries go by sequence; a nak goes to the end of those that wait.
@@ -317,7 +318,8 @@ class ModelConsumer:
                 break
             message = self._next_message(said, now)
             if message is None:
-                said += self._end_of_stream()
+                # There is nothing more, or nothing that may be sent.
+                said += [] if self._is_blocked() else self._end_no_wait_requests()
                 break
             said += self._deliver(request, message, now)
         return said
@@ -366,10 +368,8 @@ class ModelConsumer:
         """Looked at before the stream is: even where there is nothing to hold back."""
         return bool(self._max_ack_pending) and len(self.pending) >= self._max_ack_pending
 
-    def _end_of_stream(self) -> list[Delivery]:
-        """There is nothing more: a request that does not wait is over, unless it has got nothing and may still."""
-        if self._is_blocked():
-            return []
+    def _end_no_wait_requests(self) -> list[Delivery]:
+        """A request that does not wait is over, unless it has got nothing and may still."""
         ended = [each for each in self.waiting if each.is_no_wait and (each.delivered or each.expires_at is None)]
         for each in ended:
             self.waiting.remove(each)
@@ -563,7 +563,10 @@ class ModelConsumer:
         # Only then: requests that find nothing are not looked at again before there may be something.
         if is_awake:
             said += self.serve(now)
-        said += self._expire_requests(now)
+        expired = self._expire_requests(now)
+        said += expired
+        if expired or any(each.heartbeat_s and each.heartbeat_at <= now for each in self.waiting):
+            said += self._end_no_wait_requests()
         for each in self.waiting:
             if each.heartbeat_s and each.heartbeat_at <= now:
                 each.heartbeat_at = now + each.heartbeat_s
