@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import random
 import secrets
+import tempfile
 import time
 import uuid
 from datetime import datetime as moment
+from os import urandom
 from random import choice
 from time import monotonic
 from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 import pytest
+from support import stamping
 
 from jetspark.app import App, Command, Decision, Event, Past, upcast
 from jetspark.app.topology.lints import lint_apps
@@ -38,6 +43,64 @@ def helper() -> str:
     return uuid4().hex
 
 
+def imports_a_module(state: Any, event: Any) -> Any:
+    import time as clock
+
+    return clock.time()
+
+
+def imports_a_function(state: Any, event: Any) -> Any:
+    from uuid import NAMESPACE_URL, uuid4
+
+    return [uuid4() for _ in range(event)] if event else NAMESPACE_URL
+
+
+def imports_a_submodule(state: Any, event: Any) -> Any:
+    import support.stamping as stamping
+
+    return stamping.stamp()
+
+
+def imports_a_helper(state: Any, event: Any) -> Any:
+    from support.stamping import stamp
+
+    return stamp()
+
+
+def imports_nothing(state: Any, event: Any) -> Any:
+    import not_installed  # type: ignore[import-not-found]
+    from support import not_there  # type: ignore[attr-defined]
+
+    return not_installed.now(), not_there()
+
+
+def enclosed(module: Any, function: Any) -> list[Any]:
+    return [lambda state, event: module.time(), lambda state, event: [function() for _ in event]]
+
+
+def logged(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return sorted(function(*args))
+
+    return wrapper
+
+
+@functools.lru_cache
+def cached() -> str:
+    return uuid4().hex
+
+
+class Stamps:
+    @staticmethod
+    def new() -> float:
+        return time.time()
+
+    @classmethod
+    def newest(cls) -> float:
+        return max(cls.new() for _ in range(2))
+
+
 @pytest.mark.parametrize(
     ("function", "name"),
     [
@@ -54,6 +117,21 @@ def helper() -> str:
         (lambda state, event: os.urandom(4), "os.urandom"),
         (lambda state, event: os.environ["REGION"], "os.environ"),
         (lambda state, event: [helper() for _ in range(event)], "uuid4"),
+        (lambda state, event: urandom(event), "urandom"),
+        (imports_a_module, "clock.time"),
+        (imports_a_function, "uuid4"),
+        (imports_a_helper, "datetime.now"),
+        (imports_a_submodule, "datetime.now"),
+        (lambda state, event: stamping.stamp(), "datetime.now"),
+        (lambda state, event: stamping.stamped_twice(), "datetime.now"),
+        (enclosed(time, helper)[0], "module.time"),
+        (enclosed(time, helper)[1], "uuid4"),
+        (logged(lambda state, event: time.time()), "time.time"),
+        (functools.partial(lambda state, event, zone: time.time(), zone="UTC"), "time.time"),
+        (lambda state, event: cached(), "uuid4"),
+        (lambda state, event: Stamps.newest(), "time.time"),
+        (lambda state, event: moment.fromtimestamp(max(event.at, 0)), "moment.fromtimestamp without a time zone"),
+        (lambda state, event: datetime.date.fromtimestamp(event.at), "datetime.date.fromtimestamp"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -71,6 +149,13 @@ def test_a_clock_or_chance_is_found(function: Any, name: str) -> None:
         lambda state, event: os.path.basename(event.name),
         lambda state, event: time.strftime("%H", event.at),
         lambda state, event: event.random.choice + state.time(),
+        lambda state, event: moment.fromtimestamp(float(event.at), datetime.UTC),
+        lambda state, event: moment.fromtimestamp(max(event.at, 0), tz=datetime.UTC),
+        lambda state, event: stamping.plus(event.at, 1),
+        lambda state, event: tempfile.mkdtemp() and msgspec.json.encode(event),
+        enclosed(None, len)[0],
+        logged(lambda state, event: state),
+        imports_nothing,
         len,
     ],
 )

@@ -1,21 +1,26 @@
 """Find what makes a function give another answer the next time: clocks, chance, new ids.
 
 Folds, decisions and upcasts are run again on the same events, and have to come to the same result. The bytecode is
-read, not run: names that lead to such a function, also through methods of the class and functions of its module. What
-is called through anything else, such as an object in an attribute, is not seen.
+read, not run: names that lead to such a function, through globals, closures, imports inside the function (which are
+imported here too), methods of the class, decorators, and functions of the application's own modules. What is called
+through anything else, such as an object in an attribute, is not seen.
 """
 
 from __future__ import annotations
 
 import datetime
 import dis
+import functools
 import os
 import random
+import re
 import secrets
+import sys
 import time
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 __all__ = ["impure_names"]
@@ -24,14 +29,16 @@ _MODULES = (random, secrets)
 """Everything in them is chance."""
 _OF_TIME = {"sleep", "strftime", "strptime", "mktime", "struct_time"}
 """Functions of ``time`` that read no clock, or do nothing but wait."""
-_NAMES = {
+_NAMES: dict[Any, set[str]] = {
     datetime.datetime: {"now", "utcnow", "today"},
-    datetime.date: {"today"},
+    datetime.date: {"today", "fromtimestamp"},
     uuid: {"uuid1", "uuid4", "uuid6", "uuid7", "getnode"},
     os: {"urandom", "getrandom", "getpid", "environ", "getenv"},
 }
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
 _GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME"}
+# From a fold through helpers of helpers: bounds the recursion.
+_MAX_DEPTH = 20
 
 
 def impure_names(function: Any, owner: type[Any] | None = None) -> list[str]:
@@ -40,45 +47,114 @@ def impure_names(function: Any, owner: type[Any] | None = None) -> list[str]:
     Args:
         owner: The class whose method it is; methods that it calls of ``self`` are read as well.
     """
-    return list(dict.fromkeys(_found(function, owner, set())))
+    return list(dict.fromkeys(_found(function, owner, set(), 0)))
 
 
-def _found(function: Any, owner: type[Any] | None, seen: set[types.CodeType]) -> Iterator[str]:
-    plain = getattr(function, "__func__", function)
-    code = getattr(plain, "__code__", None)
-    if isinstance(code, types.CodeType):
-        yield from _in_code(code, plain, owner, seen)
+def _found(function: Any, owner: type[Any] | None, seen: set[types.CodeType], depth: int) -> Iterator[str]:
+    for plain in _layers(function):
+        if depth > _MAX_DEPTH or (depth and not _is_of_application(plain)):
+            continue
+        code = plain.__code__
+        known = {code.co_varnames[0]: owner} if code.co_argcount and owner is not None else {}
+        for name, cell in zip(code.co_freevars, plain.__closure__ or (), strict=True):
+            if cell != types.CellType():  # one that is still empty
+                known[name] = cell.cell_contents
+        yield from _in_code(code, plain.__globals__, known, seen, depth)
+
+
+def _layers(function: Any) -> Iterator[types.FunctionType]:
+    """The functions that a call runs: of a method, of a partial, and what decorators have wrapped."""
+    while function is not None:
+        if isinstance(function, types.MethodType):
+            function = function.__func__
+        if isinstance(function, types.FunctionType):
+            yield function
+        if isinstance(function, functools.partial):
+            function = function.func
+        else:
+            function = getattr(function, "__dict__", {}).get("__wrapped__")
+
+
+def _is_of_application(function: types.FunctionType) -> bool:
+    """Whether it is no function of the standard library, of an installed package, or of JetSpark."""
+    package = (function.__module__ or "").partition(".")[0]
+    is_installed = {"site-packages", "dist-packages"} & {*Path(function.__code__.co_filename).parts}
+    return package not in {*sys.stdlib_module_names, __name__.partition(".")[0]} and not is_installed
 
 
 def _in_code(
-    code: types.CodeType, function: Callable[..., Any], owner: type[Any] | None, seen: set[types.CodeType]
+    code: types.CodeType, names: dict[str, Any], known: dict[str, Any], seen: set[types.CodeType], depth: int
 ) -> Iterator[str]:
     if code in seen:
         return
     seen.add(code)
-    names = getattr(function, "__globals__", {})
-    first = code.co_varnames[0] if code.co_argcount else None
-    current: Any = None
-    path = ""
-    for step in dis.get_instructions(code):
-        if step.opname in _GLOBALS:
-            current, path = names.get(step.argval), str(step.argval)
-        elif step.opname in _ATTRIBUTES and current is not None:
-            if _is_impure_name(current, step.argval):
-                yield f"{path}.{step.argval}"
-            current, path = _attribute(current, step.argval), f"{path}.{step.argval}"
-        elif step.opname.startswith("LOAD_FAST") and step.argval == first and owner is not None:
-            current, path = owner, str(first)
-            continue
-        else:
-            current = None
-        if _is_impure(current):
+    for holder, found, path in _loads(code, names, known):
+        if _is_impure(found):
             yield path
-        elif isinstance(current, types.FunctionType) and current.__module__ == getattr(function, "__module__", None):
-            yield from _found(current, owner if path.startswith(f"{first}.") else None, seen)
+        elif callable(found) and not isinstance(found, type):
+            yield from _found(found, holder if isinstance(holder, type) else None, seen, depth + 1)
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _in_code(inner, function, owner, seen)
+            yield from _in_code(inner, names, dict(known), seen, depth)
+
+
+def _loads(code: types.CodeType, names: dict[str, Any], known: dict[str, Any]) -> Iterator[tuple[Any, Any, str]]:
+    """Everything that is loaded and can be told before it runs: what it is an attribute of, itself, and its name.
+
+    ``known`` are such names besides globals: ``self``, closures, and imports, which are added.
+    """
+    holder: Any = None
+    found: Any = None
+    module: Any = None
+    path = ""
+    steps = list(dis.get_instructions(code))
+    for at, step in enumerate(steps):
+        for kind, name in _parts(step):
+            if kind in ("SWAP", "POP_TOP"):  # between an import and its name
+                continue
+            holder, found = found, None
+            if kind == "IMPORT_NAME":
+                found = module = _imported(name, names, steps[at - 2].argval, steps[at - 1].argval)
+            elif kind == "IMPORT_FROM":
+                found = _attribute(module, name)
+                if isinstance(found, types.ModuleType):  # import a.b.c as d
+                    module = found
+            elif kind == "STORE" and holder is not None:
+                known[name] = holder
+            elif kind == "LOAD" or kind in _GLOBALS:
+                found, path = (names if kind in _GLOBALS else known).get(name), str(name)
+                yield None, found, path
+            elif kind in _ATTRIBUTES and holder is not None:
+                found, path = _attribute(holder, name), f"{path}.{name}"
+                if holder is datetime.datetime and name == "fromtimestamp" and not _has_zone(steps[at:]):
+                    yield holder, time.localtime, f"{path} without a time zone"
+                yield holder, found, path
+
+
+def _parts(step: dis.Instruction) -> Iterable[tuple[str, Any]]:
+    """Local names are loaded and stored by one of many instructions, from Python 3.13 on also two by one."""
+    kinds = re.findall(r"(LOAD|STORE)_(?:FAST|DEREF)", step.opname)
+    return zip(kinds or [step.opname], step.argval if len(kinds) > 1 else [step.argval], strict=True)
+
+
+def _imported(name: str, names: dict[str, Any], level: int, fromlist: Any) -> Any:
+    try:
+        return __import__(name, names, None, fromlist or (), level)
+    except Exception:  # any code may run; the function would fail as well
+        return None
+
+
+def _has_zone(steps: Sequence[dis.Instruction]) -> bool:
+    """Whether the call that begins where this attribute does has more than one argument, or cannot be told."""
+    begins = _beginning(steps[0])
+    calls = (each for each in steps if each.opname.startswith("CALL") and _beginning(each) == begins)
+    call = next(calls, None)
+    return call is None or call.argval != 1
+
+
+def _beginning(step: dis.Instruction) -> tuple[int | None, int | None]:
+    place = step.positions
+    return (place.lineno, place.col_offset) if place is not None else (None, None)
 
 
 def _attribute(holder: Any, name: str) -> Any:
@@ -86,19 +162,14 @@ def _attribute(holder: Any, name: str) -> Any:
     return getattr(holder, name, None) if isinstance(holder, types.ModuleType | type | random.Random) else None
 
 
-def _is_impure_name(holder: Any, name: str) -> bool:
-    return any(name in names for known, names in _NAMES.items() if holder is known)
-
-
 def _is_impure(found: Any) -> bool:
     """Whether something is a function of a clock or of chance."""
-    if isinstance(getattr(found, "__self__", None), random.Random):
+    holder, name = getattr(found, "__self__", None), getattr(found, "__name__", "")
+    if isinstance(holder, random.Random) or (isinstance(holder, type) and name in _NAMES.get(holder, ())):
         return True
-    module, name = getattr(found, "__module__", None), getattr(found, "__name__", "")
+    if any(found is not None and found is getattr(known, each, None) for known in (os, uuid) for each in _NAMES[known]):
+        return True
     if not callable(found) or isinstance(found, type):
         return False
-    if module == time.__name__:
-        return name not in _OF_TIME
-    if module in {each.__name__ for each in _MODULES}:
-        return True
-    return module == uuid.__name__ and name in _NAMES[uuid]
+    module = getattr(found, "__module__", None)
+    return (module == time.__name__ and name not in _OF_TIME) or module in {each.__name__ for each in _MODULES}
