@@ -32,7 +32,7 @@ async def worker(case: str, url: str, *handled: str) -> AsyncIterator[asyncio.su
         case,
         url,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(WORKER.parents[2])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     try:
         lines = {await line_of(process) for _ in handled}

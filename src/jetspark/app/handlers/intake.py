@@ -22,7 +22,7 @@ from jetspark.app.clock import idle_s
 from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.contracts.envelope import Decoded, RawHeaders
 from jetspark.app.dead_letters.letters import DeadEvent
-from jetspark.app.handlers.crash_records import CrashRecords, spans_of
+from jetspark.app.handlers.crash_records import LEASE_S, CrashRecords, spans_of
 from jetspark.app.handlers.given_up import source_of
 from jetspark.app.handlers.inheritance import (
     FILTERS_EVERY_S,
@@ -281,7 +281,8 @@ class Intake:
             while not self._worker.is_stopping:  # not patiently: a worker that stops asks no more
                 session = self._worker.sessions
                 try:
-                    await self._expect(found)
+                    async with self._in_progress(found):
+                        await self._expect(found)
                 except (NetworkError, ServerError) as error:
                     if not error.may_pass:
                         raise
@@ -403,16 +404,13 @@ class Intake:
         try:
             while not self._worker.is_stopping:
                 try:
-                    info, told_at = await consumer.info(), self._loop.time()
-                    async with self._crashes(side, spans_of(_place(each)[1] for each in suspected), info) as crashes:
+                    suspects = spans_of(_place(each)[1] for each in suspected)
+                    info = await consumer.info()
+                    async with self._in_progress(found), self._crashes(side, suspects, info) as crashes:
                         for message in suspected:
                             sequence = _place(message)[1]
                             if sequence not in read:
                                 read[sequence] = await self._read_one(crashes, side, sequence, message)
-                            if self._loop.time() - told_at > self._spec.ack_wait_s / PROGRESS_PART:
-                                told_at = self._loop.time()
-                                for each in found:
-                                    await each.in_progress()
                     return read
                 except (NetworkError, ServerError) as error:
                     if not error.may_pass:
@@ -457,12 +455,32 @@ class Intake:
         self, side: Side, suspected: Iterable[tuple[int, int]], info: ConsumerInfo
     ) -> AsyncIterator[CrashRecords]:
         spec, where = self._spec, side if self.partition is None else f"{side}-{self.partition}"
-        crashes = CrashRecords(self._worker.store.records, spec.name, where, spec.retry.attempts, suspected)
+        records, lease_s = self._worker.store.records, max(LEASE_S, spec.ack_wait_s)
+        crashes = CrashRecords(records, spec.name, where, spec.retry.attempts, suspected, lease_s=lease_s)
         try:
             await crashes.load(info)
             yield crashes
+        except BaseException:
+            crashes.end()
+            raise
+        await crashes.close()
+
+    @asynccontextmanager
+    async def _in_progress(self, found: Sequence[JetStreamMessage]) -> AsyncIterator[None]:
+        """Keep messages that are not received yet from being delivered again."""
+
+        async def tell() -> None:
+            while True:
+                await asyncio.sleep(self._spec.ack_wait_s / PROGRESS_PART)
+                with suppress(JetSparkError):  # disconnected: they come again
+                    for message in found:
+                        await message.in_progress()
+
+        telling = asyncio.create_task(tell())
+        try:
+            yield
         finally:
-            await crashes.close()
+            telling.cancel()
 
     # ---- receiving ---------------------------------------------------------------------------------------------
 
