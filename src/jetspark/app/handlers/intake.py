@@ -108,21 +108,17 @@ class Intake:
         self._tasks, self._has_ended = tasks, False
         if self.partition is None:
             await self._expect(())
-        prefix = f"retry.{self._worker.app.name}.{self._spec.name}"
-        wanted = [contract_of(kind).subject.filter for kind in self._spec.events]
-        if self.partition is not None:  # copies, under subjects of their own
-            wanted = [*filters_of(self.consumer.cached_info)]
+        app = self._worker.app
+        prefix = f"retry.{app.name}.{self._spec.name}"
+        declared = {(each.stream, each.name): filters_of(each.config) for each in app.consumers_of(self._spec)}
+        wanted = {each: declared[each.stream_name, each.name] for each in (self.consumer, self.retry_consumer)}
+        if self.partition is None:  # the consumer may be declared without a filter
+            wanted[self.consumer] = tuple(contract_of(kind).subject.filter for kind in self._spec.events)
         self._others = [
             tasks.create_task(
                 tidy_retries(self._worker.store.retries, self.retry_consumer, prefix, partition=self.partition)
             ),
-            tasks.create_task(
-                watch_filters(
-                    self._worker.app.name,
-                    {self.consumer: wanted, self.retry_consumer: filters_of(self.retry_consumer.cached_info)},
-                    every_s=FILTERS_EVERY_S * (self._spec.partitions or 1),
-                )
-            ),
+            tasks.create_task(watch_filters(app.name, wanted, every_s=FILTERS_EVERY_S * (self._spec.partitions or 1))),
         ]
         self._pullers = [
             tasks.create_task(self._pull(self.consumer, "stream", self._receive)),
