@@ -96,6 +96,8 @@ class Intake:
         self._pullers: list[asyncio.Task[None]] = []
         self._others: list[asyncio.Task[None]] = []
         self._tasks: asyncio.TaskGroup | None = None
+        self._turn = asyncio.Lock()
+        """Held while the intake begins again or ends: the next reader of the partition has the same consumers."""
         self._loop = asyncio.get_running_loop()
         self._log = worker.log
         self._reading = HandlerReading(worker.spec, worker.catalogue, keyed=worker.spec.in_order)
@@ -145,16 +147,27 @@ class Intake:
     async def renew(self, stalled: Sequence[WorkItem]) -> None:
         """Begin again, for keys that make no progress: give back what has not begun, forget what it waits for, and
         look up what is still pending."""
+        async with self._turn:
+            if self not in self._worker.intakes:
+                return  # the partition was handed on: its consumers are another reader's
+            await self._let_all_go()
+            for item in stalled:
+                for sequence in sorted((item.lane.expected if item.lane is not None else None) or ()):
+                    self._machine.lanes.gone(sequence)
+            self._tenure = None
+            # The partition may have moved on in the meantime, or the worker is to end.
+            if self._tasks is not None and self in self._worker.intakes and not self._worker.is_stopping:
+                await patiently(partial(self.start, self._tasks), patience_s=FOR_EVER_S)
+
+    async def hand_on(self) -> None:
+        """Let another reader have the partition; when this returns, this intake uses its consumers no more."""
+        async with self._turn:
+            await self._let_all_go()
+
+    async def _let_all_go(self) -> None:
         await self.stop_pulling()  # from here on nothing of these keys arrives that could pass what is given back
         await self.end()
         await self.give_back(running=False)
-        for item in stalled:
-            for sequence in sorted((item.lane.expected if item.lane is not None else None) or ()):
-                self._machine.lanes.gone(sequence)
-        self._tenure = None
-        # The partition may have moved on in the meantime, or the worker is to end.
-        if self._tasks is not None and self in self._worker.intakes and not self._worker.is_stopping:
-            await patiently(partial(self.start, self._tasks), patience_s=FOR_EVER_S)
 
     async def give_back(self, *, running: bool) -> None:
         """Give back what is held, in the order of the stream, so that it comes again in that order; and the pin.
