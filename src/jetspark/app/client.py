@@ -22,7 +22,7 @@ from jetspark.app.contracts.envelope import Encoded, encode, write_event
 from jetspark.app.contracts.ids import NewIds
 from jetspark.app.timers import Timers
 from jetspark.core.headers import encode as encode_headers
-from jetspark.errors import ConfigError, JetSparkError, UsageError
+from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect
 from jetspark.publish.fast_publisher_options import FastPublisherKeywords
@@ -110,24 +110,28 @@ class AppClient:
         here, self._here = self._here, None
         committer, self._committer = self._committer, None
         views, self._views = self._views, None
-        failure: JetSparkError | None = None
+        failures: list[Exception] = []
         try:
             for part in (here, committer, views):
                 try:
                     if part is not None:
                         await part.close()
-                except JetSparkError as raised:
-                    failure = failure or raised
+                except Exception as raised:
+                    failures.append(raised)
         except BaseException as interrupt:
             if nc is not None:
                 await nc.__aexit__(type(interrupt), interrupt, None)
             raise
         if nc is not None:
-            await nc.__aexit__(kind, error or failure, trace)
-        if failure is not None and error is None:
-            raise failure
-        if failure is not None:  # the error of the block is the one to see
-            _logger.warning("%s", failure)
+            try:
+                await nc.__aexit__(kind, error or next(iter(failures), None), trace)
+            except Exception as raised:
+                failures.append(raised)
+        kept = failures.pop(0) if failures and error is None else None
+        for failure in failures:  # the error of the block, or else the first one, is the one to see
+            _logger.warning("closing: %s: %s", type(failure).__name__, failure)
+        if kept is not None:
+            raise kept
 
     @property
     def js(self) -> JetStream:

@@ -3,6 +3,10 @@
 Python has one handler for each signal. :func:`on_signals` puts its own in front of the one that is there, which is
 called as well, and takes it away when the last application has ended. It does not go through the event loop, which has
 one callback for each signal, too: those of the program stay, and are called by the loop.
+
+A program may install a handler of its own while an application runs, which calls this one; it stays when the
+application has ended. The next application installs this one again, in front of it. So the handlers that were found are
+a stack, which keeps its first entry: each call from inside of a call continues with the entry below.
 """
 
 from __future__ import annotations
@@ -21,8 +25,10 @@ __all__ = ["on_signals"]
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _listeners: list[Callable[[], object]] = []
-_before: dict[int, Any] = {}
-"""The handlers that were there when the first listener came."""
+_before: dict[int, list[Any]] = {number: [] for number in _SIGNALS}
+"""The handlers that were found when a first listener came, the newest last."""
+_depths = dict.fromkeys(_SIGNALS, 0)
+"""Calls of :func:`_on_signal` that have not returned."""
 
 
 @contextmanager
@@ -42,8 +48,7 @@ def on_signals(ended: asyncio.Event) -> Iterator[None]:
 
     if not _listeners:
         for number in _SIGNALS:
-            _before[number] = signal.getsignal(number)
-            signal.signal(number, _on_signal)
+            _install(number)
     _listeners.append(tell)
     try:
         yield
@@ -51,17 +56,41 @@ def on_signals(ended: asyncio.Event) -> Iterator[None]:
         _listeners.remove(tell)
         if not _listeners:
             for number in _SIGNALS:
-                before = _before.pop(number)
                 if signal.getsignal(number) is _on_signal:  # else the program has put its own there since
-                    signal.signal(number, before if before is not None else signal.SIG_DFL)
+                    _restore(number)
+
+
+def _install(number: int) -> None:
+    found, before = signal.getsignal(number), _before[number]
+    if found is _on_signal:  # the program has installed it again
+        return
+    if found in before:
+        del before[before.index(found) :]
+    before.append(found)
+    signal.signal(number, _on_signal)
+
+
+def _restore(number: int) -> None:
+    found = _before[number]
+    before = found.pop() if len(found) > 1 else found[0]
+    signal.signal(number, before if before is not None else signal.SIG_DFL)
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     for tell in _listeners.copy():
         tell()
-    before = _before.get(number)
-    if callable(before) and not _ends_at_once(before):
-        before(number, frame)
+    if not _listeners and signal.getsignal(number) is _on_signal:
+        _restore(number)  # the program has installed it again since the last application ended
+        signal.raise_signal(number)
+        return
+    depth, found = _depths[number], _before[number]
+    before = found[-1 - depth] if depth < len(found) else None
+    _depths[number] += 1
+    try:
+        if callable(before) and not (_listeners and _ends_at_once(before)):
+            before(number, frame)
+    finally:
+        _depths[number] -= 1
 
 
 def _ends_at_once(handler: Any) -> bool:

@@ -9,9 +9,11 @@ import pytest
 from support.apps import set_up, until
 
 import jetspark
+from jetspark.aio.client import Client
 from jetspark.aio.context import context_of
 from jetspark.app import App, Command, Event
 from jetspark.app.client import AppClient
+from jetspark.app.projections.views import Views
 from jetspark.errors import CommandInDoubt, ConnectionLost
 from jetspark.server import NatsServer
 
@@ -94,3 +96,37 @@ async def test_without_an_error_inside_the_one_from_closing_is_raised(own: NatsS
 
     with pytest.raises(ConnectionLost):
         await do_nothing()
+
+
+@pytest.mark.parametrize("part", [Views, Client], ids=["views", "connection"])
+@pytest.mark.parametrize("inside", [KeyError("mine"), asyncio.CancelledError("mine")], ids=["error", "cancelled"])
+async def test_an_error_inside_is_not_replaced_by_any_other_error_from_closing(
+    server: NatsServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    part: type[Any],
+    inside: BaseException,
+) -> None:
+    closing = part.close
+
+    async def close(self: Any, *args: Any) -> None:
+        await closing(self, *args)
+        raise OSError("the disk is gone")
+
+    connections: list[Client] = []
+
+    async def leave(error: BaseException | None) -> None:
+        async with APP.connect(server.url) as leaving:
+            leaving.view("names")
+            connections.append(context_of(leaving.js).client)
+            monkeypatch.setattr(part, "close", close)
+            if error is not None:
+                raise error
+
+    with pytest.raises(type(inside), match="mine"):
+        await leave(inside)
+    assert "closing: OSError: the disk is gone" in caplog.text
+    monkeypatch.setattr(part, "close", closing)
+    with pytest.raises(OSError, match="the disk is gone"):
+        await leave(None)
+    assert all(each.is_closed for each in connections)

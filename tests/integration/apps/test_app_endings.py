@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -32,7 +33,7 @@ async def worker(case: str, url: str, *handled: str) -> AsyncIterator[asyncio.su
         case,
         url,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(WORKER.parents[2])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     try:
         lines = {await line_of(process) for _ in handled}
@@ -82,6 +83,72 @@ async def test_a_program_that_keeps_its_signals_ends_the_application_by_cancelli
         process.send_signal(signal.SIGTERM)
         assert await rest_of(process) == ["ended one", "cancelled True"]
     assert process.returncode == 0
+
+
+HOSTS = """
+import asyncio, signal
+from jetspark.app.signals import on_signals
+
+calls = []
+
+def install(name):
+    before = signal.getsignal(signal.SIGTERM)
+
+    def handle(number, frame):
+        calls.append(name)
+        before(number, frame)
+
+    signal.signal(signal.SIGTERM, handle)
+    return before
+
+async def run(name=None):
+    ended, before = asyncio.Event(), None
+    with on_signals(ended):
+        if name is not None:
+            before = install(name)
+        signal.raise_signal(signal.SIGTERM)
+        await ended.wait()
+        print(*calls, "ended")
+        calls.clear()
+    return before
+
+def raised():
+    signal.raise_signal(signal.SIGTERM)
+    print(*calls)
+    calls.clear()
+
+signal.signal(signal.SIGTERM, lambda number, frame: calls.append("first"))
+asyncio.run(run("one"))  # its handler calls ours, and stays
+raised()
+asyncio.run(run())
+asyncio.run(run("two"))
+raised()
+signal.signal(signal.SIGTERM, asyncio.run(run("three")))  # ours, while no application runs
+raised()
+asyncio.run(run())
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+before = asyncio.run(run("four"))
+signal.signal(signal.SIGTERM, before)
+print("last", flush=True)
+raised()
+"""
+HEARD = [
+    "one first ended",
+    "one first",
+    "one first ended",
+    "two one first ended",
+    "two one first",
+    "three two one first ended",
+    "two one first",
+    "two one first ended",
+    "four ended",
+    "last",
+]
+
+
+def test_handlers_of_a_program_that_call_ours_are_called_once_by_each_signal() -> None:
+    ended = subprocess.run([sys.executable, "-c", HOSTS], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (ended.stdout.splitlines(), ended.stderr, ended.returncode) == (HEARD, "", -signal.SIGTERM)
 
 
 @pytest.mark.parametrize("leave", [NatsServer.stop, NatsServer.pause], ids=["stopped", "silent"])

@@ -19,6 +19,7 @@ from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip, upca
 from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
 from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.inheritance import tidy_retries
+from jetspark.app.handlers.intake import Intake
 from jetspark.app.replay import replay_handler
 from jetspark.app.topology.names import partition_stream
 from jetspark.errors import TopologyDrift
@@ -472,6 +473,42 @@ async def test_a_worker_whose_consumer_was_narrowed_ends_and_says_what_is_missin
     with pytest.raises(TopologyDrift, match="jetspark replay") as raised:
         await asyncio.wait_for(workers, 60)
     assert f"consumer {consumer.name} of {consumer.stream_name} no longer takes " in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "place"), [(None, "RETRY"), (1, "RETRY"), (1, "both_PARTITIONS"), (None, "ADVISORIES")]
+)
+async def test_a_filter_that_was_narrowed_before_a_worker_looks_is_compared_with_the_declaration(
+    server: NatsServer, js: JetStream, monkeypatch: pytest.MonkeyPatch, partitions: int | None, place: str
+) -> None:
+    app = App("narrowed", stream="NARROWED", subjects=["left.*", "right.*"])
+
+    @app.handler(Left, Right, durable="both", filtered=True, partitions=partitions)
+    async def handle(event: Left | Right) -> None: ...
+
+    await set_up(js, app)
+    stream = await js.stream(f"NARROWED_{place}")
+    [consumer] = [await stream.consumer(each.name) async for each in stream.consumers()]
+    intakes: list[Intake] = []
+    start = Intake.start
+
+    async def start_known(self: Intake, tasks: asyncio.TaskGroup) -> None:
+        await start(self, tasks)
+        intakes.append(self)
+
+    monkeypatch.setattr(Intake, "start", start_known)
+    workers = asyncio.create_task(app.run(server.url, stop_timeout=5.0))
+    await until(lambda: intakes)
+    config = (await consumer.info()).config
+    one = (config.filter_subjects or [config.filter_subject])[0]
+    assert one is not None
+    narrow = one.removesuffix(">") + "none.of.them"
+    await stream.update_consumer(dataclasses.replace(config, filter_subject=narrow, filter_subjects=None))
+    await intakes[0].renew([])  # asks for the consumers' state
+    assert len(intakes) == 2
+    with pytest.raises(TopologyDrift, match="jetspark replay") as raised:
+        await asyncio.wait_for(workers, 60)
+    assert f"consumer {consumer.name} of {consumer.stream_name} no longer takes {one}" in str(raised.value)
 
 
 async def is_settled_once(consumer: Consumer) -> bool:

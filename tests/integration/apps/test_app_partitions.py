@@ -16,6 +16,7 @@ from jetspark.app import App, Breaker, Context, Event, Reject, Retry, RetryIn
 from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
 from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.inheritance import tidy_copies
+from jetspark.app.handlers.intake import Intake
 from jetspark.app.handlers.partitions import PIN_GROUP, partition_consumer
 from jetspark.app.topology.names import partition_stream
 from jetspark.core.headers import Headers
@@ -337,3 +338,50 @@ async def test_copies_are_removed_once_every_partition_has_settled_them_but_for_
         await until(lambda: are_there(20))  # a server that finds no copy would copy everything again
     finally:
         tidying.cancel()
+
+
+async def test_a_partition_that_moves_away_and_back_has_one_reader_at_a_time(
+    server: NatsServer, js: JetStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, done = app_of(1)
+    await set_up(js, app)
+    intakes: list[Intake] = []
+    order: list[str] = []
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    start, give_back = Intake.start, Intake.give_back
+
+    async def start_known(self: Intake, tasks: asyncio.TaskGroup) -> None:
+        if self not in intakes:
+            intakes.append(self)
+        order.append(f"start {intakes.index(self)}")
+        await start(self, tasks)
+
+    async def give_back_late(self: Intake, *, running: bool) -> None:
+        begun.set()
+        await may_end.wait()
+        await give_back(self, running=running)
+        order.append(f"gave back {intakes.index(self)}")
+
+    monkeypatch.setattr(Intake, "start", start_known)
+    monkeypatch.setattr(Intake, "give_back", give_back_late)
+    async with running(app, server.url):
+        await until(lambda: intakes)
+        [old] = intakes
+        readers, tasks = old._worker._readers, old._tasks
+        assert readers is not None
+        assert tasks is not None
+
+        async def move_away_and_back() -> None:
+            await readers._hand_on(0)
+            await readers._rebalance(tasks)
+
+        renewing = asyncio.create_task(old.renew([]))
+        await begun.wait()
+        moving = asyncio.create_task(move_away_and_back())
+        await until(lambda: old not in readers.intakes)
+        may_end.set()
+        await asyncio.gather(renewing, moving)
+        await old.renew([])  # it is no reader any more
+        assert order == ["start 0", "gave back 0", "gave back 0", "start 1"]
+        await publish(js, app, *(Moved(name=f"k{number}") for number in range(20)))
+        await until(lambda: len(done) == 20)

@@ -19,7 +19,10 @@ from support.apps import is_settled, running, set_up, until
 
 import jetspark
 from jetspark import ConsumerConfig, KVConfig, StreamConfig
+from jetspark.aio.client import Client
 from jetspark.aio.jetstream import JetStream
+from jetspark.aio.kv import KeyValue
+from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app import App, Decision, Event, Retry, encode
 from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
@@ -56,7 +59,7 @@ class Supervisor:
                 sys.executable,
                 str(WORKER),
                 *self.arguments,
-                env={**os.environ, "PYTHONPATH": str(WORKER.parents[2])},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
             try:
                 await process.wait()
@@ -253,38 +256,134 @@ async def letters_of(js: JetStream, app: App) -> list[DeadEvent]:
     return [each.letter for each in await read_letters(js, app, LetterFilter())]
 
 
-async def test_only_a_message_that_is_read_alone_is_counted_and_settled_ones_are_forgotten(js: JetStream) -> None:
-    stream = await js.create_stream(StreamConfig(name="CRASHES", subjects=("crashes",)))
-    for _ in range(4):
-        await js.publish("crashes", b"")
-    consumer = await stream.create_consumer(ConsumerConfig(durable_name="c"))
-    messages = await consumer.fetch(4)
-    records = await js.create_kv(KVConfig(bucket="crash_records", limit_marker_ttl_s=60.0))
+LEASE_S = 1.0
 
-    async def open_records() -> CrashRecords:
-        crashes = CrashRecords(records, "h", "stream", 4, spans_of([4, 1, 2, 3]))
-        await crashes.load(await consumer.info())
-        return crashes
 
-    first = await open_records()
-    await first.note(1)
-    await first.note(2)  # in the same record
-    assert len(await records.snapshot(["reading.>"])) == 1
-    for deaths in (2, 3):  # the third message ends every process; none of them closes its records
-        crashes = await open_records()
-        assert [crashes.deaths(each) for each in (1, 2, 3, 4)] == [2, 2, deaths, 2]
-        assert [crashes.died(each) for each in (1, 2, 3, 4)] == [None] * 4
-        for sequence in (1, 2, 3):
-            await crashes.note(sequence)
-    crashes = await open_records()
-    died = crashes.died(3)
-    assert died is not None
-    assert died.deaths == 4
-    assert [crashes.died(each) for each in (1, 2, 4)] == [None] * 3
-    await crashes.note(4)
-    await crashes.close()
-    assert [(await open_records()).deaths(4), len(await records.snapshot(["reading.>"]))] == [2, 2]
-    for message in messages:
-        await message.ack_sync()
-    assert (await open_records()).deaths(3) == 0
-    assert await records.snapshot(["reading.>"]) == {}
+class Readers:
+    """Readers of a consumer with four messages, each with a connection of its own; one that dies loses it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.clients: dict[CrashRecords, Client] = {}
+
+    async def new(self, attempts: int = 3, spans: tuple[tuple[int, int], ...] = ((1, 4),)) -> CrashRecords:
+        client = await jetspark.connect(self.url, reconnect_wait_max_s=0.1)
+        js = client.jetstream()
+        info = await (await (await js.stream("CRASHES")).consumer("c")).info()
+        reader = CrashRecords(await js.kv("crash_records"), "h", "stream", attempts, spans, lease_s=LEASE_S)
+        self.clients[reader] = client
+        await reader.load(info)
+        return reader
+
+    async def die(self, reader: CrashRecords) -> None:
+        await self.clients.pop(reader).close()
+
+    async def end(self) -> None:
+        for reader in [*self.clients]:
+            await reader.close()
+            await self.die(reader)
+
+
+@asynccontextmanager
+async def readers_at(url: str) -> AsyncIterator[tuple[Readers, KeyValue, list[JetStreamMessage]]]:
+    async with jetspark.connect(url, reconnect_wait_max_s=0.1) as client:
+        js = client.jetstream()
+        stream = await js.create_stream(StreamConfig(name="CRASHES", subjects=("crashes",)))
+        for _ in range(4):
+            await js.publish("crashes", b"")
+        consumer = await stream.create_consumer(ConsumerConfig(durable_name="c", ack_wait_s=3600.0))
+        messages = await consumer.fetch(4)
+        readers = Readers(url)
+        try:
+            yield readers, await js.create_kv(KVConfig(bucket="crash_records", limit_marker_ttl_s=60.0)), messages
+        finally:
+            await readers.end()
+
+
+async def test_only_a_message_that_is_read_alone_is_counted_and_settled_ones_are_forgotten(url: str) -> None:
+    async with readers_at(url) as (readers, records, messages):
+        first = await readers.new(4, spans_of([4, 1, 2, 3]))
+        await first.note(1)
+        await first.note(2)  # in the same record
+        assert len(await records.snapshot(["reading.>"])) == 1
+        await readers.die(first)
+        for deaths in (2, 3):  # the third message ends every process
+            reader = await readers.new(4)
+            assert [reader.deaths(each) for each in (1, 2, 3, 4)] == [2, 2, deaths, 2]
+            assert [reader.died(each) for each in (1, 2, 3, 4)] == [None] * 4
+            for sequence in (1, 2, 3):
+                await reader.note(sequence)
+            await readers.die(reader)
+        reader = await readers.new(4)
+        died = reader.died(3)
+        assert died is not None
+        assert died.deaths == 4
+        assert [reader.died(each) for each in (1, 2, 4)] == [None] * 3
+        await reader.note(4)
+        await reader.close()
+        assert [(await readers.new(4)).deaths(4), len(await records.snapshot(["reading.>"]))] == [2, 2]
+        for message in messages:
+            await message.ack_sync()
+        assert (await readers.new(4)).deaths(3) == 0
+        assert await records.snapshot(["reading.>"]) == {}
+
+
+async def test_readers_that_live_count_as_no_death_however_many_read_a_message(url: str) -> None:
+    async with readers_at(url) as (readers, _, _):
+        group = await readers.new()
+        await group.note(1)
+        dead = await readers.new()
+        await dead.note(2)
+        await readers.die(dead)
+        alone = await readers.new()  # one death is known, and the first reader still reads
+        assert [alone.deaths(each) for each in (1, 2, 3, 4)] == [2] * 4
+        await alone.note(2)
+        for _ in range(3):
+            reader = await readers.new()
+            assert [reader.died(each) for each in (1, 2, 3, 4)] == [None] * 4
+            await reader.note(2)
+        await readers.die(alone)
+        assert (await readers.new()).died(2) is not None
+
+
+async def test_a_reader_goes_on_when_another_one_has_removed_its_record(url: str) -> None:
+    async with readers_at(url) as (readers, records, _):
+        reader = await readers.new()
+        await reader.note(1)
+        for remove in (records.purge, records.delete):
+            [key] = await records.snapshot(["reading.>"])
+            await remove(key)
+            await until(lambda: records.snapshot(["reading.>"]))
+        [key] = await records.snapshot(["reading.>"])
+        await records.purge(key)
+        await reader.note(2)
+        await reader.close()
+        assert await records.snapshot(["reading.>"]) == {}
+
+
+async def test_a_reader_whose_server_was_away_for_longer_than_a_lease_counts_as_no_death(own: NatsServer) -> None:
+    async with readers_at(own.url) as (readers, _, _):
+        reader, other = await readers.new(), await readers.new()
+        await reader.note(1)
+        own.stop()
+        await asyncio.sleep(3 * LEASE_S)
+        own.start()
+        after = await readers.new()
+        assert after.deaths(1) == other.deaths(1) == 0
+        await reader.note(2)
+
+
+async def test_a_reader_that_was_taken_for_dead_takes_its_death_back(own: NatsServer) -> None:
+    async with readers_at(own.url) as (readers, records, _):
+        reader = await readers.new()
+        await reader.note(1)
+        [(key, entry)] = (await records.snapshot(["reading.>"])).items()
+        dead = json.loads(entry.value) | {"dead": True}
+        await records.update(key, json.dumps(dead).encode(), revision=entry.revision)
+        assert (await readers.new()).deaths(1) == 2
+
+        async def is_alive() -> bool:
+            return not json.loads((await records.get(key)).value)["dead"]
+
+        await until(is_alive)
+        assert (await readers.new()).deaths(1) == 0

@@ -17,25 +17,38 @@ handler has attempts
 
 So an innocent neighbour is suspected, and never counted: only a message that is read alone adds to its own deaths. The
 first delivery and the one in a group count as two, whatever the policy says, and it takes a third to know which one it
-was. A record that was left is purged when suspected messages are read after its own are settled, or after a week.
+was.
+
+A record does not prove a death: its reader may be alive. A living reader rewrites its record three times per lease. A
+reader that finds another reader's record, naming a message that it is about to read itself, polls this record until it
+is purged or rewritten, or has stayed unchanged for a whole lease. Only then does it mark the record as dead, by a
+compare and set, and only marked records count. A reader that was cut off for a whole lease overwrites the mark when
+its connection is back. No clocks are compared and nothing expires on the server: after an outage of the server every
+reader has a whole lease to show that it is alive.
+
+A marked record is purged when suspected messages are read after its own were acknowledged; any record expires after a
+week.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from jetspark.app.handlers.retry import Reject
-from jetspark.errors import Conflict, JetSparkError
+from jetspark.app.patience import FOR_EVER_S, patiently
+from jetspark.errors import Conflict, JetSparkError, KeyNotFound
 
 if TYPE_CHECKING:
     from jetspark.aio.kv import KeyValue
     from jetspark.jetstream.info import ConsumerInfo
 
-__all__ = ["CrashRecords", "ReaderDied", "spans_of"]
+__all__ = ["LEASE_S", "CrashRecords", "ReaderDied", "spans_of"]
 
 # The delivery before, which nobody noted, and the one of the group.
 GROUP_DEATHS = 2
@@ -45,6 +58,13 @@ MIN_DEATHS = 3
 RECORD_TTL_S = 7 * 86400.0
 # How long the mark of a purged record stays in the bucket.
 MARK_TTL_S = 3600.0
+# A living reader may be silent for this long: its event loop is blocked, or its connection is lost.
+LEASE_S = 5.0
+RENEWALS = 3
+# Polls within a lease. They are counted instead of seconds, because a process that was stopped has polled nothing.
+LOOKS = 30
+# A purge that takes longer continues in the background.
+CLOSE_S = 5.0
 
 
 class ReaderDied(Reject):
@@ -67,49 +87,81 @@ _Spans: TypeAlias = tuple[tuple[int, int], ...]
 class _Record(NamedTuple):
     """Messages that a reader was about to read: sequences of the consumer's stream, first and last of each run."""
 
+    created: str
+    """Creation time of the consumer: a re-created consumer may have other messages under the same sequences."""
     spans: _Spans
     deaths: int
+    is_dead: bool = False
+
+    @classmethod
+    def of(cls, value: bytes) -> _Record:
+        fields = json.loads(value)
+        spans = tuple((first, last) for first, last in fields["spans"])
+        return cls(fields["created"], spans, fields["deaths"], fields.get("dead", False))
+
+    def encoded(self) -> bytes:
+        fields = {"created": self.created, "spans": self.spans, "deaths": self.deaths, "dead": self.is_dead}
+        return json.dumps(fields).encode()
 
     def names(self, sequence: int) -> bool:
         return any(first <= sequence <= last for first, last in self.spans)
 
+    def overlaps(self, other: _Record) -> bool:
+        return any(low <= last and first <= high for first, last in self.spans for low, high in other.spans)
+
 
 class CrashRecords:
-    """The records of one consumer, while suspected messages of it are read.
+    """The records of one consumer, for one reading of its suspected messages.
 
-    ``where`` tells consumers of the handler apart; ``suspected`` are the messages to be read now.
+    :meth:`load`, then :meth:`died` and :meth:`note` before each message is read, and :meth:`close` or :meth:`end`.
+
+    Args:
+        records: A bucket with ``limit_marker_ttl_s``.
+        handler: Its name.
+        where: Tells consumers of the handler apart.
+        attempts: Deaths after which a message is not read any more; fewer than three count as three.
+        suspected: The messages to be read now: first and last of each run.
+        lease_s: For how long a living reader may be silent.
     """
 
     def __init__(
-        self, records: KeyValue, handler: str, where: str, attempts: int, suspected: Iterable[tuple[int, int]]
+        self,
+        records: KeyValue,
+        handler: str,
+        where: str,
+        attempts: int,
+        suspected: Iterable[tuple[int, int]],
+        *,
+        lease_s: float = LEASE_S,
     ) -> None:
-        self._records, self._prefix = records, f"reading.{handler}.{where}"
+        self._records, self._prefix, self._lease_s = records, f"reading.{handler}.{where}", lease_s
         self._limit = max(MIN_DEATHS, attempts)
-        self._group = _Record(tuple(suspected), GROUP_DEATHS)
+        self._group = _Record("", tuple(suspected), GROUP_DEATHS)
         self._left: list[_Record] = []
-        self._created = ""
-        self._named: _Record | None = None
-        self._written: tuple[str, int] | None = None
+        self._key, self._revision = f"{self._prefix}.{secrets.token_hex(8)}", 0
+        self._record: _Record | None = None
+        """The record to store; the server has confirmed it if ``_is_noted``."""
+        self._is_noted = False
+        self._lock = asyncio.Lock()
+        self._is_over = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
 
     async def load(self, info: ConsumerInfo) -> None:
-        """Take in what readers left that have died; what is settled by now is removed."""
-        # A consumer that was re-created may be of a stream that was, and has other messages under the same sequences.
-        self._created = info.created.isoformat() if info.created is not None else ""
-        floor, seen = info.ack_floor.stream_sequence, set[_Spans]()
-        found = []
-        for key, entry in (await self._records.snapshot([f"{self._prefix}.*"])).items():
-            fields = json.loads(entry.value)
-            spans = tuple((first, last) for first, last in fields["spans"])
-            found.append((_Record(spans, fields["deaths"]), fields["created"], key, entry.revision))
-        # One for each message, however many processes have ended: a snapshot has at most 1024 keys.
-        for record, created, key, revision in sorted(found, key=lambda each: -each[0].deaths):
-            is_settled = all(last <= floor for _, last in record.spans)
-            if is_settled or created != self._created or record.spans in seen:
-                with suppress(Conflict):
-                    await self._records.purge(key, revision=revision, ttl=MARK_TTL_S)
-            else:
-                seen.add(record.spans)
-                self._left.append(record)
+        """Read the records of dead readers; wait for up to a lease while a reader may be either alive or dead."""
+        self._group = self._group._replace(created=info.created.isoformat() if info.created is not None else "")
+        silent = await self._silent()
+        for _ in range(LOOKS):
+            if not silent:
+                break
+            await asyncio.sleep(self._lease_s / LOOKS)
+            now = await self._silent()
+            silent = {key: now[key] for key, (_, revision) in silent.items() if key in now and now[key][1] == revision}
+        for key, (record, revision) in silent.items():
+            with suppress(Conflict):  # its reader rewrote it, or another reader marked it
+                await self._records.update(
+                    key, record._replace(is_dead=True).encoded(), revision=revision, ttl=RECORD_TTL_S
+                )
+        await self._take_in(info.ack_floor.stream_sequence)
 
     def deaths(self, sequence: int) -> int:
         """How many processes may have ended while they read it; 0 if it is not suspected more than others."""
@@ -122,24 +174,90 @@ class CrashRecords:
 
     async def note(self, sequence: int) -> None:
         """Store that this message is read next: alone, or as one of the group."""
-        deaths = self.deaths(sequence)
-        record = _Record(((sequence, sequence),), deaths + 1) if deaths else self._group
-        if record == self._named:
+        deaths, group = self.deaths(sequence), self._group
+        record = group._replace(spans=((sequence, sequence),), deaths=deaths + 1) if deaths else group
+        if self._is_noted and record == self._record:
+            await asyncio.sleep(0)  # lets the renewal run
             return
-        value = json.dumps({"created": self._created, "spans": record.spans, "deaths": record.deaths}).encode()
-        key, revision = self._written or (f"{self._prefix}.{secrets.token_hex(8)}", 0)
-        self._written = None  # if the answer is lost, another record is written, and this one says the same
-        if revision:
-            revision = await self._records.update(key, value, revision=revision, ttl=RECORD_TTL_S)
-        else:
-            revision = await self._records.create(key, value, ttl=RECORD_TTL_S)
-        self._written, self._named = (key, revision), record
+        self._record, self._is_noted = record, False
+        if self._keeper is None:  # started before the write: if the answer is lost, the record may be stored
+            self._keeper = asyncio.create_task(self._keep())
+            _keepers.add(self._keeper)
+            self._keeper.add_done_callback(_keepers.discard)
+        await self._write()
+        self._is_noted = True
+
+    def end(self) -> None:
+        """Purge the record in the background, as soon as the server answers: its messages are read, or given back."""
+        self._is_over.set()
 
     async def close(self) -> None:
-        """All of it is read, or given back. If this fails, what is delivered again is read alone."""
-        if self._written is not None:
-            with suppress(JetSparkError):
-                await self._records.purge(self._written[0], ttl=MARK_TTL_S)
+        """Purge the record, and wait for that for up to ``CLOSE_S``."""
+        self.end()
+        if self._keeper is not None:
+            await asyncio.wait([self._keeper], timeout=CLOSE_S)
+
+    # ---- its own record ----------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        """Renew the record until its messages are read; then purge it."""
+        with suppress(JetSparkError):  # an error that cannot pass: the connection was closed
+            while not self._is_over.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._lease_s / RENEWALS):
+                        await self._is_over.wait()
+                        break
+                await patiently(self._write, patience_s=FOR_EVER_S)
+            await patiently(partial(self._records.purge, self._key, ttl=MARK_TTL_S), patience_s=FOR_EVER_S)
+
+    async def _write(self) -> None:
+        async with self._lock:
+            while self._record is not None:
+                value, self._revision, revision = self._record.encoded(), 0, self._revision
+                with suppress(Conflict):
+                    if revision:
+                        written = await self._records.update(self._key, value, revision=revision, ttl=RECORD_TTL_S)
+                    else:
+                        written = await self._records.create(self._key, value, ttl=RECORD_TTL_S)
+                    self._revision = written
+                    return
+                # Another reader purged or marked it, or the answer to an earlier write was lost.
+                with suppress(KeyNotFound):
+                    self._revision = (await self._records.get(self._key)).revision
+
+    # ---- other readers' records ---------------------------------------------------------------------------------
+
+    async def _stored(self) -> dict[str, tuple[_Record, int]]:
+        found = await self._records.snapshot([f"{self._prefix}.*"])
+        return {key: (_Record.of(entry.value), entry.revision) for key, entry in found.items()}
+
+    async def _silent(self) -> dict[str, tuple[_Record, int]]:
+        """Records without a mark that name a message to be read now."""
+        stored, group = await self._stored(), self._group
+        return {
+            key: (record, revision)
+            for key, (record, revision) in stored.items()
+            if not record.is_dead and record.created == group.created and record.overlaps(group)
+        }
+
+    async def _take_in(self, floor: int) -> None:
+        """Remember the marked records; purge duplicates and those whose messages are acknowledged."""
+        seen = set[_Spans]()
+        # One for each message, however many processes have ended: a snapshot has at most 1024 keys.
+        for key, (record, revision) in sorted((await self._stored()).items(), key=lambda each: -each[1][0].deaths):
+            if not record.is_dead:
+                continue
+            is_settled = all(last <= floor for _, last in record.spans)
+            if is_settled or record.created != self._group.created or record.spans in seen:
+                with suppress(Conflict):
+                    await self._records.purge(key, revision=revision, ttl=MARK_TTL_S)
+            else:
+                seen.add(record.spans)
+                self._left.append(record)
+
+
+_keepers: set[asyncio.Task[None]] = set()
+"""Strong references: the event loop holds weak ones only."""
 
 
 def spans_of(sequences: Iterable[int]) -> list[tuple[int, int]]:

@@ -24,6 +24,7 @@ from jetspark.app.contracts.envelope import Decoded
 from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin
 from jetspark.app.dead_letters.store import microseconds
 from jetspark.app.handlers.crash_records import ReaderDied
+from jetspark.app.handlers.inheritance import FILTERS_EVERY_S, filters_of, watch_filters
 from jetspark.app.handlers.lanes import WorkItem, WorkSource
 from jetspark.app.handlers.partitions import copied_from, without_server_headers
 from jetspark.app.handlers.reading import HandlerReading
@@ -115,8 +116,15 @@ class GivenUp:
                 await self._settle(message)
 
     async def run(self) -> None:
-        """Deal with what is said from now on, until cancelled."""
+        """Deal with what is said from now on, until cancelled.
+
+        Raises:
+            TopologyDrift: In a group: the filter of the advisories' consumer was narrowed.
+        """
+        app, spec = self._worker.app, self._worker.spec
+        wanted = {self._advisories: filters_of(app.advisory_consumer(spec).config)}
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(watch_filters(app.name, wanted, every_s=FILTERS_EVERY_S))
             while True:
                 for message in await self._fetch(1, timeout=idle_s(IDLE_PULL_S)):
                     running = await self._settle(message)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jetspark.aio.consumer import Consumer
     from jetspark.aio.stream import Stream
     from jetspark.app.handlers.machine import HandlerMachine
+    from jetspark.jetstream.config import ConsumerConfig
     from jetspark.jetstream.info import ConsumerInfo, StoredMessage
 
     ReadKey: TypeAlias = Callable[[StoredMessage], Awaitable[tuple[int, str] | None]]
@@ -173,7 +174,7 @@ async def watch_filters(app: str, consumers: Mapping[Consumer, Sequence[str]], *
                 info = await consumer.info()
             except JetSparkError:
                 continue  # who pulls from it is told
-            now = filters_of(info)
+            now = filters_of(info.config)
             left_out = [each for each in wanted if not any(is_subset(each, other) for other in now)]
             if left_out:
                 name, moment = consumer.name, since[consumer.name].isoformat(timespec="seconds")
@@ -189,9 +190,8 @@ async def watch_filters(app: str, consumers: Mapping[Consumer, Sequence[str]], *
             since[consumer.name] = info.timestamp or since[consumer.name]
 
 
-def filters_of(info: ConsumerInfo) -> tuple[str, ...]:
-    """What a consumer takes."""
-    config = info.config
+def filters_of(config: ConsumerConfig) -> tuple[str, ...]:
+    """The subjects that a consumer takes."""
     one = (config.filter_subject,) if config.filter_subject else ()
     return tuple(config.filter_subjects or one or (">",))
 

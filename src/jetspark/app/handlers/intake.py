@@ -22,7 +22,7 @@ from jetspark.app.clock import idle_s
 from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.contracts.envelope import Decoded, RawHeaders
 from jetspark.app.dead_letters.letters import DeadEvent
-from jetspark.app.handlers.crash_records import CrashRecords, spans_of
+from jetspark.app.handlers.crash_records import LEASE_S, CrashRecords, spans_of
 from jetspark.app.handlers.given_up import source_of
 from jetspark.app.handlers.inheritance import (
     FILTERS_EVERY_S,
@@ -96,6 +96,8 @@ class Intake:
         self._pullers: list[asyncio.Task[None]] = []
         self._others: list[asyncio.Task[None]] = []
         self._tasks: asyncio.TaskGroup | None = None
+        self._turn = asyncio.Lock()
+        """Held while the intake begins again or ends: the next reader of the partition has the same consumers."""
         self._loop = asyncio.get_running_loop()
         self._log = worker.log
         self._reading = HandlerReading(worker.spec, worker.catalogue, keyed=worker.spec.in_order)
@@ -108,21 +110,17 @@ class Intake:
         self._tasks, self._has_ended = tasks, False
         if self.partition is None:
             await self._expect(())
-        prefix = f"retry.{self._worker.app.name}.{self._spec.name}"
-        wanted = [contract_of(kind).subject.filter for kind in self._spec.events]
-        if self.partition is not None:  # copies, under subjects of their own
-            wanted = [*filters_of(self.consumer.cached_info)]
+        app = self._worker.app
+        prefix = f"retry.{app.name}.{self._spec.name}"
+        declared = {(each.stream, each.name): filters_of(each.config) for each in app.consumers_of(self._spec)}
+        wanted = {each: declared[each.stream_name, each.name] for each in (self.consumer, self.retry_consumer)}
+        if self.partition is None:  # the consumer may be declared without a filter
+            wanted[self.consumer] = tuple(contract_of(kind).subject.filter for kind in self._spec.events)
         self._others = [
             tasks.create_task(
                 tidy_retries(self._worker.store.retries, self.retry_consumer, prefix, partition=self.partition)
             ),
-            tasks.create_task(
-                watch_filters(
-                    self._worker.app.name,
-                    {self.consumer: wanted, self.retry_consumer: filters_of(self.retry_consumer.cached_info)},
-                    every_s=FILTERS_EVERY_S * (self._spec.partitions or 1),
-                )
-            ),
+            tasks.create_task(watch_filters(app.name, wanted, every_s=FILTERS_EVERY_S * (self._spec.partitions or 1))),
         ]
         self._pullers = [
             tasks.create_task(self._pull(self.consumer, "stream", self._receive)),
@@ -149,16 +147,27 @@ class Intake:
     async def renew(self, stalled: Sequence[WorkItem]) -> None:
         """Begin again, for keys that make no progress: give back what has not begun, forget what it waits for, and
         look up what is still pending."""
+        async with self._turn:
+            if self not in self._worker.intakes:
+                return  # the partition was handed on: its consumers are another reader's
+            await self._let_all_go()
+            for item in stalled:
+                for sequence in sorted((item.lane.expected if item.lane is not None else None) or ()):
+                    self._machine.lanes.gone(sequence)
+            self._tenure = None
+            # The partition may have moved on in the meantime, or the worker is to end.
+            if self._tasks is not None and self in self._worker.intakes and not self._worker.is_stopping:
+                await patiently(partial(self.start, self._tasks), patience_s=FOR_EVER_S)
+
+    async def hand_on(self) -> None:
+        """Let another reader have the partition; when this returns, this intake uses its consumers no more."""
+        async with self._turn:
+            await self._let_all_go()
+
+    async def _let_all_go(self) -> None:
         await self.stop_pulling()  # from here on nothing of these keys arrives that could pass what is given back
         await self.end()
         await self.give_back(running=False)
-        for item in stalled:
-            for sequence in sorted((item.lane.expected if item.lane is not None else None) or ()):
-                self._machine.lanes.gone(sequence)
-        self._tenure = None
-        # The partition may have moved on in the meantime, or the worker is to end.
-        if self._tasks is not None and self in self._worker.intakes and not self._worker.is_stopping:
-            await patiently(partial(self.start, self._tasks), patience_s=FOR_EVER_S)
 
     async def give_back(self, *, running: bool) -> None:
         """Give back what is held, in the order of the stream, so that it comes again in that order; and the pin.
@@ -281,7 +290,8 @@ class Intake:
             while not self._worker.is_stopping:  # not patiently: a worker that stops asks no more
                 session = self._worker.sessions
                 try:
-                    await self._expect(found)
+                    async with self._in_progress(found):
+                        await self._expect(found)
                 except (NetworkError, ServerError) as error:
                     if not error.may_pass:
                         raise
@@ -403,16 +413,13 @@ class Intake:
         try:
             while not self._worker.is_stopping:
                 try:
-                    info, told_at = await consumer.info(), self._loop.time()
-                    async with self._crashes(side, spans_of(_place(each)[1] for each in suspected), info) as crashes:
+                    suspects = spans_of(_place(each)[1] for each in suspected)
+                    info = await consumer.info()
+                    async with self._in_progress(found), self._crashes(side, suspects, info) as crashes:
                         for message in suspected:
                             sequence = _place(message)[1]
                             if sequence not in read:
                                 read[sequence] = await self._read_one(crashes, side, sequence, message)
-                            if self._loop.time() - told_at > self._spec.ack_wait_s / PROGRESS_PART:
-                                told_at = self._loop.time()
-                                for each in found:
-                                    await each.in_progress()
                     return read
                 except (NetworkError, ServerError) as error:
                     if not error.may_pass:
@@ -457,12 +464,32 @@ class Intake:
         self, side: Side, suspected: Iterable[tuple[int, int]], info: ConsumerInfo
     ) -> AsyncIterator[CrashRecords]:
         spec, where = self._spec, side if self.partition is None else f"{side}-{self.partition}"
-        crashes = CrashRecords(self._worker.store.records, spec.name, where, spec.retry.attempts, suspected)
+        records, lease_s = self._worker.store.records, max(LEASE_S, spec.ack_wait_s)
+        crashes = CrashRecords(records, spec.name, where, spec.retry.attempts, suspected, lease_s=lease_s)
         try:
             await crashes.load(info)
             yield crashes
+        except BaseException:
+            crashes.end()
+            raise
+        await crashes.close()
+
+    @asynccontextmanager
+    async def _in_progress(self, found: Sequence[JetStreamMessage]) -> AsyncIterator[None]:
+        """Keep messages that are not received yet from being delivered again."""
+
+        async def tell() -> None:
+            while True:
+                await asyncio.sleep(self._spec.ack_wait_s / PROGRESS_PART)
+                with suppress(JetSparkError):  # disconnected: they come again
+                    for message in found:
+                        await message.in_progress()
+
+        telling = asyncio.create_task(tell())
+        try:
+            yield
         finally:
-            await crashes.close()
+            telling.cancel()
 
     # ---- receiving ---------------------------------------------------------------------------------------------
 

@@ -118,8 +118,5 @@ class PartitionReaders:
 
     async def _hand_on(self, partition: int) -> None:
         reader = self._readers.pop(partition, None)
-        if reader is None:
-            return
-        await reader.stop_pulling()
-        await reader.end()
-        await reader.give_back(running=False)
+        if reader is not None:
+            await reader.hand_on()
