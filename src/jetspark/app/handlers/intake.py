@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -57,8 +58,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Intake"]
 
-# An idle pull waits this long at the server before it is renewed.
+# An idle pull waits this long at the server before it is renewed, and at most a third of ``ack_wait_s``: an event counts
+# as delivered when its pull began.
 IDLE_PULL_S = 30.0
+# A pull that does not wait is answered within this time, or counts as not answered.
+QUICK_PULL_S = 1.0
 # The server unpins a reader that has not asked for ``takeover_s``; a pull that waits is not asking (2.15.1).
 PULLS_IN_TAKEOVER = 3
 # A pull that is refused or not answered is tried again after these waits.
@@ -72,6 +76,16 @@ _Readings: TypeAlias = dict[int, tuple[Any, str | None] | None]
 _Receive: TypeAlias = Callable[[JetStreamMessage, float, _Readings], Any]
 
 
+@dataclass(slots=True)
+class _Pulled:
+    """Messages that were pulled and are not received yet."""
+
+    messages: list[JetStreamMessage]
+    heard_at: float
+    """The server does not deliver them again before ``ack_wait_s`` after this: it cannot have sent them earlier, or has
+    confirmed since that they are in progress."""
+
+
 class Intake:
     """One reader of a handler: of its stream, or of one partition."""
 
@@ -82,9 +96,14 @@ class Intake:
         self.stream, self.consumer, self.retry_consumer = stream, consumer, retries
         self.partition = partition
         self._group = None if partition is None else PIN_GROUP
-        self._idle_s: dict[Side, float] = {"stream": idle_s(IDLE_PULL_S), "retries": idle_s(IDLE_PULL_S)}
+        longest_s = min(IDLE_PULL_S, worker.spec.ack_wait_s / PROGRESS_PART)
+        # Virtual time may stretch idle pulls; no process is stopped in it.
+        self._stretch_s = idle_s(longest_s) - longest_s
+        self._idle_s: dict[Side, float] = {"stream": idle_s(longest_s), "retries": idle_s(longest_s)}
         if partition is not None:
-            self._idle_s["stream"] = worker.spec.takeover_s / PULLS_IN_TAKEOVER
+            self._idle_s["stream"] = min(longest_s, worker.spec.takeover_s / PULLS_IN_TAKEOVER)
+        self._unanswered: dict[Side, float] = {}
+        """When a pull began that was not answered in time: the next one returns its messages."""
         self._tenure: tuple[int, str] | None = None
         """Session and pin for which it is known what has not arrived."""
         self.expected: dict[int, int] = {}
@@ -211,14 +230,15 @@ class Intake:
                 continue
             try:
                 with worker.room.taken(side, credit) as hold:
-                    found = await self._fetch(consumer, side, credit, hold)
+                    pulled = await self._fetch(consumer, side, credit, hold)
+                    found = pulled.messages
                     if side == "stream" and (found or self.partition is None):
-                        await self._check_tenure(found)
-                    suspected = [message for message in found if _place(message)[0] > 1]
-                    read = await self._read_suspected(consumer, side, suspected, found) if suspected else {}
-                    now = self._loop.time()
+                        await self._check_tenure(pulled)
+                    is_suspected = any(_place(message)[0] > 1 for message in found)
+                    read = await self._read_suspected(consumer, side, pulled) if is_suspected else {}
                     for message in found:
-                        outcome = receive(message, now, read)
+                        # What may be with another worker by now, the machine lets go of before it begins.
+                        outcome = receive(message, pulled.heard_at, read)
                         if outcome is not None:
                             await outcome
                 failures = 0
@@ -232,26 +252,33 @@ class Intake:
             worker.wake_idle(len(found))
             worker.arm()
 
-    async def _fetch(self, consumer: Consumer, side: Side, credit: Credit, hold: Hold) -> list[JetStreamMessage]:
-        group, wait_s = self._group if side == "stream" else None, self._idle_s[side]
+    async def _fetch(self, consumer: Consumer, side: Side, credit: Credit, hold: Hold) -> _Pulled:
+        wait_s = self._idle_s[side]
         try:
-            found = await consumer.fetch(credit.messages, no_wait=True, max_bytes=credit.bytes, group=group)
-            if found:
-                return found
+            pulled = await self._ask(
+                consumer, side, credit.messages, QUICK_PULL_S, max_bytes=credit.bytes, no_wait=True
+            )
+            if pulled.messages:
+                return pulled
             hold.resize(credit._replace(messages=1))
-            began = self._loop.time()
-            found = await consumer.fetch(1, timeout=wait_s, max_bytes=credit.bytes, group=group)
-            if self.partition is not None and self._loop.time() - began > wait_s + self._spec.ack_wait_s / 2:
-                # This process was stopped meanwhile: what came may be with another reader by now.
-                await self._return(found, side)
-                return []
-            return found
+            return await self._ask(consumer, side, 1, wait_s, max_bytes=credit.bytes)
         except ConfigError:  # the next message is larger than what is left
             if self._held():
                 hold.resize(credit._replace(messages=0, bytes=0))
                 await self._worker.make_room()
-                return []
-            return await consumer.fetch(1, timeout=wait_s, group=group)
+                return _Pulled([], 0.0)
+            return await self._ask(consumer, side, 1, wait_s)
+
+    async def _ask(self, consumer: Consumer, side: Side, count: int, timeout_s: float, **options: Any) -> _Pulled:
+        """Fetch. A process may be stopped during a fetch, so its messages count as delivered when it began."""
+        began = self._loop.time()
+        asked_at = self._unanswered.pop(side, began)
+        group = self._group if side == "stream" else None
+        found = await consumer.fetch(count, timeout=timeout_s, group=group, **options)
+        now = self._loop.time()
+        if len(found) < count and now - began >= timeout_s:
+            self._unanswered[side] = began
+        return _Pulled(found, min(asked_at + self._stretch_s, now))
 
     async def _return(self, found: Sequence[JetStreamMessage], side: Side = "stream") -> None:
         """Give back what came, and was not received."""
@@ -271,8 +298,9 @@ class Intake:
         item.original = original
         return item
 
-    async def _check_tenure(self, found: list[JetStreamMessage]) -> None:
-        """Look up what others have if this reader may have missed something, before anything of ``found`` is run."""
+    async def _check_tenure(self, pulled: _Pulled) -> None:
+        """Look up what others have if this reader may have missed something, before anything of ``pulled`` is run."""
+        found = pulled.messages
         pin = "" if self.partition is None else last_value(found[-1].raw_headers, "Nats-Pin-Id") or ""
         if self._tenure == (self._worker.sessions, pin):
             return
@@ -390,14 +418,14 @@ class Intake:
 
     # ---- messages that may end the process ---------------------------------------------------------------------
 
-    async def _read_suspected(
-        self, consumer: Consumer, side: Side, suspected: list[JetStreamMessage], found: list[JetStreamMessage]
-    ) -> _Readings:
-        """Read those of ``found`` that were delivered before, and may have ended the process that read them then.
+    async def _read_suspected(self, consumer: Consumer, side: Side, pulled: _Pulled) -> _Readings:
+        """Read those messages that were delivered before, and may have ended the process that read them then.
 
         All of them are read before any is received: one that takes longer must not be overtaken by later ones. When the
-        worker stops, ``found`` is given back, and emptied.
+        worker stops, ``pulled`` is given back, and emptied.
         """
+        found = pulled.messages
+        suspected = [message for message in found if _place(message)[0] > 1]
         read: _Readings = {}
         failures = 0
         try:

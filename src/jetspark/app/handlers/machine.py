@@ -172,13 +172,13 @@ class HandlerMachine:
         return Credit(max(0, limits.max_messages - len(self._held)), limits.max_bytes - self.held_bytes)
 
     def receive(self, item: WorkItem, now: float) -> Received:
-        """Take over a delivered message."""
+        """Take over a message that the server cannot have delivered before ``now``."""
         identity = item.identity
         present = self._held.get(identity)
         if present is not None:
             present.message, present.delivered = item.message, item.delivered
             present.intake, present.partition = item.intake, item.partition
-            present.touched_at = present.heard_at = now
+            present.touched_at, present.heard_at = max(present.touched_at, now), max(present.heard_at, now)
             return "held"
         if item.delivered > 1 and identity in self._settled:
             return "done"
