@@ -174,8 +174,9 @@ def test_what_was_pulled_before_a_look_up_that_takes_long_does_not_begin_after_i
     lost: list[float] = []
 
     def lose(message: Publication) -> bool:
-        """For ten seconds no question about the partition gets an answer, once events of it were delivered."""
-        if not message.subject.startswith("$JS.API.CONSUMER.INFO.STALLS_h_PARTITIONS.") or not delivered:
+        """For ten seconds nothing that is said about the partition arrives, once events of it were delivered."""
+        lost_ones = ("$JS.API.CONSUMER.INFO.STALLS_h_PARTITIONS.", "$JS.ACK.STALLS_h_PARTITIONS.")
+        if not message.subject.startswith(lost_ones) or not delivered:
             return True
         if not lost or network.clock.now < lost[0] + 10.0:
             lost.append(network.clock.now)
@@ -212,3 +213,42 @@ def test_what_was_pulled_before_a_look_up_that_takes_long_does_not_begin_after_i
     assert lost
     assert [number for number, _ in begun] == [0, 1, 2]
     assert all(delivered > 1 for _, delivered in begun)
+
+
+def test_a_worker_whose_network_is_silent_lets_go_of_its_events_after_their_ack_wait() -> None:
+    """A cut without an error: what is written to the socket never arrives, and the connection seems to be there."""
+    app = App("stalls", stream="STALLS", subjects=["stalls.>"])
+    network = model_network()
+
+    async def main() -> None:
+        began, may_end = asyncio.Event(), asyncio.Event()
+
+        @app.handler(Happened, durable="h", ack_wait_s=6.0, timeout=1000.0, partitions=1, takeover_s=3.0)
+        async def handle(event: Happened) -> None:
+            began.set()
+            await may_end.wait()
+
+        async with connect(URL) as client, app.connect(URL) as publisher:
+            await apply_topology(client.jetstream(), app)
+            for number in range(3):
+                await publisher.publish(Happened(name="k", number=number))
+            running = asyncio.create_task(run_app(app, URL, only=(), stop_timeout=2.0))
+            await began.wait()
+            [worker] = [each for each in gc.get_objects() if isinstance(each, HandlerWorker) and each.app is app]
+            machine, loop = worker.machine, asyncio.get_running_loop()
+            await asyncio.sleep(60.0)  # ten ack_waits
+            held = machine.items
+            assert [item.sequence for item in held] == [1, 2, 3]
+            assert not any(machine.has_lapsed(item, loop.time()) for item in held)
+            with mock.patch.object(network, "learning_s", return_value=3600.0):
+                network.cut_client(max(wire.client for wire in network.wires))
+            await asyncio.sleep(10.0)
+            assert worker.is_connected
+            assert machine.items == held[:1]  # it runs
+            assert machine.has_lapsed(held[0], loop.time())
+            assert worker.intakes[0]._held() == set()
+            may_end.set()
+            running.cancel()
+            await asyncio.wait([running])
+
+    run_in_virtual_time(main(), network)

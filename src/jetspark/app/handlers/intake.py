@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Intake"]
 
-# An idle pull waits this long at the server before it is renewed, and at most a third of ``ack_wait_s``: an event counts
-# as delivered when its pull began.
+# An idle pull waits this long at the server before it is renewed, and at most a third of ``ack_wait_s``: an event is
+# taken to be delivered when its pull began.
 IDLE_PULL_S = 30.0
 # A pull that does not wait is answered within this time, or counts as not answered.
 QUICK_PULL_S = 1.0
@@ -84,6 +84,8 @@ class _Pulled:
     heard_at: float
     """The server does not deliver them again before ``ack_wait_s`` after this: it cannot have sent them earlier, or has
     confirmed since that they are in progress."""
+    told_at: float
+    """When ``in_progress`` was last sent."""
 
 
 class Intake:
@@ -266,7 +268,7 @@ class Intake:
             if self._held():
                 hold.resize(credit._replace(messages=0, bytes=0))
                 await self._worker.make_room()
-                return _Pulled([], 0.0)
+                return _Pulled([], 0.0, 0.0)
             return await self._ask(consumer, side, 1, wait_s)
 
     async def _ask(self, consumer: Consumer, side: Side, count: int, timeout_s: float, **options: Any) -> _Pulled:
@@ -278,7 +280,17 @@ class Intake:
         now = self._loop.time()
         if len(found) < count and now - began >= timeout_s:
             self._unanswered[side] = began
-        return _Pulled(found, min(asked_at + self._stretch_s, now))
+        heard_at = min(asked_at + self._stretch_s, now)
+        return _Pulled(found, heard_at, heard_at)
+
+    async def _keep(self, pulled: _Pulled) -> None:
+        """Say from time to time that the messages are in progress."""
+        ack_wait_s = self._spec.ack_wait_s
+        if self._loop.time() - pulled.told_at > ack_wait_s / PROGRESS_PART:
+            pulled.told_at = self._loop.time()
+            sent_at = await self._worker.keep(pulled.messages)
+            if sent_at is not None and self._loop.time() - pulled.heard_at < ack_wait_s:
+                pulled.heard_at = sent_at
 
     async def _return(self, found: Sequence[JetStreamMessage], side: Side = "stream") -> None:
         """Give back what came, and was not received."""
@@ -316,6 +328,7 @@ class Intake:
                     failures += 1
                     self._log.warning("looking for events that were on their way: %s", error)
                     await asyncio.sleep(PULL_PAUSE.wait_s(failures))
+                    await self._keep(pulled)
                     continue
                 self._tenure = (session, pin)
                 return
@@ -385,11 +398,16 @@ class Intake:
             )
 
     def _held(self) -> set[tuple[int, bool]]:
-        """Messages of the consumer that are not answered: their sequences, and whether they came for the first time."""
+        """Messages of the consumer that this worker alone may answer: their sequences, and whether they came for the
+        first time."""
+        now = self._loop.time()
         return {
             (item.message.metadata.stream_sequence, item.delivered == 1)
             for item in self._machine.items
-            if item.intake is self and item.source == "stream" and not item.message.is_answered
+            if item.intake is self
+            and item.source == "stream"
+            and not item.message.is_answered
+            and not self._machine.has_lapsed(item, now)  # else another worker may have acknowledged it
         }
 
     def _origin_of(self, message: JetStreamMessage) -> int:
@@ -431,16 +449,13 @@ class Intake:
         try:
             while not self._worker.is_stopping:
                 try:
-                    info, told_at = await consumer.info(), self._loop.time()
+                    info = await consumer.info()
                     async with self._crashes(side, spans_of(_place(each)[1] for each in suspected), info) as crashes:
                         for message in suspected:
                             sequence = _place(message)[1]
                             if sequence not in read:
                                 read[sequence] = await self._read_one(crashes, side, sequence, message)
-                            if self._loop.time() - told_at > self._spec.ack_wait_s / PROGRESS_PART:
-                                told_at = self._loop.time()
-                                for each in found:
-                                    await each.in_progress()
+                            await self._keep(pulled)
                     return read
                 except (NetworkError, ServerError) as error:
                     if not error.may_pass:

@@ -306,10 +306,11 @@ class HandlerMachine:
         """It is not settled, and somebody will get it again."""
         self._let_go(item)
 
-    def heard(self, item: WorkItem, now: float) -> None:
-        """The server is told that the item is worked on. What it was told too late does not bring the item back."""
+    def heard(self, item: WorkItem, sent_at: float, now: float) -> None:
+        """The server has confirmed an ``in_progress`` that was sent at ``sent_at``. A confirmation that comes too late
+        does not bring the item back."""
         if not self.has_lapsed(item, now):
-            item.heard_at = now
+            item.heard_at = max(item.heard_at, sent_at)
 
     def has_lapsed(self, item: WorkItem, now: float) -> bool:
         """Whether the server has not heard of the item for its ``ack_wait``, and may have given it to another worker.
