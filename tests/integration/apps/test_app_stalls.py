@@ -14,6 +14,7 @@ from simulation.partition_world import CURRENT, Process, ProcessLoop
 from jetspark.aio.connecting import connect
 from jetspark.app import App, Context, Event
 from jetspark.app.handlers.inheritance import expect_inherited
+from jetspark.app.handlers.record_watch import RecordWatch
 from jetspark.app.handlers.worker import HandlerWorker
 from jetspark.app.running import run_app
 from jetspark.app.topology.provisioning import apply_topology
@@ -252,3 +253,46 @@ def test_a_worker_whose_network_is_silent_lets_go_of_its_events_after_their_ack_
             await asyncio.wait([running])
 
     run_in_virtual_time(main(), network)
+
+
+def test_events_that_wait_for_a_watch_that_is_behind_are_named_and_continue(caplog: pytest.LogCaptureFixture) -> None:
+    app = App("stalls", stream="STALLS", subjects=["stalls.>"])
+    done: list[int] = []
+    is_behind = False
+    kept: list[Any] = []
+    note = RecordWatch._note
+
+    def late(self: RecordWatch, entry: Any) -> None:
+        kept.append(entry)
+        while kept and not is_behind:
+            note(self, kept.pop(0))
+
+    async def main() -> None:
+        nonlocal is_behind
+        all_done = asyncio.Event()
+
+        @app.handler(Happened, durable="h", ack_wait_s=6.0, timeout=4.0, partitions=1, takeover_s=3.0)
+        async def handle(event: Happened) -> None:
+            done.append(event.number)
+            if event.number == 2:
+                all_done.set()
+
+        async with connect(URL) as client, app.connect(URL) as publisher:
+            await apply_topology(client.jetstream(), app)
+            running = asyncio.create_task(run_app(app, URL, only=(), stop_timeout=2.0))
+            await asyncio.sleep(10.0)
+            is_behind = True
+            for number in range(3):
+                await publisher.publish(Happened(name="k", number=number))
+            await asyncio.sleep(75.0)
+            assert done == []
+            is_behind = False
+            await all_done.wait()
+            running.cancel()
+            await asyncio.wait([running])
+
+    with mock.patch.object(RecordWatch, "_note", late):
+        run_in_virtual_time(main())
+    assert done == [0, 1, 2]
+    assert "looking for events that were on their way: the watch of the handlers' bucket is at revision" in caplog.text
+    assert "messages of <Consumer STALLS_h_PARTITIONS/h-p0> were pulled" in caplog.text

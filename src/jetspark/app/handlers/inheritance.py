@@ -124,7 +124,8 @@ async def settle_inherited(
             ]
             if settled:
                 await before_gone()
-        except JetSparkError:
+        except JetSparkError as error:
+            _logger.warning("looking whether events of other workers are settled: %s", error)
             all_held_since = math.inf
             continue
         for sequence in arrived:

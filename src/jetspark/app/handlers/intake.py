@@ -86,6 +86,7 @@ class _Pulled:
     confirmed since that they are in progress."""
     told_at: float
     """When ``in_progress`` was last sent."""
+    came_at: float
 
 
 class Intake:
@@ -104,6 +105,8 @@ class Intake:
         self._idle_s: dict[Side, float] = {"stream": idle_s(longest_s), "retries": idle_s(longest_s)}
         if partition is not None:
             self._idle_s["stream"] = min(longest_s, worker.spec.takeover_s / PULLS_IN_TAKEOVER)
+        self._pulled: dict[Side, _Pulled] = {}
+        """What is looked up, or read, before it is received."""
         self._unanswered: dict[Side, float] = {}
         """When a pull began that was not answered in time: the next one returns its messages."""
         self._tenure: tuple[int, str] | None = None
@@ -218,6 +221,11 @@ class Intake:
             self._worker.room.count_retry(item, -1)
         self._machine.release(item)
 
+    def pulled(self, now: float) -> tuple[int, float]:
+        """How many messages were pulled and are not received yet, and for how long the first of them has waited."""
+        waiting = [each for each in self._pulled.values() if each.messages]
+        return sum(len(each.messages) for each in waiting), max((now - each.came_at for each in waiting), default=0.0)
+
     # ---- pulling -----------------------------------------------------------------------------------------------
 
     async def _pull(
@@ -232,7 +240,7 @@ class Intake:
                 continue
             try:
                 with worker.room.taken(side, credit) as hold:
-                    pulled = await self._fetch(consumer, side, credit, hold)
+                    pulled = self._pulled[side] = await self._fetch(consumer, side, credit, hold)
                     found = pulled.messages
                     if side == "stream" and (found or self.partition is None):
                         await self._check_tenure(pulled)
@@ -251,6 +259,8 @@ class Intake:
                 self._log.warning("pulling from %s: %s", consumer, error)
                 await asyncio.sleep(PULL_PAUSE.wait_s(failures))
                 continue
+            finally:
+                self._pulled.pop(side, None)
             worker.wake_idle(len(found))
             worker.arm()
 
@@ -268,7 +278,7 @@ class Intake:
             if self._held():
                 hold.resize(credit._replace(messages=0, bytes=0))
                 await self._worker.make_room()
-                return _Pulled([], 0.0, 0.0)
+                return _Pulled([], 0.0, 0.0, 0.0)
             return await self._ask(consumer, side, 1, wait_s)
 
     async def _ask(self, consumer: Consumer, side: Side, count: int, timeout_s: float, **options: Any) -> _Pulled:
@@ -281,7 +291,7 @@ class Intake:
         if len(found) < count and now - began >= timeout_s:
             self._unanswered[side] = began
         heard_at = min(asked_at + self._stretch_s, now)
-        return _Pulled(found, heard_at, heard_at)
+        return _Pulled(found, heard_at, heard_at, now)
 
     async def _keep(self, pulled: _Pulled) -> None:
         """Say from time to time that the messages are in progress."""

@@ -181,7 +181,7 @@ class HandlerWorker:
         watchers.append(tasks.create_task(self.records.follow(lambda: self.wake_idle(1))))
         if self._readers is not None:
             await self._readers.open()
-            await self.records.catch_up()  # this worker is one of the members from here on
+            await patiently(self.records.catch_up)  # this worker is one of the members from here on
         else:
             stream = await patiently(partial(self.store.js.stream, self.app.stream))
             consumer = await patiently(partial(stream.consumer, self.spec.durable))
@@ -369,7 +369,18 @@ class HandlerWorker:
             await asyncio.sleep(idle_s(machine.patience_s / PROGRESS_LOOKS))
             if not self._connection.is_connected:
                 continue
-            stalled = machine.stalled(self._loop.time())
+            now = self._loop.time()
+            for intake in self.intakes:
+                messages, seconds = intake.pulled(now)
+                if seconds >= machine.patience_s:
+                    self.log.error(
+                        "%d messages of %s were pulled %.0f s ago and are not received: the reader still looks up what "
+                        "others have",
+                        messages,
+                        intake.consumer,
+                        seconds,
+                    )
+            stalled = machine.stalled(now)
             if not stalled:
                 continue
             self.log.error("%s", Stalled.text(stalled, machine.held))
