@@ -17,6 +17,7 @@ from support.patience import PATIENCE_S
 import jetspark
 from jetspark import ConsumerConfig, StreamConfig
 from jetspark.jetstream import pull
+from jetspark.jetstream.acks import IN_PROGRESS
 from jetspark.server import NatsCluster, NatsServer
 
 _names = iter(range(1_000_000))
@@ -722,7 +723,9 @@ async def test_in_progress_extends_the_time_to_ack(driver: Driver, server: NatsS
             await asyncio.sleep(0.2)
             await message.in_progress()
         assert await consumer.fetch(1, timeout=0.2) == []
+        await nc.request(message.reply, IN_PROGRESS)  # the server confirms it, as an acknowledgement
         await message.ack()
+        await nc.request(message.reply, IN_PROGRESS)
         await all_acked(consumer)
         assert await consumer.fetch(1, timeout=0.7) == []
 

@@ -224,13 +224,15 @@ def test_an_event_that_is_delivered_again_belongs_to_the_reader_that_got_it_last
     assert first.intake == "after it came back"
 
 
-def test_what_the_server_is_told_too_late_does_not_bring_an_item_back() -> None:
+def test_an_in_progress_counts_from_when_it_was_sent_and_only_if_it_is_confirmed_in_time() -> None:
     machine = machine_of(ack_wait_s=30.0)
     receive(machine, ("a", 1), ("b", 2))
     on_time, late = item_of(machine, 1), item_of(machine, 2)
-    machine.heard(on_time, 29.0)
-    machine.heard(late, 30.0)
-    assert not machine.has_lapsed(on_time, 58.9)
+    machine.heard(on_time, 20.0, 29.0)
+    machine.heard(on_time, 10.0, 29.0)  # an earlier one, whose answer came later
+    machine.heard(late, 29.0, 30.0)
+    assert not machine.has_lapsed(on_time, 49.9)
+    assert machine.has_lapsed(on_time, 50.0)
     assert machine.has_lapsed(late, 30.0)
 
 

@@ -1,4 +1,5 @@
-"""A worker that holds events without progress says so, and recovers. On the model server, in virtual time."""
+"""Workers that are stopped, starved or cut off begin nothing that another one may have; one that holds events without
+progress says so, and recovers or ends. On the model server, in virtual time."""
 
 from __future__ import annotations
 
@@ -8,14 +9,18 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from simulation.partition_world import CURRENT, Process, ProcessLoop
 
 from jetspark.aio.connecting import connect
-from jetspark.app import App, Event
+from jetspark.app import App, Context, Event
 from jetspark.app.handlers.inheritance import expect_inherited
+from jetspark.app.handlers.record_watch import RecordWatch
 from jetspark.app.handlers.worker import HandlerWorker
 from jetspark.app.running import run_app
 from jetspark.app.topology.provisioning import apply_topology
 from jetspark.testing import run_in_virtual_time
+from jetspark.testing.model import Delivery
+from jetspark.testing.network import Publication
 from jetspark.testing.virtual_loop import model_network
 
 URL = "nats://model:4222"
@@ -116,3 +121,178 @@ def test_a_partition_that_moves_while_the_server_is_away_is_let_go_of_all_the_sa
 
     run_in_virtual_time(main(), network)
     assert done == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("when", ["first", "idle", "many"])
+def test_a_process_that_was_stopped_while_it_pulled_begins_nothing_that_another_may_have(when: str) -> None:
+    """It finds in its socket what the server has sent before, and may have given to others since."""
+    begun: list[tuple[int, int]] = []
+    app = App("stalls", stream="STALLS", subjects=["stalls.>"])
+    network = model_network()
+    process = Process(1)
+
+    def stop(delivery: Delivery) -> None:
+        if delivery.reply.startswith("$JS.ACK.STALLS_h_PARTITIONS.") and not process.was_away:
+            process.is_stopped = process.was_away = True
+            network.clock.after(15.0, process.resume)
+
+    async def main() -> None:
+        all_done = asyncio.Event()
+
+        @app.handler(Happened, durable="h", ack_wait_s=6.0, timeout=4.0, partitions=1, takeover_s=30.0)
+        async def handle(event: Happened, ctx: Context) -> None:
+            begun.append((event.number, ctx.delivered))
+            if len(begun) == (5 if when == "many" else 1):
+                all_done.set()
+
+        async def life() -> None:
+            CURRENT.set(process)
+            await run_app(app, URL, only=(), stop_timeout=2.0)
+
+        async with connect(URL) as client, app.connect(URL) as publisher:
+            await apply_topology(client.jetstream(), app)
+            network.front.reply_watchers.append(stop)
+            running = asyncio.create_task(life())
+            if when == "idle":
+                await asyncio.sleep(100.0)
+            for number in range(5 if when == "many" else 1):
+                await publisher.publish(Happened(name="k", number=number))
+            await all_done.wait()
+            running.cancel()
+            await asyncio.wait([running])
+
+    with asyncio.Runner(loop_factory=lambda: ProcessLoop(network)) as runner:
+        runner.run(main())
+    assert process.was_away
+    assert begun[0][1] > 1
+    assert [number for number, _ in begun] == sorted(number for number, _ in begun)
+
+
+def test_what_was_pulled_before_a_look_up_that_takes_long_does_not_begin_after_its_ack_wait() -> None:
+    begun: list[tuple[int, int]] = []
+    app = App("stalls", stream="STALLS", subjects=["stalls.>"])
+    network = model_network()
+    lost: list[float] = []
+
+    def lose(message: Publication) -> bool:
+        """For ten seconds nothing that is said about the partition arrives, once events of it were delivered."""
+        lost_ones = ("$JS.API.CONSUMER.INFO.STALLS_h_PARTITIONS.", "$JS.ACK.STALLS_h_PARTITIONS.")
+        if not message.subject.startswith(lost_ones) or not delivered:
+            return True
+        if not lost or network.clock.now < lost[0] + 10.0:
+            lost.append(network.clock.now)
+            return False
+        return True
+
+    delivered: list[str] = []
+
+    def note(delivery: Delivery) -> None:
+        if delivery.reply.startswith("$JS.ACK.STALLS_h_PARTITIONS."):
+            delivered.append(delivery.reply)
+
+    async def main() -> None:
+        all_done = asyncio.Event()
+
+        @app.handler(Happened, durable="h", ack_wait_s=6.0, timeout=4.0, partitions=1, takeover_s=30.0)
+        async def handle(event: Happened, ctx: Context) -> None:
+            begun.append((event.number, ctx.delivered))
+            if event.number == 2:
+                all_done.set()
+
+        async with connect(URL) as client, app.connect(URL) as publisher:
+            await apply_topology(client.jetstream(), app)
+            network.front.reply_watchers.append(note)
+            network.front.gates.append(lose)
+            for number in range(3):
+                await publisher.publish(Happened(name="k", number=number))
+            running = asyncio.create_task(run_app(app, URL, only=(), stop_timeout=2.0))
+            await all_done.wait()
+            running.cancel()
+            await asyncio.wait([running])
+
+    run_in_virtual_time(main(), network)
+    assert lost
+    assert [number for number, _ in begun] == [0, 1, 2]
+    assert all(delivered > 1 for _, delivered in begun)
+
+
+def test_a_worker_whose_network_is_silent_lets_go_of_its_events_after_their_ack_wait() -> None:
+    """A cut without an error: what is written to the socket never arrives, and the connection seems to be there."""
+    app = App("stalls", stream="STALLS", subjects=["stalls.>"])
+    network = model_network()
+
+    async def main() -> None:
+        began, may_end = asyncio.Event(), asyncio.Event()
+
+        @app.handler(Happened, durable="h", ack_wait_s=6.0, timeout=1000.0, partitions=1, takeover_s=3.0)
+        async def handle(event: Happened) -> None:
+            began.set()
+            await may_end.wait()
+
+        async with connect(URL) as client, app.connect(URL) as publisher:
+            await apply_topology(client.jetstream(), app)
+            for number in range(3):
+                await publisher.publish(Happened(name="k", number=number))
+            running = asyncio.create_task(run_app(app, URL, only=(), stop_timeout=2.0))
+            await began.wait()
+            [worker] = [each for each in gc.get_objects() if isinstance(each, HandlerWorker) and each.app is app]
+            machine, loop = worker.machine, asyncio.get_running_loop()
+            await asyncio.sleep(60.0)  # ten ack_waits
+            held = machine.items
+            assert [item.sequence for item in held] == [1, 2, 3]
+            assert not any(machine.has_lapsed(item, loop.time()) for item in held)
+            with mock.patch.object(network, "learning_s", return_value=3600.0):
+                network.cut_client(max(wire.client for wire in network.wires))
+            await asyncio.sleep(10.0)
+            assert worker.is_connected
+            assert machine.items == held[:1]  # it runs
+            assert machine.has_lapsed(held[0], loop.time())
+            assert worker.intakes[0]._held() == set()
+            may_end.set()
+            running.cancel()
+            await asyncio.wait([running])
+
+    run_in_virtual_time(main(), network)
+
+
+def test_events_that_wait_for_a_watch_that_is_behind_are_named_and_continue(caplog: pytest.LogCaptureFixture) -> None:
+    app = App("stalls", stream="STALLS", subjects=["stalls.>"])
+    done: list[int] = []
+    is_behind = False
+    kept: list[Any] = []
+    note = RecordWatch._note
+
+    def late(self: RecordWatch, entry: Any) -> None:
+        kept.append(entry)
+        while kept and not is_behind:
+            note(self, kept.pop(0))
+
+    async def main() -> None:
+        nonlocal is_behind
+        all_done = asyncio.Event()
+
+        @app.handler(Happened, durable="h", ack_wait_s=6.0, timeout=4.0, partitions=1, takeover_s=3.0)
+        async def handle(event: Happened) -> None:
+            done.append(event.number)
+            if event.number == 2:
+                all_done.set()
+
+        async with connect(URL) as client, app.connect(URL) as publisher:
+            await apply_topology(client.jetstream(), app)
+            running = asyncio.create_task(run_app(app, URL, only=(), stop_timeout=2.0))
+            await asyncio.sleep(10.0)
+            is_behind = True
+            for number in range(3):
+                await publisher.publish(Happened(name="k", number=number))
+            await asyncio.sleep(75.0)
+            assert done == []
+            is_behind = False
+            await all_done.wait()
+            running.cancel()
+            await asyncio.wait([running])
+
+    with mock.patch.object(RecordWatch, "_note", late):
+        run_in_virtual_time(main())
+    assert done == [0, 1, 2]
+    assert "looking for events that were on their way: the watch of the handlers' bucket is at revision" in caplog.text
+    assert "messages of <Consumer STALLS_h_PARTITIONS/h-p0> were pulled" in caplog.text

@@ -125,7 +125,8 @@ async def settle_inherited(
             ]
             if settled:
                 await before_gone()
-        except JetSparkError:
+        except JetSparkError as error:
+            _logger.warning("looking whether events of other workers are settled: %s", error)
             all_held_since = math.inf
             continue
         for sequence in arrived:
@@ -143,6 +144,8 @@ def _settled_floor(info: ConsumerInfo, pending: Sequence[bool], coming: int) -> 
     here. The server only counts what is pending, so each one that is counted here has to be pending there, too:
 
     * a server that was restarted may have forgotten its last deliveries: then ``delivered`` is below them;
+    * an event without a confirmed ``in_progress`` for an ``ack_wait`` does not count: another worker may have
+      acknowledged it;
     * another worker, which was taken for dead, may have acknowledged what is delivered again here. So these count only
       when that is all there is for a whole ``ack_wait``, in which an expected event would have come again. With them
       count those of the expected events that this worker had, and let go of.

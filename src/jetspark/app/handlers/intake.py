@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -57,8 +58,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Intake"]
 
-# An idle pull waits this long at the server before it is renewed.
+# An idle pull waits this long at the server before it is renewed, and at most a third of ``ack_wait_s``: an event is
+# taken to be delivered when its pull began.
 IDLE_PULL_S = 30.0
+# A pull that does not wait is answered within this time, or counts as not answered.
+QUICK_PULL_S = 1.0
 # The server unpins a reader that has not asked for ``takeover_s``; a pull that waits is not asking (2.15.1).
 PULLS_IN_TAKEOVER = 3
 # A pull that is refused or not answered is tried again after these waits.
@@ -72,6 +76,19 @@ _Readings: TypeAlias = dict[int, tuple[Any, str | None] | None]
 _Receive: TypeAlias = Callable[[JetStreamMessage, float, _Readings], Any]
 
 
+@dataclass(slots=True)
+class _Pulled:
+    """Messages that were pulled and are not received yet."""
+
+    messages: list[JetStreamMessage]
+    heard_at: float
+    """The server does not deliver them again before ``ack_wait_s`` after this: it cannot have sent them earlier, or has
+    confirmed since that they are in progress."""
+    told_at: float
+    """When ``in_progress`` was last sent."""
+    came_at: float
+
+
 class Intake:
     """One reader of a handler: of its stream, or of one partition."""
 
@@ -82,9 +99,16 @@ class Intake:
         self.stream, self.consumer, self.retry_consumer = stream, consumer, retries
         self.partition = partition
         self._group = None if partition is None else PIN_GROUP
-        self._idle_s: dict[Side, float] = {"stream": idle_s(IDLE_PULL_S), "retries": idle_s(IDLE_PULL_S)}
+        longest_s = min(IDLE_PULL_S, worker.spec.ack_wait_s / PROGRESS_PART)
+        # Virtual time may stretch idle pulls; no process is stopped in it.
+        self._stretch_s = idle_s(longest_s) - longest_s
+        self._idle_s: dict[Side, float] = {"stream": idle_s(longest_s), "retries": idle_s(longest_s)}
         if partition is not None:
-            self._idle_s["stream"] = worker.spec.takeover_s / PULLS_IN_TAKEOVER
+            self._idle_s["stream"] = min(longest_s, worker.spec.takeover_s / PULLS_IN_TAKEOVER)
+        self._pulled: dict[Side, _Pulled] = {}
+        """What is looked up, or read, before it is received."""
+        self._unanswered: dict[Side, float] = {}
+        """When a pull began that was not answered in time: the next one returns its messages."""
         self._tenure: tuple[int, str] | None = None
         """Session and pin for which it is known what has not arrived."""
         self.expected: dict[int, int] = {}
@@ -206,6 +230,11 @@ class Intake:
             self._worker.room.count_retry(item, -1)
         self._machine.release(item)
 
+    def pulled(self, now: float) -> tuple[int, float]:
+        """How many messages were pulled and are not received yet, and for how long the first of them has waited."""
+        waiting = [each for each in self._pulled.values() if each.messages]
+        return sum(len(each.messages) for each in waiting), max((now - each.came_at for each in waiting), default=0.0)
+
     # ---- pulling -----------------------------------------------------------------------------------------------
 
     async def _pull(
@@ -220,14 +249,15 @@ class Intake:
                 continue
             try:
                 with worker.room.taken(side, credit) as hold:
-                    found = await self._fetch(consumer, side, credit, hold)
+                    pulled = self._pulled[side] = await self._fetch(consumer, side, credit, hold)
+                    found = pulled.messages
                     if side == "stream" and (found or self.partition is None):
-                        await self._check_tenure(found)
-                    suspected = [message for message in found if _place(message)[0] > 1]
-                    read = await self._read_suspected(consumer, side, suspected, found) if suspected else {}
-                    now = self._loop.time()
+                        await self._check_tenure(pulled)
+                    is_suspected = any(_place(message)[0] > 1 for message in found)
+                    read = await self._read_suspected(consumer, side, pulled) if is_suspected else {}
                     for message in found:
-                        outcome = receive(message, now, read)
+                        # What may be with another worker by now, the machine lets go of before it begins.
+                        outcome = receive(message, pulled.heard_at, read)
                         if outcome is not None:
                             await outcome
                 failures = 0
@@ -238,29 +268,48 @@ class Intake:
                 self._log.warning("pulling from %s: %s", consumer, error)
                 await asyncio.sleep(PULL_PAUSE.wait_s(failures))
                 continue
+            finally:
+                self._pulled.pop(side, None)
             worker.wake_idle(len(found))
             worker.arm()
 
-    async def _fetch(self, consumer: Consumer, side: Side, credit: Credit, hold: Hold) -> list[JetStreamMessage]:
-        group, wait_s = self._group if side == "stream" else None, self._idle_s[side]
+    async def _fetch(self, consumer: Consumer, side: Side, credit: Credit, hold: Hold) -> _Pulled:
+        wait_s = self._idle_s[side]
         try:
-            found = await consumer.fetch(credit.messages, no_wait=True, max_bytes=credit.bytes, group=group)
-            if found:
-                return found
+            pulled = await self._ask(
+                consumer, side, credit.messages, QUICK_PULL_S, max_bytes=credit.bytes, no_wait=True
+            )
+            if pulled.messages:
+                return pulled
             hold.resize(credit._replace(messages=1))
-            began = self._loop.time()
-            found = await consumer.fetch(1, timeout=wait_s, max_bytes=credit.bytes, group=group)
-            if self.partition is not None and self._loop.time() - began > wait_s + self._spec.ack_wait_s / 2:
-                # This process was stopped meanwhile: what came may be with another reader by now.
-                await self._return(found, side)
-                return []
-            return found
+            return await self._ask(consumer, side, 1, wait_s, max_bytes=credit.bytes)
         except ConfigError:  # the next message is larger than what is left
             if self._held():
                 hold.resize(credit._replace(messages=0, bytes=0))
                 await self._worker.make_room()
-                return []
-            return await consumer.fetch(1, timeout=wait_s, group=group)
+                return _Pulled([], 0.0, 0.0, 0.0)
+            return await self._ask(consumer, side, 1, wait_s)
+
+    async def _ask(self, consumer: Consumer, side: Side, count: int, timeout_s: float, **options: Any) -> _Pulled:
+        """Fetch. A process may be stopped during a fetch, so its messages count as delivered when it began."""
+        began = self._loop.time()
+        asked_at = self._unanswered.pop(side, began)
+        group = self._group if side == "stream" else None
+        found = await consumer.fetch(count, timeout=timeout_s, group=group, **options)
+        now = self._loop.time()
+        if len(found) < count and now - began >= timeout_s:
+            self._unanswered[side] = began
+        heard_at = min(asked_at + self._stretch_s, now)
+        return _Pulled(found, heard_at, heard_at, now)
+
+    async def _keep(self, pulled: _Pulled) -> None:
+        """Say from time to time that the messages are in progress."""
+        ack_wait_s = self._spec.ack_wait_s
+        if self._loop.time() - pulled.told_at > ack_wait_s / PROGRESS_PART:
+            pulled.told_at = self._loop.time()
+            sent_at = await self._worker.keep(pulled.messages)
+            if sent_at is not None and self._loop.time() - pulled.heard_at < ack_wait_s:
+                pulled.heard_at = sent_at
 
     async def _return(self, found: Sequence[JetStreamMessage], side: Side = "stream") -> None:
         """Give back what came, and was not received."""
@@ -280,27 +329,28 @@ class Intake:
         item.original = original
         return item
 
-    async def _check_tenure(self, found: list[JetStreamMessage]) -> None:
-        """Look up what others have if this reader may have missed something, before anything of ``found`` is run."""
+    async def _check_tenure(self, pulled: _Pulled) -> None:
+        """Look up what others have if this reader may have missed something, before anything of ``pulled`` is run."""
+        found = pulled.messages
         pin = "" if self.partition is None else last_value(found[-1].raw_headers, "Nats-Pin-Id") or ""
         if self._tenure == (self._worker.sessions, pin):
             return
         failures = 0
         try:
-            while not self._worker.is_stopping:  # not patiently: a worker that stops asks no more
-                session = self._worker.sessions
-                try:
-                    async with self._in_progress(found):
+            async with self._in_progress(pulled):
+                while not self._worker.is_stopping:  # not patiently: a worker that stops asks no more
+                    session = self._worker.sessions
+                    try:
                         await self._expect(found)
-                except (NetworkError, ServerError) as error:
-                    if not error.may_pass:
-                        raise
-                    failures += 1
-                    self._log.warning("looking for events that were on their way: %s", error)
-                    await asyncio.sleep(PULL_PAUSE.wait_s(failures))
-                    continue
-                self._tenure = (session, pin)
-                return
+                    except (NetworkError, ServerError) as error:
+                        if not error.may_pass:
+                            raise
+                        failures += 1
+                        self._log.warning("looking for events that were on their way: %s", error)
+                        await asyncio.sleep(PULL_PAUSE.wait_s(failures))
+                        continue
+                    self._tenure = (session, pin)
+                    return
         except asyncio.CancelledError:
             await self._return(found)
             raise
@@ -367,11 +417,16 @@ class Intake:
             )
 
     def _held(self) -> set[tuple[int, bool]]:
-        """Messages of the consumer that are not answered: their sequences, and whether they came for the first time."""
+        """Messages of the consumer that this worker alone may answer: their sequences, and whether they came for the
+        first time."""
+        now = self._loop.time()
         return {
             (item.message.metadata.stream_sequence, item.delivered == 1)
             for item in self._machine.items
-            if item.intake is self and item.source == "stream" and not item.message.is_answered
+            if item.intake is self
+            and item.source == "stream"
+            and not item.message.is_answered
+            and not self._machine.has_lapsed(item, now)  # else another worker may have acknowledged it
         }
 
     def _origin_of(self, message: JetStreamMessage) -> int:
@@ -400,33 +455,33 @@ class Intake:
 
     # ---- messages that may end the process ---------------------------------------------------------------------
 
-    async def _read_suspected(
-        self, consumer: Consumer, side: Side, suspected: list[JetStreamMessage], found: list[JetStreamMessage]
-    ) -> _Readings:
-        """Read those of ``found`` that were delivered before, and may have ended the process that read them then.
+    async def _read_suspected(self, consumer: Consumer, side: Side, pulled: _Pulled) -> _Readings:
+        """Read those messages that were delivered before, and may have ended the process that read them then.
 
         All of them are read before any is received: one that takes longer must not be overtaken by later ones. When the
-        worker stops, ``found`` is given back, and emptied.
+        worker stops, ``pulled`` is given back, and emptied.
         """
+        found = pulled.messages
+        suspected = [message for message in found if _place(message)[0] > 1]
         read: _Readings = {}
         failures = 0
         try:
-            while not self._worker.is_stopping:
-                try:
-                    suspects = spans_of(_place(each)[1] for each in suspected)
-                    info = await consumer.info()
-                    async with self._in_progress(found), self._crashes(side, suspects, info) as crashes:
-                        for message in suspected:
-                            sequence = _place(message)[1]
-                            if sequence not in read:
-                                read[sequence] = await self._read_one(crashes, side, sequence, message)
-                    return read
-                except (NetworkError, ServerError) as error:
-                    if not error.may_pass:
-                        raise
-                    failures += 1
-                    self._log.warning("reading events that were delivered before: %s", error)
-                    await asyncio.sleep(PULL_PAUSE.wait_s(failures))
+            async with self._in_progress(pulled):
+                while not self._worker.is_stopping:
+                    try:
+                        suspects = spans_of(_place(each)[1] for each in suspected)
+                        async with self._crashes(side, suspects, await consumer.info()) as crashes:
+                            for message in suspected:
+                                sequence = _place(message)[1]
+                                if sequence not in read:
+                                    read[sequence] = await self._read_one(crashes, side, sequence, message)
+                        return read
+                    except (NetworkError, ServerError) as error:
+                        if not error.may_pass:
+                            raise
+                        failures += 1
+                        self._log.warning("reading events that were delivered before: %s", error)
+                        await asyncio.sleep(PULL_PAUSE.wait_s(failures))
         except asyncio.CancelledError:
             await self._return(found, side)
             raise
@@ -475,21 +530,19 @@ class Intake:
         await crashes.close()
 
     @asynccontextmanager
-    async def _in_progress(self, found: Sequence[JetStreamMessage]) -> AsyncIterator[None]:
+    async def _in_progress(self, pulled: _Pulled) -> AsyncIterator[None]:
         """Keep messages that are not received yet from being delivered again."""
 
-        async def tell() -> None:
+        async def keep() -> None:
             while True:
-                await asyncio.sleep(self._spec.ack_wait_s / PROGRESS_PART)
-                with suppress(JetSparkError):  # disconnected: they come again
-                    for message in found:
-                        await message.in_progress()
+                await asyncio.sleep(self._spec.ack_wait_s / PROGRESS_PART / 2)
+                await self._keep(pulled)
 
-        telling = asyncio.create_task(tell())
+        keeping = asyncio.create_task(keep())
         try:
             yield
         finally:
-            telling.cancel()
+            keeping.cancel()
 
     # ---- receiving ---------------------------------------------------------------------------------------------
 

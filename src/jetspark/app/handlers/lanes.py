@@ -91,7 +91,7 @@ class WorkItem:
         self.letter: Any = None
         """Of a redrive: the letter it was found to be, before it ran."""
         self.touched_at = self.heard_at = 0.0
-        """When the server was last told that it is worked on; when it was told and there was a connection."""
+        """When ``in_progress`` was last sent, and when the last one that the server confirmed was."""
         self.partition = partition
         self.intake: Any = None
         """Where it came from, in the driver."""

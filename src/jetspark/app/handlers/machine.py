@@ -172,13 +172,13 @@ class HandlerMachine:
         return Credit(max(0, limits.max_messages - len(self._held)), limits.max_bytes - self.held_bytes)
 
     def receive(self, item: WorkItem, now: float) -> Received:
-        """Take over a delivered message."""
+        """Take over a message that the server cannot have delivered before ``now``."""
         identity = item.identity
         present = self._held.get(identity)
         if present is not None:
             present.message, present.delivered = item.message, item.delivered
             present.intake, present.partition = item.intake, item.partition
-            present.touched_at = present.heard_at = now
+            present.touched_at, present.heard_at = max(present.touched_at, now), max(present.heard_at, now)
             return "held"
         if item.delivered > 1 and identity in self._settled:
             return "done"
@@ -306,10 +306,11 @@ class HandlerMachine:
         """It is not settled, and somebody will get it again."""
         self._let_go(item)
 
-    def heard(self, item: WorkItem, now: float) -> None:
-        """The server is told that the item is worked on. What it was told too late does not bring the item back."""
+    def heard(self, item: WorkItem, sent_at: float, now: float) -> None:
+        """The server has confirmed an ``in_progress`` that was sent at ``sent_at``. A confirmation that comes too late
+        does not bring the item back."""
         if not self.has_lapsed(item, now):
-            item.heard_at = now
+            item.heard_at = max(item.heard_at, sent_at)
 
     def has_lapsed(self, item: WorkItem, now: float) -> bool:
         """Whether the server has not heard of the item for its ``ack_wait``, and may have given it to another worker.

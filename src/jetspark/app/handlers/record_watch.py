@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
-from jetspark.errors import Conflict, JetSparkError, KeyNotFound
+from jetspark.errors import Conflict, JetSparkError, KeyNotFound, RequestTimeout
 
 if TYPE_CHECKING:
     from jetspark.aio.kv import KeyValue
@@ -24,6 +24,8 @@ __all__ = ["Members", "RecordWatch"]
 BEATS = 3
 # How long the mark of a worker that has left stays in the bucket.
 MARK_TTL_S = 60.0
+# The watch is some milliseconds behind. While it is behind for longer, pulled events wait, and the log has to say so.
+CATCH_UP_S = 5.0
 
 
 class Members:
@@ -110,14 +112,23 @@ class RecordWatch:
             wake()
 
     async def catch_up(self) -> None:
-        """Return when everything is known that was written before the call: this worker's own record is the mark."""
+        """Return when everything is known that was written before the call: this worker's own record is the mark.
+
+        Raises:
+            RequestTimeout: The watch has not come that far within ``CATCH_UP_S``.
+        """
         if self.members is None:
             return
         revision = await self.members.beat()
         if self._seen < revision:
             reached = asyncio.get_running_loop().create_future()
             self._waiting.append((revision, reached))
-            await reached
+            try:
+                async with asyncio.timeout(CATCH_UP_S):
+                    await reached
+            except TimeoutError:
+                behind = f"the watch of the handlers' bucket is at revision {self._seen}, behind {revision}"
+                raise RequestTimeout(behind, CATCH_UP_S) from None
 
     def _note(self, entry: Any) -> None:
         self._seen = max(self._seen, entry.revision)

@@ -7,7 +7,7 @@ import datetime
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -54,9 +54,11 @@ from jetspark.errors import (
     PermissionDenied,
     StreamNotFound,
 )
+from jetspark.jetstream.acks import IN_PROGRESS
 from jetspark.publish.steps import ReadClock
 
 if TYPE_CHECKING:
+    from jetspark.aio.stream_message import JetStreamMessage
     from jetspark.app.application import App, HandlerSpec
 
 __all__ = ["HandlerWorker"]
@@ -179,7 +181,7 @@ class HandlerWorker:
         watchers.append(tasks.create_task(self.records.follow(lambda: self.wake_idle(1))))
         if self._readers is not None:
             await self._readers.open()
-            await self.records.catch_up()  # this worker is one of the members from here on
+            await patiently(self.records.catch_up)  # this worker is one of the members from here on
         else:
             stream = await patiently(partial(self.store.js.stream, self.app.stream))
             consumer = await patiently(partial(stream.consumer, self.spec.durable))
@@ -367,7 +369,18 @@ class HandlerWorker:
             await asyncio.sleep(idle_s(machine.patience_s / PROGRESS_LOOKS))
             if not self._connection.is_connected:
                 continue
-            stalled = machine.stalled(self._loop.time())
+            now = self._loop.time()
+            for intake in self.intakes:
+                messages, seconds = intake.pulled(now)
+                if seconds >= machine.patience_s:
+                    self.log.error(
+                        "%d messages of %s were pulled %.0f s ago and are not received: the reader still looks up what "
+                        "others have",
+                        messages,
+                        intake.consumer,
+                        seconds,
+                    )
+            stalled = machine.stalled(now)
             if not stalled:
                 continue
             self.log.error("%s", Stalled.text(stalled, machine.held))
@@ -574,14 +587,38 @@ class HandlerWorker:
         self.arm()
 
     async def _say_in_progress(self, items: list[WorkItem]) -> None:
-        try:
+        of_consumers: dict[tuple[Intake, bool], list[WorkItem]] = {}
+        for item in items:
+            of_consumers.setdefault((item.intake, item.source == "stream"), []).append(item)
+        await asyncio.gather(*(self._keep_items(each) for each in of_consumers.values()))
+
+    async def _keep_items(self, items: list[WorkItem]) -> None:
+        sent_at = await self.keep([item.message for item in items])
+        if sent_at is not None:
+            now = self._loop.time()
             for item in items:
-                if not item.message.is_answered:
-                    await item.message.in_progress()
-                    if self._connection.is_connected:
-                        self.machine.heard(item, self._loop.time())
+                self.machine.heard(item, sent_at, now)
+
+    async def keep(self, messages: Sequence[JetStreamMessage]) -> float | None:
+        """Say ``in_progress`` for messages of one consumer, and return when; None if the server does not confirm it.
+
+        What was written to a socket may never arrive: a network may be cut without an error. The consumer takes
+        messages in their order, so its answer to the last one confirms all of them.
+        """
+        sent_at = self._loop.time()
+        unanswered = [message for message in messages if not message.is_answered]
+        # While disconnected they would wait in the buffer, and arrive when another worker may have these events.
+        if not unanswered or not self._connection.is_connected:
+            return None
+        try:
+            for message in unanswered[:-1]:
+                if not message.is_answered:
+                    await message.in_progress()
+            await self.client.request(unanswered[-1].reply, IN_PROGRESS)
         except JetSparkError as error:
             self.log.warning("in_progress: %s", error)
+            return None
+        return sent_at
 
     def wake_idle(self, count: int) -> None:
         idle = self._idle
