@@ -452,7 +452,7 @@ def test_create_does_not_believe_a_replica_that_is_behind_the_refusal(stale: Cor
 
 @pytest.mark.parametrize("stale", [ABSENT, direct("k", 7), direct("k", 7, block="KV-Operation: DEL\r\n")])
 def test_create_tries_again_when_a_replica_stays_behind_the_refusal(stale: CoreMessage) -> None:
-    behind = [stale, DENIED, *[stale] * STALE_READS]
+    behind: list[CoreMessage | Exception] = [stale, DENIED, *[stale] * STALE_READS]
     revision, requests = run(bucket().create("k", b"v", None), WRONG, *behind, ack(10))
     expected = "7" if stale.raw_headers is not None and b"KV-Operation" in stale.raw_headers else "0"
     assert (revision, headers_of(requests[-1])) == (10, {"Nats-Expected-Last-Subject-Sequence": expected})

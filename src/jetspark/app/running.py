@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
 from jetspark.aio.client import Client
 from jetspark.aio.connecting import connect
+from jetspark.app.commands.answering import check_inbox_prefixes, check_no_stream_stores
 from jetspark.app.commands.running import CommandOptions
 from jetspark.app.commands.worker import CommandWorker
 from jetspark.app.connecting import ConnectArguments
@@ -84,6 +85,8 @@ async def run_app(
             dependencies = await opened.enter_async_context(open_lifespans(app.lifespans))
         if ended.is_set():
             return
+        if commands:
+            _check_inboxes(app, client)
         js = client.jetstream()
         prepare = partial(apply_topology, js, app) if apply else partial(check_for_drift, js, app, only)
         # A supervisor starts a worker again, most likely while the server is restarted or elects leaders.
@@ -107,6 +110,16 @@ async def run_app(
         _logger.info("app %s: running %s", app.name, ", ".join(names))
         await _run_workers(workers, client, stop_timeout, ended)
         _logger.info("app %s: ended", app.name)
+
+
+def _check_inboxes(app: App, client: Client) -> None:
+    """Whether command workers may answer below the prefix of their own connection, as they do.
+
+    Raises:
+        ConfigError: It is a subject of the server, or a stream of the application would store the replies.
+    """
+    own = check_inbox_prefixes([client.options.inbox_prefix])
+    check_no_stream_stores(own, [(each.name, each.subjects or ()) for each in app.topology().streams])
 
 
 @asynccontextmanager
@@ -200,6 +213,11 @@ async def _run_workers(workers: list[Worker], client: Client, stop_timeout: floa
                 await client.close(AT_ONCE_S)
     # All of them are asked: asyncio would print a page for each error that nobody has seen.
     errors = [_single(error) for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    if ended.is_set():
+        # A worker that ends while the server is away may time out; the process has not failed.
+        for passing in [error for error in errors if isinstance(error, NetworkError)]:
+            errors.remove(passing)
+            _logger.warning("while ending: %s: %s", type(passing).__name__, passing)
     for other in errors[1:]:
         _logger.error("another worker has ended as well: %s", other)
     if errors:

@@ -27,7 +27,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _listeners: list[Callable[[], object]] = []
 _before: dict[int, list[Any]] = {number: [] for number in _SIGNALS}
 """The handlers that were found when a first listener came, the newest last."""
-_depths = dict.fromkeys(_SIGNALS, 0)
+_depths: dict[int, int] = dict.fromkeys(_SIGNALS, 0)
 """Calls of :func:`_on_signal` that have not returned."""
 
 

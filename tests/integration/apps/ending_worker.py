@@ -52,6 +52,9 @@ def make_app(name: str) -> App:
 
     @app.lifespan
     async def told() -> AsyncIterator[App]:
+        if "JETSPARK_TESTS_OPENING" in os.environ:
+            say("opening")
+            await asyncio.Event().wait()
         yield app
         say(f"ended {name}")
 
@@ -94,4 +97,4 @@ if __name__ == "__main__":
     elif case == "own":
         asyncio.run(run_without_signals(url))
     else:
-        asyncio.run(run(url, ONE))
+        asyncio.run(run(url, ONE, apply=case == "apply"))

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from integration.apps.ending_worker import LONG_S, ONE, TWO, Note
@@ -170,6 +171,112 @@ async def test_a_process_ends_soon_and_with_0_while_its_server_is_away(
     assert process.returncode == 0
     if own.is_running:
         own.resume()
+
+
+@pytest.mark.parametrize("leave", [NatsServer.stop, NatsServer.pause], ids=["stopped", "silent"])
+async def test_two_applications_in_a_program_with_handlers_end_soon_while_their_server_is_away(
+    own: NatsServer, leave: Callable[[NatsServer], None]
+) -> None:
+    async with jetspark.connect(own.url) as client:
+        js = client.jetstream()
+        await set_up(js, ONE)
+        await set_up(js, TWO)
+        await publish(js, ONE, Note(name="a"))
+    async with worker("host", own.url, "one", "two") as process:
+        leave(own)
+        process.send_signal(signal.SIGTERM)
+        said = await rest_of(process)
+    assert process.returncode == 0
+    assert sorted(said[:3]) == ["ended one", "ended two", "host SIGTERM"]
+    assert said[3:] == ["restored True", "loop SIGINT"]
+    if own.is_running:
+        own.resume()
+
+
+# The last thing that the server hears of a starting application, in the order of the start.
+PHASES = {
+    "accepting": b"",
+    "connecting": b"CONNECT ",
+    "applying": b"$JS.API.STREAM.CREATE.NOTES ",
+    "making consumers": b"$JS.API.CONSUMER.CREATE.",
+    "reading records": b"$JS.API.CONSUMER.CREATE.KV_one_handlers.",
+    "catching up": b"$JS.API.CONSUMER.MSG.NEXT.ONE_ADVISORIES.",
+    "pulling": b"$JS.API.CONSUMER.MSG.NEXT.NOTES.",
+}
+
+
+@asynccontextmanager
+async def silent_from(url: str, last: bytes) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """The URL of a proxy whose server falls silent once a client has sent ``last``; the event is set then."""
+    server = urlsplit(url)
+    is_silent = asyncio.Event()
+    opened: list[asyncio.StreamWriter] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_asking: bool) -> None:
+        heard = b""
+        while data := await reader.read(1 << 16):
+            if is_asking:
+                heard = heard[-100:] + data
+                if last in heard:
+                    is_silent.set()
+            if not is_silent.is_set():
+                writer.write(data)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.append(writer)
+        if not last:
+            is_silent.set()
+        there, back = await asyncio.open_connection(server.hostname, server.port)
+        opened.append(back)
+        with suppress(ConnectionError, asyncio.CancelledError):  # of the loop's end, which would be logged
+            await asyncio.gather(pump(reader, back, is_asking=True), pump(there, writer, is_asking=False))
+
+    async with await asyncio.start_server(connected, "127.0.0.1", 0) as proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        yield server._replace(netloc=f"{server.netloc.rpartition(':')[0]}:{port}").geturl(), is_silent
+        for writer in opened:
+            writer.close()
+
+
+@asynccontextmanager
+async def started(way: str, url: str, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The process of an application that is applied and started, as a program or by the command."""
+    command = ["-m", "jetspark", "run", "integration.apps.ending_worker:ONE", "--apply"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *([*command, "--stop-timeout", str(LONG_S), "--servers", url] if way == "run" else [str(WORKER), "apply", url]),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "phase"),
+    [*(("program", phase) for phase in PHASES), ("run", "accepting"), ("run", "applying"), ("run", "reading records")],
+)
+async def test_sigterm_ends_a_start_whose_server_falls_silent_with_0(nats_url: str, way: str, phase: str) -> None:
+    async with silent_from(nats_url, PHASES[phase]) as (url, is_silent), started(way, url) as process:
+        async with asyncio.timeout(PATIENCE_S):
+            await is_silent.wait()
+        process.send_signal(signal.SIGTERM)
+        assert await rest_of(process) == ([] if phase in ("accepting", "connecting") else ["ended one"])
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("way", ["program", "run"])
+async def test_sigterm_ends_a_start_whose_lifespan_is_opening_with_0(nats_url: str, way: str) -> None:
+    async with started(way, nats_url, JETSPARK_TESTS_OPENING="1") as process:
+        assert await line_of(process) == "opening"
+        process.send_signal(signal.SIGTERM)
+        assert await rest_of(process) == []
+    assert process.returncode == 0
 
 
 async def test_sigterm_while_the_application_is_imported_ends_the_command_with_0(tmp_path: Path) -> None:

@@ -500,7 +500,7 @@ async def test_a_filter_that_was_narrowed_before_a_worker_looks_is_compared_with
     workers = asyncio.create_task(app.run(server.url, stop_timeout=5.0))
     await until(lambda: intakes)
     config = (await consumer.info()).config
-    one = (config.filter_subjects or [config.filter_subject])[0]
+    one = config.filter_subjects[0] if config.filter_subjects else config.filter_subject
     assert one is not None
     narrow = one.removesuffix(">") + "none.of.them"
     await stream.update_consumer(dataclasses.replace(config, filter_subject=narrow, filter_subjects=None))

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -266,7 +266,7 @@ class Readers:
         self.url = url
         self.clients: dict[CrashRecords, Client] = {}
 
-    async def new(self, attempts: int = 3, spans: tuple[tuple[int, int], ...] = ((1, 4),)) -> CrashRecords:
+    async def new(self, attempts: int = 3, spans: Iterable[tuple[int, int]] = ((1, 4),)) -> CrashRecords:
         client = await jetspark.connect(self.url, reconnect_wait_max_s=0.1)
         js = client.jetstream()
         info = await (await (await js.stream("CRASHES")).consumer("c")).info()

@@ -13,7 +13,7 @@ import pytest
 from support.rights import Place, shop
 
 import jetspark
-from jetspark import StreamConfig, UserPassword
+from jetspark import ConfigError, StreamConfig, UserPassword
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App
 from jetspark.app.causes import Cause
@@ -142,6 +142,16 @@ async def test_callers_with_a_prefix_of_their_own_get_replies_where_it_is_known(
     async with serving(app, users, **options) as js, app.connect(users.url, **private) as client:
         order_id = f"p-{(await stored(js))['ORDERS']}"
         assert (await client.call(Place(order_id=order_id))).data == {"order": order_id}
+
+
+@pytest.mark.parametrize("prefix", ["$JS.x", "_GR_", "orders.replies", "dlq", "retry.shop"])
+async def test_a_worker_whose_own_inboxes_are_no_place_for_replies_does_not_start(
+    users: NatsServer, prefix: str
+) -> None:
+    app = shop()
+    await app.apply(users.url, auth=ADMIN)
+    with pytest.raises(ConfigError, match="inbox_prefix"):
+        await asyncio.wait_for(app.run(users.url, only=["orders.place"], auth=ADMIN, inbox_prefix=prefix), 60)
 
 
 async def test_a_call_from_another_account_is_answered() -> None:

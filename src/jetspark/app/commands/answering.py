@@ -56,7 +56,7 @@ def check_no_stream_stores(prefixes: Iterable[str], streams: Iterable[tuple[str,
             if stored is not None:
                 raise ConfigError(
                     f"stream {name} stores {stored!r}, and callers get replies below {prefix!r}: they would be stored. "
-                    "Expected other inbox_prefixes=, or narrower subjects"
+                    "Expected other inboxes (inbox_prefix=, inbox_prefixes=), or narrower subjects"
                 )
 
 

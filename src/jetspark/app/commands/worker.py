@@ -87,6 +87,7 @@ class CommandWorker:
             endpoints=[],
         )
         self._runner: CommandRunner | None = None
+        self._is_open = False
         self.replies = ReplyRule(app.name, [client.options.inbox_prefix, *app.inbox_prefixes])
 
     # ---- life --------------------------------------------------------------------------------------------------
@@ -100,6 +101,7 @@ class CommandWorker:
         self._denials.attach()
         try:
             await self._open()
+            self._is_open = True
             await self._ended
         finally:
             self._denials.detach()
@@ -116,7 +118,8 @@ class CommandWorker:
             await self._runner.finish(max(0.0, deadline - self._loop.time()))
         if not self._ended.done():
             self._ended.set_result(None)
-        await asyncio.wait([runners], timeout=max(1.0, deadline - self._loop.time()))
+        # A start that waits for the server is not waited for.
+        await asyncio.wait([runners], timeout=max(1.0, deadline - self._loop.time()) if self._is_open else 0.0)
         if not runners.done():
             runners.cancel()
             await asyncio.wait([runners])

@@ -116,7 +116,7 @@ class GivenUp:
                 await self._settle(message)
 
     async def run(self) -> None:
-        """Deal with what is said from now on, until cancelled.
+        """Process advisories until cancelled.
 
         Raises:
             TopologyDrift: In a group: the filter of the advisories' consumer was narrowed.

@@ -121,7 +121,7 @@ class Intake:
         self._others: list[asyncio.Task[None]] = []
         self._tasks: asyncio.TaskGroup | None = None
         self._turn = asyncio.Lock()
-        """Held while the intake begins again or ends: the next reader of the partition has the same consumers."""
+        """Held while the intake is renewed or ends, because the partition's next reader uses the same consumers."""
         self._loop = asyncio.get_running_loop()
         self._log = worker.log
         self._reading = HandlerReading(worker.spec, worker.catalogue, keyed=worker.spec.in_order)

@@ -215,6 +215,8 @@ class HandlerWorker:
         ``runners`` is the task of :meth:`run`.
         """
         self.is_stopping = self.machine.is_stopping = True
+        if not self._runners:  # still starting, perhaps without an answer of the server: there is nothing to finish
+            runners.cancel()
         intakes = self.intakes
         for intake in intakes:
             await intake.stop_pulling()

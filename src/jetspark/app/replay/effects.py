@@ -144,11 +144,16 @@ def _type_of(subject: str, data: bytes) -> str:
         return subject
 
 
+async def _no_claims() -> NoReturn:
+    """The server's time, for claims: a replay makes none."""
+    raise AssertionError
+
+
 class _RecordedOnly(OnceRecords):
     """Returns what is recorded, and does nothing."""
 
     def __init__(self, records: KeyValue, handler: str, held_back: HeldBack) -> None:
-        super().__init__(records, handler, lease_s=1.0, remember_s=1.0)  # it claims nothing, and records nothing
+        super().__init__(records, handler, _no_claims, lease_s=1.0, remember_s=1.0)  # it records nothing, either
         self._held_back = held_back
 
     async def run(
