@@ -21,6 +21,7 @@ ONCE, POISON = "c", "b"
 CALLBACKS = {
     "handler": "one",
     "event_id": "one",
+    "batch": "many",
     "react": "flow",
     "projection_key": "totals",
     "projection_apply": "totals",

@@ -30,6 +30,7 @@ WORDS, NUMBERS = ("a", POISON, ONCE), range(2)
 LETTERS = {
     "handler": {("one", "open"), ("one", "behind")},
     "event_id": {("one", "open"), ("one", "behind")},
+    "batch": {("many", "open")},
     "react": {("flow", "open"), ("flow", "behind")},
     "projection_key": {("projections", "open")},
 }
