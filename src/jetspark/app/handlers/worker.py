@@ -412,15 +412,21 @@ class HandlerWorker:
     async def _run_batch(self, items: list[WorkItem]) -> None:
         batch = []
         for item in items:
-            if not needs_preparing(item) or await self.steps(
-                prepare(self.machine, item, has_dead_letters=self.spec.dead_letter)
-            ):
-                batch.append(item)
+            is_new = not needs_preparing(item)
+            if is_new or await self.steps(prepare(self.machine, item, has_dead_letters=self.spec.dead_letter)):
+                if is_new or item.attempts == 1:
+                    batch.append(item)
+                else:  # it had begun when a process ended: the next one that it ends counts for no other event
+                    await self._run_prepared([item])
             else:
                 self._note_end(item)
+        if batch:
+            await self._run_prepared(batch)
+
+    async def _run_prepared(self, batch: list[WorkItem]) -> None:
         if self._reports is not None:
             self._reports.started(batch)
-        error = await self._call_batch(batch) if batch else None
+        error = await self._call_batch(batch)
         if self._reports is not None:
             self._reports.ended(batch)
         for item in batch:

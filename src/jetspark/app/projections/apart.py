@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.projections.engine import LiveEngine, end_tasks, open_places
+from jetspark.app.projections.fold_crashes import FoldCrashes
 from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
 from jetspark.app.projections.place import LivePlace
 from jetspark.app.projections.positions import FoldPosition
@@ -44,9 +45,10 @@ class LivePass:
         catalogue: Catalogue,
         options: LiveOptions,
         counts: LiveCounts,
+        crashes: FoldCrashes | None,
     ) -> None:
         self._app, self._places, self._js, self._catalogue = app, list(places), js, catalogue
-        self._options, self._counts = options, counts
+        self._options, self._counts, self._crashes = options, counts, crashes
         self._engines: list[LiveEngine] = []
         self._is_ending = False
 
@@ -102,6 +104,7 @@ class LivePass:
             self._counts,
             beside=beside,
             tells_position=group is groups[-1],
+            crashes=self._crashes,
         )
 
     async def _meet(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from jetspark.aio import clock
@@ -16,7 +16,8 @@ from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.projections.backlog import FAR_BEHIND_WAIT_S, Backlog
-from jetspark.app.projections.folding import Failure, KeyRows, Router, recorded_delivery
+from jetspark.app.projections.fold_crashes import READING, FoldCrashes, FoldDied
+from jetspark.app.projections.folding import Failure, KeyRows, Recorded, Router, recorded_delivery
 from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
 from jetspark.app.projections.place import LivePlace
 from jetspark.app.projections.positions import FoldPosition
@@ -58,18 +59,21 @@ class LiveEngine:
         *,
         beside: Sequence[LivePlace] = (),
         tells_position: bool = True,
+        crashes: FoldCrashes | None = None,
     ) -> None:
         """
         Args:
             places: Opened by :func:`open_places`.
             beside: Those of other engines that go over the stream at the same time.
             tells_position: Whether the counts have the position of this engine.
+            crashes: Notes events that may end the process.
         """
         self._app, self._js, self._options, self.counts = app, js, options, counts
         self._places = {place.spec.name: place for place in places}
         others = [place.spec for place in beside]
         self._router = Router([place.spec for place in places], catalogue, owns_stream=app.owns_stream, beside=others)
-        self._tells_position = tells_position
+        self._tells_position, self._crashes = tells_position, crashes
+        self._label = "+".join(self._places)
         self._is_partitioned = options.partitions > 1
         self._read = 0
         """Everything up to here is folded, or has a letter."""
@@ -128,6 +132,10 @@ class LiveEngine:
     async def _open(self) -> None:
         stream = await self._js.stream(self._app.stream)
         self._read = self._through
+        if self._crashes is not None:
+            info = stream.cached_info
+            beginning = FoldPosition.beginning(self._app.stream, info.created)
+            self._crashes.open(beginning, info.state.last_sequence, self._through)
         first = first_ever(stream.cached_info.config)
         for place in self._places.values():
             place.note_beginning(first, await self._whole_from(place.reached_event))
@@ -151,17 +159,40 @@ class LiveEngine:
                 raise BeginAnew(f"stream {self._app.stream} was made anew")
             while messages := await reading.some():
                 while messages:
-                    await self._fold(messages[:PIECE])
+                    await self._fold_some(messages[:PIECE])
                     # Let go before others are received, so that those get the memory of these, which is at hand.
                     del messages[:PIECE]
                     await self._give_way()
         finally:
             await reading.close()
 
+    async def _fold_some(self, messages: Sequence[JetStreamMessage]) -> None:
+        if self._crashes is not None and self._crashes.is_named(sequences_of(messages)):
+            for message in messages:
+                await self._fold([message])
+        else:
+            await self._fold(messages)
+
+    def _noted(
+        self, projection: str, sequences: Sequence[int]
+    ) -> AbstractAsyncContextManager[FoldDied | None, bool | None]:
+        if self._crashes is None or not self._crashes.is_careful(sequences[0]):
+            return nullcontext()
+        return self._crashes.noted(self._label, projection, sequences)
+
+    async def _sort(
+        self, messages: Sequence[JetStreamMessage], rows: dict[str, KeyRows]
+    ) -> list[tuple[Recorded, list[Failure]]]:
+        sequences = sequences_of(messages)
+        async with self._noted(READING, sequences) as died:
+            if died is None:
+                return self._router.sort(messages, sequences, recorded_delivery, rows)
+        return [(recorded_delivery(messages[0]), [Failure(tuple(self._places), sequences[0], died)])]
+
     async def _fold(self, messages: Sequence[JetStreamMessage]) -> None:
         places = self._places
         rows = {name: KeyRows() for name in places}
-        failed = self._router.sort(messages, sequences_of(messages), recorded_delivery, rows)
+        failed = await self._sort(messages, rows)
         last = delivery(messages[-1])
         sequence = last.sequence
         if sequence - self._read != len(messages) and self._gap_from is None:
@@ -177,7 +208,8 @@ class LiveEngine:
                 mine = KeyRows(row for row in mine if place.is_mine(row[0]))
             if mine:
                 await place.load(mine)
-                place.states.apply(mine)
+                async with self._noted(name, sequences_of(messages)) as died:
+                    place.states.apply(mine if died is None else mine.refused(died))
                 place.states.shrink()
         for unreadable, failures in failed:
             [message] = [each for each in messages if delivery(each).sequence == unreadable.sequence]

@@ -90,6 +90,12 @@ def identity_of(envelope: Any, headers: RawHeaders) -> bytes:
     return digest_of(envelope.source, event_id(envelope, headers))
 
 
+class _Refused(NamedTuple):
+    """In place of an event that must not be applied."""
+
+    error: Exception
+
+
 class KeyRows:
     """Key, sequence and event of rows: what is left when the projection is known.
 
@@ -116,6 +122,12 @@ class KeyRows:
         self.keys.extend(keys)
         self.sequences.extend(sequences)
         self.events.extend(events)
+
+    def refused(self, error: Exception) -> KeyRows:
+        """The same rows, of which each parks its key."""
+        refused = _Refused(error)
+        events = (Identified(each.id, refused) if isinstance(each, Identified) else refused for each in self.events)
+        return KeyRows(zip(self.keys, self.sequences, events, strict=True))
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -372,6 +384,8 @@ class KeyState:
                 self.known += 1
                 return
         try:
+            if type(event) is _Refused:
+                raise event.error
             value = spec.fold(key, had, event)
         except USER_ERRORS as error:
             self.parked = Parked(sequence, f"{type(error).__name__}: {error}")

@@ -10,6 +10,7 @@ from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.clock import utc_now
 from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin, is_too_large, letter_subject
 from jetspark.app.dead_letters.store import microseconds
+from jetspark.app.projections.fold_crashes import FoldDied
 from jetspark.app.projections.folding import Failure
 from jetspark.core.headers import readable
 from jetspark.errors import JetSparkError, WrongLastSequence
@@ -25,7 +26,9 @@ async def write_unreadable(js: JetStream, app: str, message: JetStreamMessage, f
     """Store the one letter of a message, unless it is there."""
     metadata = message.metadata
     origin = Origin(metadata.stream, metadata.stream_sequence, microseconds(metadata.timestamp))
-    cause = FailureCause.of(failures[0].error, is_transient=False)
+    error = failures[0].error
+    is_death = isinstance(error, FoldDied)
+    cause = FailureCause.of_crash(str(error)) if is_death else FailureCause.of(error, is_transient=False)
     names = ", ".join(sorted({name for failure in failures for name in failure.projections}))
     letter = DeadEvent(
         handler=HANDLER,

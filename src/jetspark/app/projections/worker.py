@@ -18,6 +18,7 @@ from jetspark.app.projections.apart import LivePass
 from jetspark.app.projections.buckets import ProjectionPlace, check_version, find_place, open_records, watch_place
 from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.engine import PAUSE, end_tasks
+from jetspark.app.projections.fold_crashes import FoldCrashes
 from jetspark.app.projections.leases import Lease, LeaseLost
 from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
 from jetspark.app.projections.place import LivePlace
@@ -109,14 +110,16 @@ class ProjectionWorker:
         while not self._is_stopping:
             await lease.acquire()
             self.is_active = True
+            crashes = FoldCrashes(records, self.name)
             try:
-                await self._work(lease, records)
+                await self._trying(crashes.begin)
+                await self._work(lease, records, crashes=crashes)
             except LeaseLost as error:
                 _logger.warning("app %s: %s; it stands by", self.app.name, error)
                 await lease.leave(error.owner)
             finally:
                 self.is_active = False
-                await lease.release()
+                await asyncio.gather(crashes.end(), lease.release())
 
     async def _run_partitions(self, records: KeyValue) -> None:
         options = self._options
@@ -240,12 +243,18 @@ class ProjectionWorker:
             return False
         return True
 
-    async def _work(self, lease: Lease | None, records: KeyValue, held: frozenset[int] | None = None) -> None:
+    async def _work(
+        self,
+        lease: Lease | None,
+        records: KeyValue,
+        held: frozenset[int] | None = None,
+        crashes: FoldCrashes | None = None,
+    ) -> None:
         failures = 0
         while not self._is_stopping:
             before = self.counts.position
             try:
-                await self._run_once(lease, records, held)
+                await self._run_once(lease, records, held, crashes)
                 return
             except BeginAnew as reason:
                 _logger.warning("app %s: %s", self.app.name, reason)
@@ -258,12 +267,14 @@ class ProjectionWorker:
             if failures:
                 await asyncio.sleep(PAUSE.wait_s(failures))
 
-    async def _run_once(self, lease: Lease | None, records: KeyValue, held: frozenset[int] | None) -> None:
+    async def _run_once(
+        self, lease: Lease | None, records: KeyValue, held: frozenset[int] | None, crashes: FoldCrashes | None
+    ) -> None:
         found = await self._find_places(records)
         if self._specs != tuple(spec for spec, place in found.items() if place.version == spec.version):
             raise _OthersToRun
         places = [LivePlace(spec, found[spec], self._js, self._options, held) for spec in self._specs]
-        self._pass = LivePass(self.app, places, self._js, self._catalogue, self._options, self.counts)
+        self._pass = LivePass(self.app, places, self._js, self._catalogue, self._options, self.counts, crashes)
         watching = [self._follow(records, spec, place) for spec, place in found.items()]
         try:
             keeping = [] if lease is None else [lease.keep()]
