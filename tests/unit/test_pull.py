@@ -223,12 +223,38 @@ def test_a_fetch_that_has_some_asks_the_silent_server_for_the_end_of_its_request
     assert (machine.owed, machine.outstanding) == (0, 0), "what the probe brought counts as the request's"
 
 
-def test_a_request_about_to_expire_is_not_asked_for_its_end() -> None:
+@pytest.mark.parametrize(("last", "until"), [(0.84, 0.84 + pull.SILENT_S), (0.86, 1.0)])
+def test_a_request_about_to_expire_is_not_asked_for_its_end(last: float, until: float) -> None:
     machine = puller()
     reader = eager(machine, 5, timeout_s=1.0)
     asked(reader.step(0.0, 1))
-    machine.absorb([message(1)], 0.86)
-    assert reader.step(0.86, 1) == Wait(1.0)
+    machine.absorb([message(1)], last)
+    assert reader.step(last, 1) == Wait(until)
+
+
+def test_silence_begins_with_the_request() -> None:
+    reader = fetch(puller(), 5, now=10.0, timeout_s=30, no_wait=True)
+    assert reader.step(10.0, None) == Wait(11.0)
+    asked(reader.step(10.5, 1))
+    assert reader.step(10.5, 1) == Wait(10.75)
+
+
+def test_fetches_that_share_a_request_wait_for_its_end() -> None:
+    machine = puller()
+    first, second = eager(machine, 5, max_bytes=10_000), eager(machine, 5, max_bytes=10_000)
+    asked(first.step(0.0, 1))
+    machine.absorb([message(1)], 0.1)
+    assert isinstance(second.step(0.1, 1), Wait), "more may be on its way"
+    machine.absorb([message(2)], 0.1)
+    assert isinstance(first.step(0.1, 1), Wait)
+    machine.absorb([message(3), message(4)], 0.1)
+    assert not machine.wants_wake()
+    assert isinstance(first.step(0.1, 1), Wait)
+    machine.absorb([message(5)], 0.1)
+    assert machine.wants_wake(), "the batch is complete, and no status says so"
+    assert (len(first.messages), len(second.messages)) == (3, 1)
+    assert second.step(0.1, 1) is None
+    assert first.step(0.1, 1) is None
 
 
 def test_fetches_at_a_time_have_one_request_that_waits() -> None:

@@ -734,15 +734,8 @@ class Fetch(_Reader, Generic[M]):
     def _probe(self, now: float) -> Ask:
         self._asked_at = now
         self._probes += 1
-        return self._puller.ask(
-            self,
-            1,
-            now=now,
-            expires_s=PROBE_S,
-            max_bytes=self._bytes_left,
-            is_whole=False,
-            priority=self._priority,
-        )
+        left, priority = self._bytes_left, self._priority
+        return self._puller.ask(self, 1, now=now, expires_s=PROBE_S, max_bytes=left, priority=priority)
 
     def _wake_at(self) -> int:
         """How many buffered messages complete a fetch; the others go back to waiting."""
