@@ -30,7 +30,7 @@ from jetspark.aio.connecting import connect
 from jetspark.app import App, encode
 from jetspark.app.clock import utc_now
 from jetspark.app.projections.leases import Lease
-from jetspark.app.projections.live import LiveOptions
+from jetspark.app.projections.live import LiveCounts, LiveOptions
 from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.worker import ProjectionWorker
 from jetspark.app.topology.provisioning import apply_topology
@@ -176,6 +176,7 @@ class ProjectionWorld:
                 options=self.options,
                 owner=owner,
             )
+            self.counts = worker.counts
             try:
                 await worker.run()
             finally:
@@ -190,6 +191,8 @@ class ProjectionWorld:
             await asyncio.sleep(0.1)
 
     _own: dict[str, list[Any]]
+    counts: LiveCounts
+    """Of the worker that began last."""
 
     def _wires_of(self, owner: str) -> list[Any]:
         return [wire for wire in self._own.get(owner, []) if wire in self.network.wires]
@@ -328,7 +331,7 @@ class LateWorld(ProjectionWorld):
         self.events, self._first_number = events[self._history :], self._history
         await self._publish()
         both = asyncio.create_task(self._process("w0-2"))
-        await self._until(self.is_done)
+        await self._until(lambda: self.is_done() and self.counts.joins > 0)
         await end(both)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
