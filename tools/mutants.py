@@ -71,10 +71,10 @@ MODULES = {
     ],
     "app/projections/states.py": ["tests/unit/test_app_live_states.py"],
     "app/projections/windows.py": ["tests/unit/test_app_projection_windows.py"],
-    "app/replay/ranges.py": ["tests/unit/test_app_replay.py"],
+    "app/extents.py": ["tests/unit/test_app_replay.py"],
     "app/topology/declared.py": ["tests/unit/test_app_topology.py"],
     "app/turns.py": ["tests/unit/test_app_turns.py"],
-    "app/workflows/declaring.py": [
+    "app/workflows/workflow_spec.py": [
         "tests/unit/test_app_workflows.py",
         "tests/unit/test_app_workflow_commands.py",
     ],

@@ -67,12 +67,12 @@ async def fold_live(url: str, events: int, batch: int | None = None) -> Cost:
     """Fold all of them with a worker in this process."""
     from jetspark.aio import connect
     from jetspark.app.projections.live import LiveOptions
-    from jetspark.app.projections.worker import ProjectionWorker
+    from jetspark.app.projections.projection_worker import ProjectionWorker
 
     options = LiveOptions() if batch is None else LiveOptions(batch=batch)
     async with connect(url) as client:
         worker = ProjectionWorker(
-            app, list(app.projections.values()), client.jetstream(), catalogue=app.catalogue, options=options
+            app.spec, list(app.projections.values()), client.jetstream(), catalogue=app.catalogue, options=options
         )
         cpu, began = time.process_time(), time.perf_counter()
         task = asyncio.create_task(worker.run())

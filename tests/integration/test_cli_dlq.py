@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 import jetspark.blocking
-from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin, letter_subject
+from jetspark.app.stored_events import DeadEvent, FailureCause, Origin, letter_subject
 from jetspark.cli import commands
 from jetspark.core.headers import Headers
 from jetspark.errors import JetSparkError

@@ -175,7 +175,7 @@ def test_three_engines_at_once_and_the_death_of_each_leave_the_bytes_of_one(
         if EVENTS <= 100_000:
             for name in NAMES:
                 assert stored(js, name) == folded(js, name)
-        assert js.stream(app.dead_letter_stream).info().state.messages == UNREADABLE
+        assert js.stream(app.spec.dead_letter_stream).info().state.messages == UNREADABLE
 
 
 def positions_or_none(js: JetStream) -> list[int] | None:

@@ -122,4 +122,4 @@ def test_a_fold_on_spark_under_changes_of_leaders_is_the_fold_of_its_history(spa
         for name in NAMES:
             assert patiently(lambda name=name: stored(js, name)) == folded(js, name)  # type: ignore[misc]
         assert asyncio.run(verified(cluster.urls)) == dict.fromkeys(NAMES, True)
-        assert js.stream(app.dead_letter_stream).info().state.messages == 3
+        assert js.stream(app.spec.dead_letter_stream).info().state.messages == 3

@@ -20,9 +20,9 @@ from support.projected import Dropped, app, folded, publish, stored
 from jetspark import KVConfig
 from jetspark.app import encode
 from jetspark.app.clock import utc_now
-from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.projections.marks import Mark, position_key
 from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.stored_events import DeadEvent
 from jetspark.blocking import JetStream, connect
 from jetspark.errors import ConfigError, KeyNotFound, UsageError
 from jetspark.server import NatsServer
@@ -51,7 +51,9 @@ def bank(server: NatsServer, js: JetStream) -> JetStream:
 
 
 def letters(js: JetStream) -> list[DeadEvent]:
-    return [DeadEvent.of(message.headers, message.data) for message in js.stream(app.dead_letter_stream).get_messages()]
+    return [
+        DeadEvent.of(message.headers, message.data) for message in js.stream(app.spec.dead_letter_stream).get_messages()
+    ]
 
 
 def lowest_position(js: JetStream) -> int:

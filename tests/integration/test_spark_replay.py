@@ -18,10 +18,10 @@ import jetspark
 from jetspark.aio.jetstream import JetStream as AsyncJetStream
 from jetspark.app import encode
 from jetspark.app.clock import utc_now
+from jetspark.app.extents import Extent
 from jetspark.app.replay import ReplayRequest, plan_replay, rebuild, rebuilding, run_replay, verify
 from jetspark.app.replay.engines import RangeFold
 from jetspark.app.replay.places import noted_position
-from jetspark.app.replay.ranges import Extent
 from jetspark.blocking import JetStream, connect
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import ConfigError, ConnectionLost, DataLoss, StreamNotFound

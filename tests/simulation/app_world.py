@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from jetspark.app.dead_letters.letters import FailureCause, LetterRef
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
 from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, RetryIn, RetryPolicy, Skip
@@ -41,6 +40,7 @@ from jetspark.app.handlers.settling import (
     bury_lost,
     handle,
 )
+from jetspark.app.stored_events import FailureCause, LetterRef
 from jetspark.publish.steps import ReadClock
 
 ACK_WAIT_S = 30.0

@@ -16,8 +16,8 @@ from support.accounts import Enter, bank
 from support.linear import REFUSED, Entry, Operation
 
 from jetspark.app import App, AppClient, Refused, decode
-from jetspark.app.running import run_app
-from jetspark.app.topology.provisioning import apply_topology
+from jetspark.app.provisioning import apply_topology
+from jetspark.app.workers import run_app
 from jetspark.errors import BoundaryConflict, CommandInDoubt, JetSparkError, NetworkError
 from jetspark.testing.network import Publication
 from jetspark.testing.virtual_loop import VirtualLoop, VirtualProcess, model_network
@@ -88,7 +88,7 @@ class CommandWorld:
         """A worker, and who starts it again when it could not start."""
         while True:
             try:
-                await run_app(self.app, URL, only=(), stop_timeout=1.0)
+                await run_app(self.app.spec, URL, only=(), stop_timeout=1.0)
             except JetSparkError:
                 await asyncio.sleep(0.2)
 
@@ -101,7 +101,7 @@ class CommandWorld:
                     self._kill(self.rng.choice(self._workers))
                 case 2:
                     self.network.cut()
-                case 3 if self.app.stream_config.replicas == 3:
+                case 3 if self.app.spec.stream_config.replicas == 3:
                     self.network.lose_leader(self.app.stream, self.rng.uniform(0.1, 3.0))
                 case _:
                     self.network.kill_server(self.rng.uniform(0.1, 2.0))

@@ -24,8 +24,9 @@ from unittest import mock
 from jetspark.aio.connecting import connect
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip
 from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
-from jetspark.app.running import run_app
-from jetspark.app.topology.provisioning import apply_topology
+from jetspark.app.handlers.consumers import consumers_of
+from jetspark.app.provisioning import apply_topology
+from jetspark.app.workers import run_app
 from jetspark.errors import JetSparkError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.testing.network import Network
@@ -244,7 +245,7 @@ class World:
             CURRENT.set(process)
             while not process.is_dead:
                 try:
-                    await run_app(self.app(), URL, only=(), stop_timeout=2.0)
+                    await run_app(self.app().spec, URL, only=(), stop_timeout=2.0)
                     return
                 except JetSparkError as error:  # it came up while the server was away: its supervisor starts it again
                     self.note(f"{process} ended: {error}")
@@ -377,7 +378,7 @@ class World:
 
     async def _save(self, app: App) -> None:
         """A server writes from time to time what its consumers have delivered."""
-        places = [each for each in app.consumers_of(app.handlers["h"]) if each.stream != app.retry_stream]
+        places = [each for each in consumers_of(app.spec, app.handlers["h"]) if each.stream != app.spec.retry_stream]
         while True:
             for place in places:
                 if (consumer := self.network.front.model.consumer(place.stream, place.name)) is not None:
@@ -407,11 +408,11 @@ class World:
         if not self.network.is_reachable:
             return "the server is away"
         model = self.network.front.model
-        for place in app.consumers_of(app.handlers["h"]):
+        for place in consumers_of(app.spec, app.handlers["h"]):
             consumer = model.consumer(place.stream, place.name)
             if consumer is None or consumer.num_pending or consumer.pending:
                 return f"{place.name} of {place.stream}: {consumer and list(consumer.pending)}"
-        for message in model.messages(app.retry_stream):
+        for message in model.messages(app.spec.retry_stream):
             if ".wait." in message.subject:
                 return f"{message.subject} is scheduled"
         return ""
@@ -456,7 +457,7 @@ def seeded(rng: random.Random) -> Iterator[None]:
     token = lambda count: f"{rng.getrandbits(8 * count):0{2 * count}x}"  # noqa: E731
     with (
         mock.patch("jetspark.app.handlers.record_watch.secrets.token_hex", token),
-        mock.patch("jetspark.app.handlers.worker.random.SystemRandom", return_value=rng),
+        mock.patch("jetspark.app.handlers.handler_worker.random.SystemRandom", return_value=rng),
     ):
         yield
 

@@ -32,8 +32,8 @@ from jetspark.app.clock import utc_now
 from jetspark.app.projections.leases import Lease
 from jetspark.app.projections.live import LiveCounts, LiveOptions
 from jetspark.app.projections.marks import position_key
-from jetspark.app.projections.worker import ProjectionWorker
-from jetspark.app.topology.provisioning import apply_topology
+from jetspark.app.projections.projection_worker import ProjectionWorker
+from jetspark.app.provisioning import apply_topology
 from jetspark.core.headers import Headers
 from jetspark.errors import ConnectionLost, JetSparkError, NoServersAvailable
 from jetspark.jetstream.kv import operation_of
@@ -169,7 +169,7 @@ class ProjectionWorld:
             self._own[owner] = [wire for wire in self.network.wires if wire not in before]
             specs = list(self.app.projections.values())
             worker = self.kind(
-                self.app,
+                self.app.spec,
                 specs[:1] if self._lags and owner == FIRST else specs,
                 client.jetstream(),
                 catalogue=self.app.catalogue,

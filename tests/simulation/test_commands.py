@@ -11,7 +11,7 @@ from support import seeds
 from support.accounts import EnterAtTurn, EnterBlindly, EnterFive, ledger_model, turns_model
 from support.linear import NotLinearizable, check_linearizable
 
-from jetspark.app.commands.store import CommandStore
+from jetspark.app.commands.decision_store import CommandStore
 
 
 def check(world: CommandWorld) -> None:

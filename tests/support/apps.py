@@ -10,7 +10,7 @@ from typing import Any
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, encode
-from jetspark.app.topology.provisioning import apply_topology
+from jetspark.app.provisioning import apply_topology
 from support.patience import PATIENCE_S
 
 
@@ -37,7 +37,7 @@ async def until(condition: Callable[[], Any], timeout: float = PATIENCE_S) -> No
 
 async def is_settled(js: JetStream, app: App, name: str) -> bool:
     """Nothing of the handler's is pending, or scheduled."""
-    retries = await js.stream(app.retry_stream)
+    retries = await js.stream(app.spec.retry_stream)
     before = (await retries.info()).state.last_sequence
     for stream in (await js.stream(app.stream), retries):
         info = await (await stream.consumer(name)).info()

@@ -119,7 +119,7 @@ class Worker:
             clock=lambda: log.now,
             random=rng.random,
             random_bits=rng.getrandbits,
-            timers_of=app.name if app.has_timers else None,
+            timers_of=app.name if app.spec.has_timers else None,
         )
 
     def steps(self, command: Command, id: str, expected_version: int | None = None) -> CommandSteps[CommandReply]:

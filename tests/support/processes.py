@@ -10,7 +10,7 @@ from typing import Any
 _FORKING = multiprocessing.get_context("forkserver")
 # A process that has everything imported, and is copied for each worker: a Python that starts anew takes a second.
 _FORKING.set_forkserver_preload(
-    ["support.accounts", "support.fulfilment", "support.transfers", "jetspark.app.running", "jetspark.aio.client"]
+    ["support.accounts", "support.fulfilment", "support.transfers", "jetspark.app.workers", "jetspark.aio.client"]
 )
 
 

@@ -16,8 +16,7 @@ from zlib import crc32
 import msgspec
 
 from jetspark.app import DELETE, App, Event, encode, upcast
-from jetspark.app.clock import utc_now
-from jetspark.app.dead_letters.store import microseconds
+from jetspark.app.clock import microseconds, utc_now
 from jetspark.app.projections.folding import KeyState, Recorded, Router
 from jetspark.app.projections.windows import Window
 from jetspark.blocking import JetStream

@@ -172,7 +172,7 @@ def in_model(network: Any, app: App) -> tuple[dict[str, Table], list[int]]:
         for message in model.messages(f"KV_{spec.bucket.bucket}"):
             _note(table, message.subject.removeprefix(prefix), message.data, message.headers)
         tables[name] = table
-    letters = [int(each.subject.split(".")[5]) for each in model.messages(app.dead_letter_stream)]
+    letters = [int(each.subject.split(".")[5]) for each in model.messages(app.spec.dead_letter_stream)]
     return tables, sorted(letters)
 
 

@@ -14,7 +14,7 @@ import pydantic
 import pytest
 
 from jetspark.app import App, Breaker, Context, Decision, Event, Retry, RetryIn, event
-from jetspark.app.application import BatchHandlerOptions, HandlerOptions, HandlerSpec
+from jetspark.app.handlers.handler_spec import BatchHandlerOptions, HandlerOptions, HandlerSpec
 from jetspark.app.topology.names import escape_token
 from jetspark.errors import ConfigError
 
@@ -42,7 +42,7 @@ def test_an_app_collects_its_handlers() -> None:
     assert app.handler(Paid, durable="billing", concurrency=3)(bill) is bill
     spec = app.handlers["billing"]
     assert (spec.function, spec.events, spec.concurrency) == (bill, (Paid,), 3)
-    assert (app.source, app.dead_letter_stream, app.retry_stream) == ("/orders", "ORDERS_DLQ", "ORDERS_RETRY")
+    assert (app.source, app.spec.dead_letter_stream, app.spec.retry_stream) == ("/orders", "ORDERS_DLQ", "ORDERS_RETRY")
 
 
 @pytest.mark.parametrize(

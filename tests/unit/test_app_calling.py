@@ -24,13 +24,13 @@ from jetspark.app import (
     RetryIn,
     Skip,
 )
-from jetspark.app.application import HandlerSpec
 from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import decode, encode
-from jetspark.app.dead_letters.store import HandlerStore
-from jetspark.app.handlers.calling import HandlerCalls
 from jetspark.app.handlers.context import Dependencies
+from jetspark.app.handlers.handler_spec import HandlerSpec
+from jetspark.app.handlers.handler_store import HandlerStore
+from jetspark.app.handlers.invocation import HandlerCalls
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
 from jetspark.app.handlers.retry import HandlerTimeout, RetryPolicy
@@ -56,7 +56,7 @@ class Call:
 
         spec = HandlerSpec(function=handle, events=(Paid,), durable="billing", batch=batch, in_order=batch is None)
         store = cast(HandlerStore, SimpleNamespace(js=None, records=None))
-        calls = HandlerCalls(APP, spec, store, Dependencies(), utc_now, logging.getLogger("test"))
+        calls = HandlerCalls(APP.spec, spec, store, Dependencies(), utc_now, logging.getLogger("test"))
         catalogue = Catalogue()
         catalogue.add(Paid)
         now = datetime.datetime(2026, 3, 15, tzinfo=datetime.UTC)
@@ -333,7 +333,7 @@ async def test_a_batch_that_waits_begins_when_its_timer_fires_however_the_clock_
             full_at.append(when)
         return wait_until(when)
 
-    monkeypatch.setattr("jetspark.app.handlers.worker.asyncio.timeout_at", noted)
+    monkeypatch.setattr("jetspark.app.handlers.handler_worker.asyncio.timeout_at", noted)
     for early_s in (0.0, 5e-7):
         app, batches = App("waits", stream="WAITS", subjects=["orders.>"]), list[int]()
 

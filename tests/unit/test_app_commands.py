@@ -41,6 +41,7 @@ from jetspark.app.commands.boundaries import (
     outcome_of,
     recorded_reply,
 )
+from jetspark.app.commands.command_spec import CommandSpec
 from jetspark.app.commands.deciding import (
     TRUST_S,
     Append,
@@ -50,7 +51,6 @@ from jetspark.app.commands.deciding import (
     CommandSteps,
     ReadStreamEnd,
 )
-from jetspark.app.commands.declaring import CommandSpec
 from jetspark.app.commands.guarding import Guard, NotGuardable, guards_stream, plan_guards
 from jetspark.core.headers import encode as encode_headers
 from jetspark.core.subjects import is_subset, matches
@@ -724,6 +724,7 @@ def test_an_event_that_the_app_does_not_know_is_not_stored(log: Log) -> None:
     assert log.messages == []
     assert worker.call(Enter(ledger="x", writer="w"), "e-1").sequence == 1  # nobody is in its way
     app.register(StrangeEntered)
+    worker = Worker(app, log)  # a worker has the declarations of its start
     assert worker.call(EnterStrange(ledger="x"), "strange").sequence == 2
 
 

@@ -100,7 +100,7 @@ async def test_lifespans_end_last_one_first_also_after_an_error() -> None:
         seen.append("second")
 
     async def fail() -> None:
-        async with open_lifespans(app.lifespans) as dependencies:
+        async with open_lifespans(app.spec.lifespans) as dependencies:
             assert dependencies.find(str, "h", "p") == "two"
             assert dependencies.find("float", "h", "p") == 3.0
             raise OSError("away")

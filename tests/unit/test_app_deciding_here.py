@@ -11,9 +11,9 @@ import pytest
 from support.accounts import Enter, bank
 
 from jetspark.app import App, AppClient, CommandOptions
+from jetspark.app.commands.decision_store import CommandStore
 from jetspark.app.commands.here import CLOSING_S
-from jetspark.app.commands.store import CommandStore
-from jetspark.app.topology.provisioning import apply_topology
+from jetspark.app.provisioning import apply_topology
 from jetspark.errors import CommandFailed, CommandInDoubt, WorkersBusy
 from jetspark.testing.virtual_loop import VirtualLoop, model_network
 

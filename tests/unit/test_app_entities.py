@@ -26,8 +26,8 @@ from jetspark.app.entities.changes import (
     recent_changes,
 )
 from jetspark.app.entities.committing import ATTEMPTS, LAG_READS, Committer, KnownRevisions
-from jetspark.app.entities.comparing import EntityState, Folded, NotRepairable, Repair, difference, repair_of
-from jetspark.app.entities.declaring import EntitySpec, StatePlace
+from jetspark.app.entities.entity_spec import EntitySpec, StatePlace
+from jetspark.app.entities.event_comparison import EntityState, Folded, NotRepairable, Repair, difference, repair_of
 from jetspark.app.testing import TestApp
 from jetspark.core.backoff import Backoff
 from jetspark.core.headers import Headers

@@ -12,7 +12,7 @@ import pytest
 
 from jetspark.app import App, Decision, Event, Flag, Setting
 from jetspark.app.commands.boundaries import outcome_of
-from jetspark.app.commands.declaring import CommandReply
+from jetspark.app.commands.command_spec import CommandReply
 from jetspark.app.commands.wire import write_reply
 from jetspark.app.finite_json import check_finite
 from jetspark.errors import ConfigError, InvalidEvent

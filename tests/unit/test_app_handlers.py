@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from jetspark.app.dead_letters.letters import (
+from jetspark.app.handlers.lanes import Lanes, WorkItem
+from jetspark.app.handlers.machine import Credit, HandlerLimits, HandlerMachine, Stalled
+from jetspark.app.handlers.retry import Breaker, Bury, Finish, Reject, RetryPolicy, Skip, WaitHere
+from jetspark.app.handlers.settling import is_plain
+from jetspark.app.stored_events import (
     DeadEvent,
     FailureCause,
     Origin,
@@ -15,10 +19,6 @@ from jetspark.app.dead_letters.letters import (
     letter_subject,
     unescape_line,
 )
-from jetspark.app.handlers.lanes import Lanes, WorkItem
-from jetspark.app.handlers.machine import Credit, HandlerLimits, HandlerMachine, Stalled
-from jetspark.app.handlers.retry import Breaker, Bury, Finish, Reject, RetryPolicy, Skip, WaitHere
-from jetspark.app.handlers.settling import is_plain
 from jetspark.core.headers import Headers, decode, encode, restored
 from jetspark.errors import ProtocolError
 

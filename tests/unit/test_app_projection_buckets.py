@@ -6,7 +6,7 @@ import pytest
 
 from jetspark.app import Event
 from jetspark.app.projections.buckets import ProjectionPlace, alias_key, check_version, place_of
-from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.errors import ProtocolError, UsageError
 
 

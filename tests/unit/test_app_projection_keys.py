@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jetspark.app import App, Event, Window
-from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.replay import ReplayRequest
 from jetspark.app.testing import check_replay
 from jetspark.errors import ConfigError

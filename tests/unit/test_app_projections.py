@@ -12,9 +12,9 @@ from support.projections import sorted_into
 
 from jetspark.app import DELETE, App, Event, encode
 from jetspark.app.clock import utc_now
-from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyRows, KeyState, Recorded, Router, Routing
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.windows import Window
 from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.kv import KVConfig

@@ -22,8 +22,8 @@ import pytest
 from support import stamping
 
 from jetspark.app import App, Command, Decision, Event, Past, upcast
-from jetspark.app.topology.lints import lint_apps
-from jetspark.app.topology.purity import impure_names
+from jetspark.app.checks.lints import lint_apps
+from jetspark.app.checks.purity import impure_names
 
 CHANCE = random.Random(5)
 EVENT_META: Any = type(Event)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin
 from jetspark.app.dead_letters.outcomes import LetterOutcomes, RedriveResults, SeenLetter
+from jetspark.app.stored_events import DeadEvent, FailureCause, Origin
 from jetspark.core.headers import Headers, encode
 
 

@@ -14,14 +14,14 @@ import msgspec
 import pytest
 
 from jetspark.app import DELETE, App, Event
-from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.extents import Extent, ReplayRequest, extent_of
 from jetspark.app.projections.marks import FOREIGN, Mark, Parked
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.replay.checking import NotReplayable, check_replay
 from jetspark.app.replay.compared import MAX_NAMED, ComparedKeys
 from jetspark.app.replay.contents import Digest, KeyContent, change_to, compare, reaches
 from jetspark.app.replay.outlines import RangeOutline, gaps_between
-from jetspark.app.replay.ranges import Extent, ReplayRequest, extent_of
-from jetspark.app.replay.records import ReplayRecord
+from jetspark.app.replay.replay_records import ReplayRecord
 from jetspark.errors import ConfigError, DataLoss, ProtocolError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.state.changes import NOTHING, Current

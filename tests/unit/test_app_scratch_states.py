@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.repeated import Closed, Moved, app
 
-from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyRows, KeyState
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.recent_ids import Identified
 from jetspark.app.projections.states import CacheLimits
 from jetspark.app.replay import scratch_states

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from jetspark.app.dead_letters.letters import FailureCause, LetterRef, LetterStatus
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
 from jetspark.app.handlers.retry import (
@@ -52,6 +51,7 @@ from jetspark.app.handlers.settling import (
     needs_preparing,
     prepare,
 )
+from jetspark.app.stored_events import FailureCause, LetterRef, LetterStatus
 from jetspark.publish.steps import ReadClock
 
 KEY = "k"

@@ -18,10 +18,10 @@ import msgspec
 import pytest
 
 from jetspark.app import DELETE, App, Event, Window
-from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyState
 from jetspark.app.projections.lookups import LookupSpec
 from jetspark.app.projections.positions import FoldPosition, position_change
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.replay.contents import Digest, KeyContent
 from jetspark.state.changes import Change, Current, header_bytes
 

@@ -29,8 +29,9 @@ class Billed(Event, type="order.billed", key="order_id", subject="orders.{order_
 Failures = dict[tuple[str, int], list[Exception]]
 
 
-def new_app(failures: Failures, seen: list[Any], **options: Any) -> App:
-    app = App("orders", stream="ORDERS", subjects=["orders.>"], events=[Billed])
+def new_app(failures: Failures, seen: list[Any], *, replicas: int | None = None, **options: Any) -> App:
+    config = StreamConfig(name="ORDERS", subjects=["orders.>"], replicas=replicas)
+    app = App("orders", stream=config, events=[Billed])
     retry = Retry(attempts=4, first_s=0.1, max_s=3600, in_lane_s=5)
 
     @app.handler(Paid, durable="billing", **({"retry": retry} | options))
@@ -381,8 +382,7 @@ async def test_the_leader_is_lost() -> None:
     async with TestApp(app) as test:
         with pytest.raises(ConfigError, match="one replica"):
             test.lose_leader()
-    replicated = App("orders", stream=StreamConfig(name="ORDERS", subjects=["orders.>"], replicas=3), events=[Billed])
-    replicated.handlers.update(app.handlers)
+    replicated = new_app({}, [], replicas=3, retry=Retry(attempts=10, first_s=0.5))
     async with TestApp(replicated) as test:
         await test.publish(Paid(order_id="a"))
         assert test.lose_leader(4).happened == 1

@@ -28,7 +28,7 @@ from jetspark.app import App, AppClient, Context, Decision, EntityChange, Event,
 from jetspark.app.testing import TestApp, run_handler
 from jetspark.app.timers import CLOCKS_DIFFER_S, LATER_EVENTS, REMEMBERED_S, TRIES, Timers, firing_subject
 from jetspark.app.topology.names import escape_token
-from jetspark.app.workflows.declaring import timer_name
+from jetspark.app.workflows.workflow_spec import timer_name
 from jetspark.errors import ConfigError, ServerError
 
 

@@ -9,9 +9,11 @@ import pytest
 
 from jetspark.app import App, Command, Decision, Event, Past, Private, Setting, contract_of
 from jetspark.app.causes import child_of, new_trace
-from jetspark.app.commands.declaring import CommandMeta
-from jetspark.app.contracts.asyncapi import asyncapi
+from jetspark.app.checks.asyncapi import asyncapi
+from jetspark.app.checks.lints import lint_apps
+from jetspark.app.commands.command_spec import CommandMeta
 from jetspark.app.contracts.ids import NewIds
+from jetspark.app.handlers.consumers import handler_filters
 from jetspark.app.topology.declared import (
     OWNER,
     ConsumerPlace,
@@ -23,7 +25,6 @@ from jetspark.app.topology.declared import (
     inherit_replicas,
     plan_changes,
 )
-from jetspark.app.topology.lints import lint_apps
 from jetspark.app.topology.names import is_bookkeeping
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import (
@@ -133,7 +134,7 @@ def test_a_topology_follows_from_what_is_declared() -> None:
 
 def test_the_stream_of_another_app_is_read_and_not_made() -> None:
     app = App("billing", stream="ORDERS")
-    assert not app.owns_stream
+    assert not app.spec.owns_stream
 
     @app.handler(OrderPaid, durable="billing")
     async def bill(event: OrderPaid) -> None: ...
@@ -599,8 +600,8 @@ def test_a_handler_reads_the_whole_stream_only_where_that_takes_nothing_from_oth
     @app.handler(OrderPaid, durable="mail")
     async def mail(event: OrderPaid) -> None: ...
 
-    assert app.handler_filters(app.handlers["billing"]) == filters
-    assert app.handler_filters(app.handlers["mail"]) == ["orders.paid.*"]
+    assert handler_filters(app.spec, app.handlers["billing"]) == filters
+    assert handler_filters(app.spec, app.handlers["mail"]) == ["orders.paid.*"]
 
 
 def test_passing_by_messages_of_others_must_not_remove_them() -> None:

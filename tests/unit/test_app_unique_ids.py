@@ -11,9 +11,9 @@ import pytest
 from support.repeated import WINDOW, Closed, Held, Moved, Sums, app, oracle, some_messages
 
 from jetspark.app import App, Command, Event, encode
-from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyRows, KeyState, Recorded, Router
 from jetspark.app.projections.marks import Mark, Parked
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.recent_ids import ID_BYTES, MAX_UNIQUE_IDS, Identified, digest_of, is_among, room_for
 from jetspark.app.projections.states import CacheLimits, LiveStates
 from jetspark.app.projections.windows import Window

@@ -20,11 +20,11 @@ from support.reserving import (
 )
 
 from jetspark.app import App, Catalogue, Command, CommandAnswered, Decision, Event, Retry, WorkflowRun, contract_of
+from jetspark.app.checks.lints import lint_apps
 from jetspark.app.contracts.envelope import decode
 from jetspark.app.testing import TestApp
-from jetspark.app.topology.lints import lint_apps
 from jetspark.app.workflows.commands import CommandKinds, CommandSent
-from jetspark.app.workflows.declaring import RunRecord, WorkflowSpec
+from jetspark.app.workflows.workflow_spec import RunRecord, WorkflowSpec
 from jetspark.errors import ConfigError
 
 reserving()  # gives the commands their names

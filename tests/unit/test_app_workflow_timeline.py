@@ -11,8 +11,8 @@ from support.reserving import Ordered, reserving
 
 from jetspark.app import App, AppClient, Catalogue, Decision, Event
 from jetspark.app.testing import TestApp
-from jetspark.app.workflows.declaring import NOTED, REMEMBERED, RunRecord, StepNote
 from jetspark.app.workflows.timeline import read_timeline
+from jetspark.app.workflows.workflow_spec import NOTED, REMEMBERED, RunRecord, StepNote
 from jetspark.cli.workflow import _lines
 
 

@@ -23,7 +23,7 @@ from support.fulfilment import (
 from jetspark import StreamConfig
 from jetspark.app import App, AppClient, Catalogue, Decision, Event, Retry, upcast
 from jetspark.app.testing import TestApp
-from jetspark.app.workflows.declaring import (
+from jetspark.app.workflows.workflow_spec import (
     LATE,
     NOTED,
     REMEMBERED,

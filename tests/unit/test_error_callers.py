@@ -15,13 +15,13 @@ from jetspark import errors
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App
 from jetspark.app.commands.deciding import CommandStep
-from jetspark.app.commands.store import CommandStore, judge
+from jetspark.app.commands.decision_store import CommandStore, judge
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.entities.committing import asking_again
 from jetspark.app.handlers.retry import Bury, RetryPolicy, decide
 from jetspark.app.patience import patiently
 from jetspark.app.projections.leases import Lease
-from jetspark.app.projections.worker import ProjectionWorker
+from jetspark.app.projections.projection_worker import ProjectionWorker
 from jetspark.batcher.retry import is_retryable
 from jetspark.errors import JetSparkError
 from jetspark.jetstream.ordered import OrderedOptions, OrderedReader
@@ -108,7 +108,7 @@ def projection(error: JetSparkError) -> bool:
     class Worker(ProjectionWorker):
         def __init__(self, once: FailsOnce) -> None:
             js: JetStream = None  # type: ignore[assignment]
-            super().__init__(app, [], js, catalogue=Catalogue())
+            super().__init__(app.spec, [], js, catalogue=Catalogue())
             self.once = once
 
         async def _run_once(self, *args: object) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +54,44 @@ LAYERS: dict[str, set[str]] = {
     ROOT: _DRIVERS | {"batcher", "server"},
 }
 
+# The rooms of `app`, from the bottom to the top: a room imports only rooms above it in this list, types included. The
+# two exceptions are of `spec`, which names the specification classes of the rooms as the types of its fields.
+APP_ROOMS = (
+    "_extra",
+    "clock",
+    "causes",
+    "finite_json",
+    "patience",
+    "turns",
+    "signals",
+    "denial_watch",
+    "connecting",
+    "contracts",
+    "topology",
+    "server_clock",
+    "stored_events",
+    "timers",
+    "settings",
+    "telemetry",
+    "spec",
+    "projections",
+    "extents",
+    "stream_history",
+    "entities",
+    "commands",
+    "handlers",
+    "layout",
+    "dead_letters",
+    "workflows",
+    "provisioning",
+    "replay",
+    "client",
+    "checks",
+    "workers",
+    "application",
+    "testing",
+)
+
 # Modules, with all below them, that know no socket, clock, thread or chance.
 PURE = (
     "core",
@@ -69,11 +107,11 @@ PURE = (
     "batcher.rate_limit",
     "batcher.retry",
     "batcher.jetstream_sinks",
-    "app.contracts.asyncapi",
+    "app.checks.asyncapi",
     "app.causes",
     "app.commands.boundaries",
     "app.commands.deciding",
-    "app.commands.declaring",
+    "app.commands.command_spec",
     "app.commands.guarding",
     "app.commands.service",
     "app.commands.wire",
@@ -84,22 +122,22 @@ PURE = (
     "app.contracts.faults",
     "app.contracts.field_rules",
     "app.entities.changes",
-    "app.entities.comparing",
-    "app.workflows.comparing",
-    "app.workflows.declaring",
-    "app.entities.declaring",
+    "app.entities.event_comparison",
+    "app.workflows.version_comparison",
+    "app.workflows.workflow_spec",
+    "app.entities.entity_spec",
     "app.handlers.machine",
     "app.contracts.ids",
     "app.handlers.lanes",
-    "app.dead_letters.letters",
+    "app.stored_events",
     "app.topology.names",
     "app.contracts.other_forms",
-    "app.projections.declaring",
+    "app.projections.projection_spec",
     "app.projections.folding",
     "app.projections.marks",
     "app.contracts.records",
     "app.replay.contents",
-    "app.replay.ranges",
+    "app.extents",
     "app.handlers.retry",
     "app.contracts.samples",
     "app.contracts.schemas",
@@ -222,6 +260,23 @@ def _check_init(tree: ast.Module) -> Iterator[tuple[int, str]]:
         yield node.lineno, f"an __init__ only re-exports, but has {type(node).__name__}"
 
 
+def _check_rooms(path: str, imports: Iterable[Import]) -> Iterator[tuple[int, str]]:
+    room = path.removeprefix("app/").removesuffix(".py").split("/")[0]
+    if room == "__init__":
+        return
+    if room not in APP_ROOMS:
+        yield 0, f"{room!r} is not in the list of rooms of app"
+        return
+    for each in imports:
+        other = each.module.removeprefix("jetspark.app.").split(".")
+        if not each.module.startswith("jetspark.app") or other[0] == room:
+            continue
+        if room == "spec" and other[-1].endswith("_spec") and not each.runs_on_import:
+            continue
+        if other[0] not in APP_ROOMS or APP_ROOMS.index(other[0]) > APP_ROOMS.index(room):
+            yield each.line, f"room {room} may not import {each.module}"
+
+
 def violations(source: str, path: str) -> list[str]:
     """What a module breaks; ``path`` is relative to the package, such as ``core/parser.py``."""
     parts = path.removesuffix(".py").split("/")
@@ -236,6 +291,8 @@ def violations(source: str, path: str) -> list[str]:
     found = list(_check_init(tree)) if is_init else []
     allowed = LAYERS[row] | {row} | (set() if row in ("codes", "errors") else {"codes", "errors"})
     is_pure = _is_within(".".join(parts), PURE)
+    if row == "app":
+        found += _check_rooms(path, _imports(tree, package))
     for each in _imports(tree, package):
         top, _, rest = each.module.partition(".")
         if top == ROOT:
@@ -330,6 +387,23 @@ def test_nobody_rolls_the_dice_that_a_program_has_seeded() -> None:
         ("core/__init__.py", "if TYPE_CHECKING:\n    x = 1", "only re-exports, but has If"),
         ("core/__init__.py", "if TYPE_CHECKING:\n    import x\nelse:\n    def f(): ...", "only re-exports, but has If"),
         ("utils/x.py", "", "'utils' is not in the layer table"),
+        ("app/attic/x.py", "", "'attic' is not in the list of rooms"),
+        (
+            "app/entities/x.py",
+            "from jetspark.app.client import AppClient",
+            "entities may not import jetspark.app.client",
+        ),
+        ("app/entities/x.py", "from jetspark.app import App", "room entities may not import jetspark.app"),
+        (
+            "app/handlers/x.py",
+            "if TYPE_CHECKING:\n    from jetspark.app.application import App",
+            "room handlers may not import jetspark.app.application",
+        ),
+        (
+            "app/spec.py",
+            "from jetspark.app.handlers.handler_spec import HandlerSpec",
+            "room spec may not import jetspark.app.handlers.handler_spec",
+        ),
     ],
 )
 def test_the_checker_catches_a_violation(path: str, source: str, message: str) -> None:
@@ -348,6 +422,8 @@ def test_the_checker_catches_a_violation(path: str, source: str, message: str) -
         ("aio/x.py", "import asyncio, ssl, time\nfrom jetspark import core, errors"),
         ("batcher/aio.py", "import asyncio\nfrom jetspark.aio import client"),
         ("spark/stream/source.py", "import pyspark\nfrom jetspark.blocking import connect"),
+        ("app/spec.py", "if TYPE_CHECKING:\n    from jetspark.app.handlers.handler_spec import HandlerSpec"),
+        ("app/handlers/x.py", "from jetspark.app.spec import AppSpec"),
         ("cli/x.py", "import jetspark, typer\nfrom jetspark.bench import run"),
         (
             "__init__.py",

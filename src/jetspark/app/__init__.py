@@ -1,30 +1,31 @@
 """Event applications: typed, versioned events, handlers with retries and dead letters. It needs the extra ``app``."""
 
 from jetspark.app._extra import INSTALLED as _INSTALLED  # noqa: F401
-from jetspark.app.application import App, HandlerSpec
+from jetspark.app.application import App
+from jetspark.app.checks.golden import check_contracts
 from jetspark.app.client import AppClient, BulkPublisher
-from jetspark.app.commands.declaring import Command, CommandReply, CommandSpec, Decision, Past, PastEvent
-from jetspark.app.commands.running import CommandOptions
+from jetspark.app.commands.command_runner import CommandOptions
+from jetspark.app.commands.command_spec import Command, CommandReply, CommandSpec, Decision, Past, PastEvent
 from jetspark.app.contracts.catalogue import Catalogue, Contract, contract_of
 from jetspark.app.contracts.envelope import Decoded, Encoded, decode, derived_id, encode
 from jetspark.app.contracts.events import Event, event, unchanged, upcast
 from jetspark.app.contracts.field_rules import Measure, Private, Timestamp
-from jetspark.app.contracts.golden import check_contracts
 from jetspark.app.contracts.tokens import Template
 from jetspark.app.dead_letters.access import AppDeadLetter, AppDeadLetters, ScheduledRetries, ScheduledRetry
-from jetspark.app.dead_letters.letters import FailureCause
 from jetspark.app.dead_letters.outcomes import RedriveProgress, RedriveResults
 from jetspark.app.dead_letters.redriving import DiscardResults
 from jetspark.app.dead_letters.retries import RetryChanges
-from jetspark.app.entities.comparing import EntityDifference, Reconciliation
 from jetspark.app.entities.entities import Entities, EntityChange, EntityChanges, StoredEntity, UnreadableEntity
+from jetspark.app.entities.event_comparison import EntityDifference, Reconciliation
 from jetspark.app.handlers.context import Context
+from jetspark.app.handlers.handler_spec import HandlerSpec
 from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, Retry, RetryIn, Skip
-from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.live import LiveOptions
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.views import View, ViewEntry, ViewPosition, ViewReplica
 from jetspark.app.projections.windows import Window
 from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Settings, SettingsSpec
+from jetspark.app.stored_events import FailureCause
 from jetspark.app.telemetry import AttemptResult, HandlerAttempt, HandlerObserver, LetterChange
 from jetspark.app.timers import FiredTimer, Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan

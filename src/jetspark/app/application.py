@@ -1,236 +1,90 @@
-"""What an application declares: its stream, its events and its handlers. Nothing here talks to a server."""
+"""The facade of an application: declarations above classes and functions, and doors to a server."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
-import math
-import typing
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
 
-from jetspark.app.commands.declaring import CommandSpec, Guarding
+from jetspark.aio.connecting import connect
+from jetspark.app.client import AppClient
+from jetspark.app.commands.answering import check_inbox_prefixes
+from jetspark.app.commands.command_spec import CommandSpec, Guarding
+from jetspark.app.commands.wire import command_subject
 from jetspark.app.connecting import ConnectArguments
-from jetspark.app.declarations import MARKER_TTL_S, Declarations, returned_types
-from jetspark.app.handlers.partitions import MAX_PARTITIONS, partition_transforms
-from jetspark.app.handlers.retry import Breaker, RetryPolicy
-from jetspark.app.handlers.signatures import check_events, check_function, check_key
-from jetspark.app.projections.declaring import Invariant, ProjectionSpec, make_spec
+from jetspark.app.contracts.catalogue import Catalogue, returned_types
+from jetspark.app.contracts.compatibility import DEFAULT_MODE, Mode, check_mode
+from jetspark.app.entities.entity_spec import EntitySpec, StatePlace, Truth
+from jetspark.app.handlers.handler_spec import (
+    BatchHandlerOptions,
+    HandlerFunction,
+    HandlerOptions,
+    HandlerSpec,
+    WorkflowOptions,
+    check_options,
+)
+from jetspark.app.layout import DUPLICATE_WINDOW_S, topology_of
+from jetspark.app.projections.projection_spec import Invariant, ProjectionSpec, make_spec
 from jetspark.app.projections.windows import Window
+from jetspark.app.provisioning import apply_topology, make_plan
 from jetspark.app.signals import on_signals
-from jetspark.app.topology.names import check_app_name, dead_letter_stream, handler_bucket, retry_stream
+from jetspark.app.spec import AppSpec
+from jetspark.app.timers import check_stream, timer_subjects
+from jetspark.app.topology.declared import Topology, TopologyPlan
+from jetspark.app.topology.keeping import check_keeps
+from jetspark.app.topology.names import advisory_stream, check_app_name
 from jetspark.app.workflows.commands import CommandKinds, workflow_subjects
-from jetspark.app.workflows.declaring import RunRecord, WorkflowSpec
-from jetspark.core.arguments import flag, instance, suggestion, text, texts, unfit
-from jetspark.core.numbers import rate, seconds, seconds_above_0, whole
+from jetspark.app.workflows.workflow_spec import RunRecord, WorkflowSpec
+from jetspark.core.arguments import flag, instance, iterate, text, texts, unfit
+from jetspark.core.subjects import overlaps
 from jetspark.errors import ConfigError
+from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.kv import KVConfig
 
 if TYPE_CHECKING:
-    from jetspark.app.commands.running import CommandOptions
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.app.commands.command_runner import CommandOptions
+    from jetspark.app.commands.command_spec import Command, CommandReply
     from jetspark.app.projections.live import LiveOptions
+    from jetspark.app.settings import Setting, SettingsSpec
     from jetspark.app.telemetry import HandlerObserver
+
+__all__ = ["App"]
 
 STOP_TIMEOUT_S = 30.0
 """How long handlers may finish when the application is to end."""
 
-MIN_ACK_WAIT_S = 0.001
-"""Below, an event comes again before a worker has looked at it, for ever."""
-
 STEPS_AT_A_TIME = 128
-"""Of a workflow. A step waits for its commit, and steps that wait are stored together: on one replica and disk a batch
-takes as long for one as for a hundred."""
+"""Steps of a workflow that run at a time. A step waits for its commit, and steps that wait are stored together: on one
+replica and disk a batch takes as long for one as for a hundred."""
 
-REMEMBER_S = 7 * 86400.0
-"""How long it is known which effects were done."""
-
-__all__ = ["App", "BatchHandlerOptions", "HandlerOptions", "HandlerSpec", "Idempotence"]
-
-Idempotence: TypeAlias = Literal["none", "transaction"]
-HandlerFunction: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
 _Handler = TypeVar("_Handler", bound=HandlerFunction)
 _Kind = TypeVar("_Kind", bound=type[Any])
 Lifespan: TypeAlias = Callable[[], AsyncIterator[Any]]
 _Lifespan = TypeVar("_Lifespan", bound=Lifespan)
 _Observer = TypeVar("_Observer", bound="HandlerObserver")
+_is_version = re.compile(r"\d+\.\d+\.\d+(?:[-+][0-9A-Za-z.+-]+)?").fullmatch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerSpec:
-    """One handler as it was declared: what it reads, how it runs, and what happens when it fails."""
-
-    function: HandlerFunction
-    events: tuple[type, ...]
-    """The event types it handles, versions below theirs included."""
-    durable: str
-    """The name of its consumer, and its own."""
-    key: str | Callable[[Any], str] | None = None
-    """Field or function that says which events must stay in order; None takes the event's own key."""
-    in_order: bool = True
-    """Events of one key run one after the other."""
-    concurrency: int = 16
-    rate: float | None = None
-    """Starts each second; None is no limit."""
-    burst: int | None = None
-    timeout: float = 30.0
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    dead_letter: bool = True
-    """Failures end in the dead letters; without, they are logged and dropped."""
-    idempotent: Idempotence = "none"
-    bucket: str | None = None
-    """Of ``idempotent="transaction"``: the bucket of its effects."""
-    remember_s: float = REMEMBER_S
-    """How long results of ``ctx.once`` and marks of transactions are kept: an event that comes again later, such as a
-    letter that is redriven after that time, has its effects repeated."""
-    breaker: Breaker | None = None
-    ack_wait_s: float = 30.0
-    max_messages: int = 1024
-    """Messages held at a time: running, waiting for their turn, or for a retry."""
-    max_bytes: int = 64 << 20
-    """Bytes of those messages; one message is always let in."""
-    partitions: int | None = None
-    """Parts that its keys are divided into, each with one worker at a time, so that order holds across processes."""
-    takeover_s: float = 5.0
-    """With partitions: how long after a worker fell silent another one takes its partitions; 1 or more."""
-    filtered: bool | None = None
-    """Whether the server picks out its events. If not, it reads all of the stream, and passes by the rest; by default
-    where it takes events of several subjects with wildcards from the app's own stream."""
-    batch: int | None = None
-    """Events in one call, at most; None is a handler of single events."""
-    batch_wait_s: float = 0.2
-    """How long a batch that is not full waits for more."""
-
-    def __post_init__(self) -> None:
-        check_app_name(self.durable)
-        where = f"handler {self.durable!r}"
-        check_events(where, self.events)
-        check_function(where, self.function, self.events, is_batch=self.batch is not None)
-        if self.key is not None:
-            check_key(where, self.key, self.events)
-        for name in ("concurrency", "max_messages", "max_bytes"):
-            whole(name, getattr(self, name))
-        for name in ("max_messages", "max_bytes"):
-            if getattr(self, name) < 2:
-                raise ConfigError(f"{name}={getattr(self, name)}: expected 2 or more, since one is kept for retries")
-        for name in ("timeout", "ack_wait_s"):
-            seconds_above_0(name, getattr(self, name))
-        if self.ack_wait_s < MIN_ACK_WAIT_S:
-            raise ConfigError(f"ack_wait_s={self.ack_wait_s!r}: expected seconds, {MIN_ACK_WAIT_S:g} or more")
-        for name in ("remember_s", "takeover_s", "batch_wait_s"):
-            seconds(name, getattr(self, name))
-        for name in ("in_order", "dead_letter"):
-            flag(name, getattr(self, name))
-        if self.filtered is not None:
-            flag("filtered", self.filtered)
-        instance("retry", self.retry, RetryPolicy, "a Retry")
-        if self.breaker is not None:
-            instance("breaker", self.breaker, Breaker, "a Breaker, or None for none")
-        if self.rate is not None:
-            rate("rate", self.rate, instead="or None for no limit")
-        if self.burst is not None:
-            whole("burst", self.burst, instead="or None for those of one second")
-        # A word that is none would mean effects that happen twice.
-        if self.idempotent not in typing.get_args(Idempotence):
-            raise unfit("idempotent", self.idempotent, "'none' or 'transaction'")
-        if self.bucket is not None:
-            text("bucket", self.bucket, "the name of a bucket")
-        if not MARKER_TTL_S <= self.remember_s < math.inf:
-            raise ConfigError(f"remember_s={self.remember_s!r}: expected seconds, {MARKER_TTL_S:g} or more")
-        if self.partitions is not None:
-            self._check_partitions(self.partitions)
-        if self.batch is not None:
-            if (
-                isinstance(self.batch, bool)
-                or not isinstance(self.batch, int)
-                or not 1 <= self.batch <= self.max_messages
-            ):
-                raise ConfigError(f"batch={self.batch!r}: expected 1 to max_messages={self.max_messages}")
-            if self.in_order or self.idempotent != "none":
-                raise ConfigError("a batch handler takes in_order=False and idempotent='none'")
-        if self.idempotent == "transaction" and self.bucket is None:
-            raise ConfigError("idempotent='transaction': expected bucket=, the bucket of its effects")
-
-    def _check_partitions(self, partitions: int) -> None:
-        if self.filtered is False:
-            raise ConfigError(
-                "filtered=False with partitions=: expected one of the two; copies are of its events alone"
-            )
-        whole("partitions", partitions, high=MAX_PARTITIONS, instead="or None for none")
-        if not self.in_order or self.batch is not None:
-            raise ConfigError("partitions= keeps the order of keys: expected in_order=True, and no batch handler")
-        if not 1 <= self.takeover_s < math.inf:
-            raise ConfigError(f"takeover_s={self.takeover_s!r}: expected seconds, 1 or more")
-        if self.max_messages < 16 * partitions:
-            raise ConfigError(
-                f"max_messages={self.max_messages} with partitions={partitions}: expected {16 * partitions} or more, "
-                "since one worker may read all of them"
-            )
-        # Raises where the key is not in the subject: while the program starts, and not in the server.
-        partition_transforms("app", self.durable, partitions, self.events, self.key)
-
-    @property
-    def name(self) -> str:
-        return self.durable
+def _check_texts(**values: Any) -> None:
+    for name, value in values.items():
+        if value is not None or name == "version":
+            text(name, value)
 
 
-class BatchHandlerOptions(TypedDict, total=False):
-    """What ``app.batch_handler`` takes besides its events, its name and its size: fields of :class:`HandlerSpec`."""
-
-    rate: float | None
-    burst: int | None
-    timeout: float
-    retry: RetryPolicy
-    dead_letter: bool
-    breaker: Breaker | None
-    ack_wait_s: float
-    max_messages: int
-    max_bytes: int
-    filtered: bool | None
+def _several(what: str, values: Any, kind: str) -> list[Any]:
+    """Several values. A text is none: it has characters, and nobody means those."""
+    expected = f"a list of {kind}"
+    if isinstance(values, str):
+        raise unfit(what, values, expected)
+    return list(iterate(what, values, expected))
 
 
-class HandlerOptions(BatchHandlerOptions, total=False):
-    """What ``app.handler`` takes besides its events and its name: fields of :class:`HandlerSpec`."""
-
-    key: str | Callable[[Any], str] | None
-    in_order: bool
-    concurrency: int
-    idempotent: Idempotence
-    bucket: str | None
-    remember_s: float
-    partitions: int | None
-    takeover_s: float
-
-
-class WorkflowOptions(TypedDict, total=False):
-    """What ``app.workflow`` takes besides: fields of :class:`HandlerSpec`."""
-
-    concurrency: int
-    timeout: float
-    retry: RetryPolicy
-    rate: float | None
-    burst: int | None
-    ack_wait_s: float
-    max_messages: int
-    max_bytes: int
-    partitions: int | None
-    takeover_s: float
-    breaker: Breaker | None
-    filtered: bool | None
-
-
-def _check_options(durable: str, options: Mapping[str, Any], known: type) -> None:
-    names = known.__required_keys__ | known.__optional_keys__  # type: ignore[attr-defined]  # a TypedDict
-    unknown = sorted(set(options) - names)
-    if unknown:
-        meant = suggestion(unknown[0], names)
-        raise ConfigError(
-            f"handler {durable!r}: {', '.join(unknown)}: expected some of {', '.join(sorted(names))}{meant}"
-        )
-
-
-class App(Declarations):
+class App:
     """An event application: one stream, its events, and what is done with them.
 
     Declaring does nothing yet: ``await app.run(url)`` starts its workers, ``app.connect(url)`` a client.
@@ -253,17 +107,196 @@ class App(Declarations):
             connect with. Workers answer there, and on no other subject.
     """
 
-    @property
-    def dead_letter_stream(self) -> str:
-        return dead_letter_stream(self.name)
+    def __init__(
+        self,
+        name: str,
+        *,
+        stream: str | StreamConfig,
+        subjects: Sequence[str] = (),
+        source: str | None = None,
+        events: Sequence[type[Any]] = (),
+        buckets: Sequence[KVConfig | str] = (),
+        compatibility: Mode = DEFAULT_MODE,
+        timers: bool = False,
+        version: str = "0.0.0",
+        advisories: str | None = None,
+        inbox_prefixes: Sequence[str] = (),
+    ) -> None:
+        check_app_name(name)
+        _check_texts(version=version, source=source, advisories=advisories)
+        flag("timers", timers)
+        subjects = texts("subjects", subjects, 'a list of subjects, such as ["orders.>"]')
+        config = StreamConfig(name=stream) if isinstance(stream, str) else instance("stream", stream, StreamConfig)
+        if config.subjects is not None and subjects:
+            raise ConfigError(f"subjects={list(subjects)} with those of the StreamConfig: expected one of the two")
+        if config.duplicate_window_s == 0:
+            raise ConfigError(
+                f"duplicate_window_s=0: the server takes it for its default, {DUPLICATE_WINDOW_S:g} s, and cannot do "
+                "without; expected 0.1 or more, or leave it out"
+            )
+        stored = list(subjects or config.subjects or ())
+        if timers:
+            if not stored:
+                raise ConfigError("timers=True: expected subjects=; timers are kept in a stream of the app's own")
+            check_stream(config)
+            stored.append(timer_subjects(name))
+        if source == "":
+            raise ConfigError("source='': expected a URI reference such as '/shop/orders', or nothing for the default")
+        if not _is_version(version):
+            raise ConfigError(f"version={version!r}: expected three numbers, such as '1.4.0'")
+        self._spec = AppSpec(
+            name=name,
+            version=version,
+            source=f"/{name}" if source is None else source,
+            stream_config=dataclasses.replace(config, subjects=stored),
+            compatibility=check_mode(compatibility),
+            has_timers=timers,
+            advisories=advisory_stream(name) if advisories is None else advisories,
+            owns_advisories=advisories is None,
+            inbox_prefixes=check_inbox_prefixes(inbox_prefixes),
+            buckets=tuple(KVConfig.of(bucket) for bucket in _several("buckets", buckets, "KVConfig or names")),
+        ).with_events(*_several("events", events, "types of events"))
+
+    @classmethod
+    def of(cls, spec: AppSpec) -> Self:
+        """Return an application with the declarations of a spec."""
+        app = object.__new__(cls)
+        app._spec = spec
+        return app
 
     @property
-    def retry_stream(self) -> str:
-        return retry_stream(self.name)
+    def spec(self) -> AppSpec:
+        """The declarations so far, as plain immutable data."""
+        return self._spec
 
     @property
-    def handler_bucket(self) -> str:
-        return handler_bucket(self.name)
+    def name(self) -> str:
+        return self._spec.name
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream of its events."""
+        return self._spec.stream
+
+    @property
+    def source(self) -> str:
+        return self._spec.source
+
+    @property
+    def handlers(self) -> Mapping[str, HandlerSpec]:
+        """By durable name."""
+        return self._spec.handlers
+
+    @property
+    def projections(self) -> Mapping[str, ProjectionSpec]:
+        return self._spec.projections
+
+    @property
+    def commands(self) -> Mapping[str, CommandSpec]:
+        return self._spec.commands
+
+    @property
+    def workflows(self) -> Mapping[str, WorkflowSpec]:
+        return self._spec.workflows
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """Every type of event it declares, and those that its handlers and projections take and handlers return.
+
+        Raises:
+            ConfigError: A handler takes a class that is not an event, or two classes have one type and version.
+        """
+        return self._spec.catalogue
+
+    def topology(self, only: Collection[str] = ()) -> Topology:
+        """Everything it needs on the server.
+
+        Args:
+            only: As far as these handlers, projections and commands need it; all of them if there are none.
+
+        Raises:
+            ConfigError: It declares something twice, or a handler takes a class that is not an event.
+        """
+        return topology_of(self._spec, only)
+
+    def _change(self, **fields: Any) -> None:
+        self._spec = dataclasses.replace(self._spec, **fields)
+
+    def _store_also(self, subject: str) -> None:
+        self._spec = self._spec.with_subject(subject)
+
+    def register(self, kind: _Kind) -> _Kind:
+        """Make a type of event known that the application publishes: ``@app.register`` above its class, or a call.
+
+        Raises:
+            ConfigError: It is no type of event, another class has the same type and version, or the application's
+                stream does not store its subject.
+        """
+        self._spec = self._spec.with_events(kind)
+        return kind
+
+    def entities(
+        self,
+        name: str,
+        *,
+        state: Any,
+        truth: Truth = "state",
+        events: Sequence[type[Any]] = (),
+        fold: type[Any] | None = None,
+    ) -> EntitySpec:
+        """Declare a kind of entity: a state that is changed together with its events.
+
+        A client changes them: ``async with client.entities("orders").change("o-1") as change``. States and events are
+        in one stream, the application's. If it is called as that of a bucket, ``App(stream="KV_shop", ...)``, every
+        NATS client can read the states as bucket ``shop``; else they are on ``states.<app>.<name>.<key>``.
+
+        Args:
+            name: Of the kind, the first part of its keys.
+            state: The type of a state, which msgspec encodes: a Struct, a dataclass, a dict.
+            truth: Which counts where state and events differ, because somebody wrote only one of them: the ``"state"``
+                or the ``"events"``. ``jetspark reconcile`` compares both, and repairs by this.
+            events: The types of events that tell the history of an entity.
+            fold: A class that makes a state of them, with ``key(event)`` and ``apply(state, event)`` as that of a
+                projection. With the state as the truth it may have ``correct(key, folded, state)``: it returns the
+                events that lead from what the events make to the state.
+
+        Raises:
+            ConfigError: The stream is not the app's own, it would drop states (a limit of age, messages or bytes, or
+                retention by acknowledgement), or the type or the name cannot be used.
+        """
+        if not self._spec.owns_stream:
+            raise ConfigError(f"entities {name!r}: expected subjects=; they are kept in a stream of the app's own")
+        place = StatePlace.of(self.name, self.stream)
+        spec = EntitySpec(name, state, place, truth=truth, events=events, fold=fold)
+        if name in self._spec.entities:
+            raise ConfigError(f"entities {name!r}: expected a name of its own; others have it")
+        limit = self._spec.stream_config.max_messages_per_subject
+        if limit is not None and limit > 0:
+            raise ConfigError(
+                f"entities with max_messages_per_subject={limit}: it would drop events of the same stream"
+            )
+        check_keeps(self._spec.stream_config, f"entities {name!r}", "their states")
+        self._store_also(f"{place.prefix}>")
+        self._spec = self._spec.with_events(*events)
+        self._change(entities={**self._spec.entities, name: spec})
+        return spec
+
+    def settings(self, bucket: KVConfig | str, **settings: Setting[Any]) -> SettingsSpec:
+        """Declare settings and flags, kept in a bucket, with their types and defaults.
+
+        ``app.settings("shop", currency=Setting(str, "USD"), new=Flag())``; programs read them with
+        ``client.settings("shop")``.
+
+        Raises:
+            ConfigError: The bucket has settings already, or one of them has no name or type that can be stored.
+        """
+        from jetspark.app.settings import SettingsSpec
+
+        spec = SettingsSpec(bucket, settings)
+        if spec.bucket.bucket in self._spec.settings:
+            raise ConfigError(f"settings of bucket {spec.bucket.bucket}: expected one declaration, with all of them")
+        self._change(settings={**self._spec.settings, spec.bucket.bucket: spec})
+        return spec
 
     def handler(self, *events: type, durable: str, **options: Unpack[HandlerOptions]) -> Callable[[_Handler], _Handler]:
         """Declare a handler of one or more event types; the options are the fields of :class:`HandlerSpec`.
@@ -271,7 +304,7 @@ class App(Declarations):
         Raises:
             ConfigError: There is no such option, or its value is wrong, or another handler has the name.
         """
-        _check_options(durable, options, HandlerOptions)
+        check_options(durable, options, HandlerOptions)
 
         def declare(function: _Handler) -> _Handler:
             self._declare(HandlerSpec(function=function, events=events, durable=durable, **options))
@@ -296,7 +329,7 @@ class App(Declarations):
         Raises:
             ConfigError: There is no such option, or its value is wrong, or another handler has the name.
         """
-        _check_options(durable, options, BatchHandlerOptions)
+        check_options(durable, options, BatchHandlerOptions)
 
         def declare(function: _Handler) -> _Handler:
             if returned := returned_types(function):
@@ -394,7 +427,7 @@ class App(Declarations):
                 f"projection {spec.name!r}: bucket {spec.bucket.bucket} is that of {taken[spec.bucket.bucket]!r}: "
                 "expected one of its own"
             )
-        self.projections[spec.name] = spec
+        self._change(projections={**self.projections, spec.name: spec})
 
     def command(
         self,
@@ -456,19 +489,19 @@ class App(Declarations):
         Raises:
             ConfigError: The class is no workflow, or the stream would drop the states of runs; see ``app.entities``.
         """
-        _check_options(name, options, WorkflowOptions)
+        check_options(name, options, WorkflowOptions)
 
         def declare(kind: _Kind) -> _Kind:
-            from jetspark.app.workflows.running import handler_of
+            from jetspark.app.workflows.step_handler import handler_of
 
             spec = WorkflowSpec(name, kind, app=self.name, key=key, events=events, version=version)
             self.entities(name, state=RunRecord)
             if spec.command_kinds is not None:
                 self._declare_sender(name, spec.command_kinds, options)
             mine: WorkflowOptions = {"concurrency": STEPS_AT_A_TIME, **options}
-            function = handler_of(self, spec)
+            function = handler_of(lambda: self._spec, spec)
             self._declare(HandlerSpec(function=function, events=spec.events, durable=name, key=spec.lane_key, **mine))
-            self.workflows[name] = spec
+            self._change(workflows={**self.workflows, name: spec})
             return kind
 
         return declare
@@ -478,7 +511,11 @@ class App(Declarations):
         from jetspark.app.workflows.sending import SENDING_TIMEOUT_S, sender_of
 
         self._store_also(workflow_subjects(self.name))
-        function = sender_of(self, workflow, kinds)
+
+        def call(js: JetStream, command: Command, command_id: str, timeout: float) -> Awaitable[CommandReply]:
+            return AppClient.on(self._spec, js).call(command, command_id=command_id, timeout=timeout)
+
+        function = sender_of(lambda: self._spec, workflow, kinds, call)
         mine: WorkflowOptions = {**options, "timeout": SENDING_TIMEOUT_S}
         self._declare(HandlerSpec(function=function, events=(kinds.sent,), durable=f"{workflow}-commands", **mine))
 
@@ -490,7 +527,7 @@ class App(Declarations):
         """
         if not inspect.isasyncgenfunction(function):
             raise ConfigError("lifespan: expected an async function that yields once")
-        self.lifespans.append(function)
+        self._change(lifespans=(*self._spec.lifespans, function))
         return function  # type: ignore[return-value]  # the check has narrowed it
 
     def observe(self, observer: _Observer) -> _Observer:
@@ -498,8 +535,54 @@ class App(Declarations):
 
         It has to be declared before the application runs; see :class:`HandlerObserver`.
         """
-        self.observers.append(observer)
+        self._change(observers=(*self._spec.observers, observer))
         return observer
+
+    async def plan(self, servers: str | Iterable[str], **options: Unpack[ConnectArguments]) -> TopologyPlan:
+        """What differs between what the application declares and what the server has; nothing is changed.
+
+        The options are those of :func:`jetspark.connect`. ``str()`` of the plan is the difference, in lines.
+        """
+        async with connect(servers, **options) as nc:
+            return await make_plan(nc.jetstream(), self._spec)
+
+    async def apply(
+        self, servers: str | Iterable[str], *, allow: bool = False, **options: Unpack[ConnectArguments]
+    ) -> TopologyPlan:
+        """Make what the application declares, or change it, and return what was done. Done again, it does nothing.
+
+        Args:
+            allow: Make changes that can lose something, too. What the server cannot change is refused all the same.
+
+        Raises:
+            TopologyRefused: A change is destructive and not allowed, or impossible; nothing was done.
+        """
+        async with connect(servers, **options) as nc:
+            return await apply_topology(nc.jetstream(), self._spec, allow=allow)
+
+    def connect(
+        self,
+        servers: str | Iterable[str] = "nats://127.0.0.1:4222",
+        *,
+        decide_here: bool | CommandOptions = False,
+        **options: Unpack[ConnectArguments],
+    ) -> AppClient:
+        """A client that publishes its events: ``async with app.connect(url) as orders``.
+
+        Args:
+            decide_here: Have ``call`` decide commands in this program, and ask no worker: True, or options. It needs
+                the permissions of a worker on the stream.
+            options: Those of :func:`jetspark.connect`.
+
+        Raises:
+            ConfigError: ``decide_here`` is neither True, nor False, nor :class:`CommandOptions`.
+        """
+        from jetspark.app.commands.command_runner import CommandOptions
+
+        if isinstance(decide_here, bool):
+            return AppClient(self._spec, servers, options, decide_here=CommandOptions() if decide_here else None)
+        instance("decide_here", decide_here, CommandOptions, "True, False, or CommandOptions(...)")
+        return AppClient(self._spec, servers, options, decide_here=decide_here)
 
     async def run(
         self,
@@ -541,10 +624,10 @@ class App(Declarations):
         ended = asyncio.Event()
         with on_signals(ended) if signals else nullcontext():
             # Imported here: declaring an application needs no workers, and this takes long enough to be interrupted.
-            from jetspark.app.running import run_app
+            from jetspark.app.workers import run_app
 
             await run_app(
-                self,
+                self._spec,
                 servers,
                 only=only,
                 stop_timeout=stop_timeout,
@@ -562,12 +645,24 @@ class App(Declarations):
             raise ConfigError(f"durable={spec.durable!r}: expected a name of its own; another handler has it")
         if spec.durable in self.projections:
             raise ConfigError(f"durable={spec.durable!r}: expected a name of its own; a projection has it")
-        if spec.filtered is False and not self.keeps_what_is_acknowledged:
+        if spec.filtered is False and not self._spec.keeps_what_is_acknowledged:
             raise ConfigError(
-                f"handler {spec.durable!r}: filtered=False with retention={self.stream_config.retention!r}: passing by "
-                "messages of others would remove them. Expected retention='limits', or filtered=True"
+                f"handler {spec.durable!r}: filtered=False with retention={self._spec.stream_config.retention!r}: "
+                "passing by messages of others would remove them. Expected retention='limits', or filtered=True"
             )
-        self.handlers[spec.durable] = spec
+        self._change(handlers={**self.handlers, spec.durable: spec})
+
+    def _declare_command(self, spec: CommandSpec) -> None:
+        if spec.name in {*self.commands, *self.handlers, *self.projections}:
+            raise ConfigError(f"command {spec.name!r}: expected a name of its own; another declaration has it")
+        subject = command_subject(self.name, spec.name)
+        stored = next((each for each in self._spec.subjects if overlaps(subject, each)), None)
+        if stored is not None:
+            raise ConfigError(
+                f"command {spec.name!r} is sent to {subject!r}, which stream {self.stream} stores ({stored!r}): the "
+                "stream would answer in place of a worker. Give the stream narrower subjects"
+            )
+        self._change(commands={**self.commands, spec.name: spec})
 
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.handlers)} handlers on stream {self.stream}>"

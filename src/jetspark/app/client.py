@@ -29,16 +29,16 @@ from jetspark.publish.fast_publisher_options import FastPublisherKeywords
 from jetspark.publish.outgoing import Item
 
 if TYPE_CHECKING:
-    from jetspark.app.commands.declaring import Command, CommandReply
+    from jetspark.app.commands.command_runner import CommandOptions
+    from jetspark.app.commands.command_spec import Command, CommandReply
     from jetspark.app.commands.here import DecidingHere
-    from jetspark.app.commands.running import CommandOptions
     from jetspark.app.connecting import ConnectArguments
     from jetspark.app.dead_letters.access import AppDeadLetters, ScheduledRetries
-    from jetspark.app.declarations import Declarations
     from jetspark.app.entities.committing import Committer
     from jetspark.app.entities.entities import Entities, EntityWriter
     from jetspark.app.projections.views import FoldOf, View, Views
     from jetspark.app.settings import Settings
+    from jetspark.app.spec import AppSpec, HasSpec
     from jetspark.app.workflows.runs import WorkflowRuns
 
 __all__ = ["AppClient", "BulkPublisher"]
@@ -61,7 +61,7 @@ class AppClient:
 
     def __init__(
         self,
-        app: Declarations,
+        app: AppSpec,
         servers: str | Iterable[str],
         options: ConnectArguments,
         *,
@@ -79,9 +79,9 @@ class AppClient:
         self._now_ns: Callable[[], int] = time_ns
 
     @classmethod
-    def on(cls, app: Declarations, js: JetStream) -> Self:
+    def on(cls, app: HasSpec, js: JetStream) -> Self:
         """A client on a connection that somebody else has opened, and closes; it is used without a block."""
-        client = cls(app, (), {})
+        client = cls(app.spec, (), {})
         client._js = js
         client._ask_loop()
         return client
@@ -221,9 +221,9 @@ class AppClient:
         """
         from jetspark.app.settings import Settings
 
-        spec = self.app.settings_specs.get(bucket)
+        spec = self.app.settings.get(bucket)
         if spec is None:
-            known = ", ".join(sorted(self.app.settings_specs)) or "none"
+            known = ", ".join(sorted(self.app.settings)) or "none"
             raise ConfigError(f"settings({bucket!r}): expected a bucket of settings of app {self.app.name!r}: {known}")
         js = self.js
         return Settings(spec, lambda: js.kv(bucket), scope=scope, max_stale_s=max_stale_s)
@@ -344,7 +344,7 @@ class AppClient:
             InvalidEvent: A field has a value its type does not allow; nothing was sent.
             ConfigError: It is no command of the application.
         """
-        from jetspark.app.commands.calling import call_command
+        from jetspark.app.commands.caller import call_command
 
         return await call_command(
             self,

@@ -7,7 +7,9 @@ import datetime
 import time
 from collections.abc import Callable
 
-__all__ = ["HUNDRED_YEARS_S", "idle_s", "nanoseconds_now", "seconds_now", "utc_now"]
+__all__ = ["HUNDRED_YEARS_S", "idle_s", "microseconds", "nanoseconds_now", "seconds_now", "utc_now"]
+
+_EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 HUNDRED_YEARS_S = 100 * 366 * 86_400
 """What may be put off is put off for at most this long. A server's time ends in 2262, and Python's in 9999."""
@@ -31,6 +33,11 @@ def nanoseconds_now() -> Callable[[], int]:
 
 def utc_now() -> datetime.datetime:
     return datetime.datetime.fromtimestamp(seconds_now(), datetime.UTC)
+
+
+def microseconds(moment: datetime.datetime) -> int:
+    """Microseconds from 1970 to a moment."""
+    return (moment - _EPOCH) // datetime.timedelta(microseconds=1)
 
 
 def idle_s(seconds: float) -> float:

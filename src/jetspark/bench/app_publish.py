@@ -58,7 +58,7 @@ async def jetspark(job: Job) -> Values:
 
 async def _check_and_delete(js: JetStream, app: App, job: Job) -> None:
     stored = (await (await js.stream(app.stream)).info()).state.messages
-    for name in (app.stream, f"KV_{app.schema_bucket}"):
+    for name in (app.stream, f"KV_{app.spec.schema_bucket}"):
         await js.delete_stream(name)
     if stored != job.warmup + job.count:
         raise ConnectionLost(f"{stored} stored of {job.warmup + job.count}")

@@ -64,11 +64,11 @@ async def _remove(js: JetStream) -> None:
 
 
 async def live(job: Job) -> Values:
-    from jetspark.app.projections.worker import ProjectionWorker
+    from jetspark.app.projections.projection_worker import ProjectionWorker
     from jetspark.bench.order_totals import app
 
     async with _prepared(job, job.count) as js:
-        worker = ProjectionWorker(app, list(app.projections.values()), js, catalogue=app.catalogue)
+        worker = ProjectionWorker(app.spec, list(app.projections.values()), js, catalogue=app.catalogue)
         watch = Stopwatch()
         task = asyncio.create_task(worker.run())
         while worker.counts.position < job.count and not task.done():

@@ -49,7 +49,7 @@ async def app_stream(job: Job, app: App, *, subject: str) -> AsyncIterator[JetSt
     warm-up included, or that is an error."""
     async with connect_aio(job.url) as client:
         js = client.jetstream(timeout=30.0)
-        names = [app.stream, f"KV_{app.schema_bucket}"]
+        names = [app.stream, f"KV_{app.spec.schema_bucket}"]
         for name in names:
             with contextlib.suppress(StreamNotFound):
                 await js.delete_stream(name)

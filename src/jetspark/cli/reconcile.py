@@ -64,7 +64,7 @@ async def _reconcile(
     rate: float | None,
     tell: Callable[[str, int, int], None],
 ) -> list[Reconciliation]:
-    names = [name] if name is not None else [each for each, spec in app.entity_specs.items() if spec.fold is not None]
+    names = [name] if name is not None else [each for each, spec in app.spec.entities.items() if spec.fold is not None]
     if not names:
         raise ConfigError(
             f"app {app.name!r} has no entities with a fold of their events: declare events= and fold= with app.entities"

@@ -388,7 +388,7 @@ def _spark(place: SparkPlace | None, app: str, servers: str | None, projection: 
     from jetspark.app.replay.history import spec_of
     from jetspark.cli.replay_spark import on_spark
 
-    with on_spark(place, app, servers, spec_of(load_app(app), projection).name) as spark:
+    with on_spark(place, app, servers, spec_of(load_app(app).spec, projection).name) as spark:
         yield spark
 
 

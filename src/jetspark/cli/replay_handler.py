@@ -62,7 +62,7 @@ async def read_all_records(js: JetStream, app: App, name: str) -> list[ReplayRec
     if app.projections:
         found += await read_records(await open_records(js, app.name), name, on_unreadable=_tell_unreadable)
     if app.handlers:
-        found += await read_handler_records(await js.kv(app.handler_bucket), name, on_unreadable=_tell_unreadable)
+        found += await read_handler_records(await js.kv(app.spec.handler_bucket), name, on_unreadable=_tell_unreadable)
     return sorted(found, key=lambda record: (record.began, record.id))
 
 

@@ -15,7 +15,7 @@ import typer
 
 from jetspark.aio.connecting import connect
 from jetspark.app import App
-from jetspark.app.topology.provisioning import check_for_drift
+from jetspark.app.provisioning import check_for_drift
 from jetspark.cli.signals import EndSignal
 from jetspark.cli.spark_place import SparkPlace
 from jetspark.core.auth import Credentials, Token, UserPassword

@@ -52,7 +52,7 @@ def check(
     from jetspark.app.contracts.records import check_records
 
     loaded = load_app(app)
-    chosen = loaded.compatibility if mode is None else check_mode(mode)
+    chosen = loaded.spec.compatibility if mode is None else check_mode(mode)
     found = check_records(loaded.catalogue, _records(loaded, golden, servers), chosen)
     _show(found, as_json, f"{len(loaded.catalogue)} contract{'' if len(loaded.catalogue) == 1 else 's'}, {chosen}")
     if any(finding.is_breaking for finding in found):
@@ -100,7 +100,7 @@ def fixtures(
     Files that are there are never changed. Exit code: 0 if all files are kept by the code, 3 if one is not, 1 for an
     error.
     """
-    from jetspark.app.contracts.golden import golden_findings, write_golden
+    from jetspark.app.checks.golden import golden_findings, write_golden
 
     loaded = load_app(app)
     written = write_golden(loaded, folder)
@@ -124,13 +124,13 @@ def asyncapi(
     version: Annotated[str | None, typer.Option(help="Of the document; the application's, if not given.")] = None,
 ) -> None:
     """Print the application as an AsyncAPI 3 document: channels, messages, operations, schemas."""
-    from jetspark.app.contracts.asyncapi import asyncapi as describe
+    from jetspark.app.checks.asyncapi import asyncapi as describe
 
     typer.echo(json.dumps(describe(load_app(app), version=version), indent=2))
 
 
 def _records(app: App, golden: Path | None, servers: str | None) -> dict[tuple[str, int], Record]:
-    from jetspark.app.contracts.golden import read_golden
+    from jetspark.app.checks.golden import read_golden
     from jetspark.app.contracts.registry import read_registry
 
     if golden is not None:
@@ -142,7 +142,7 @@ def _records(app: App, golden: Path | None, servers: str | None) -> dict[tuple[s
         import jetspark
 
         async with jetspark.connect(**connection_options(servers)) as nc:
-            return await read_registry(nc.jetstream(), app.schema_bucket)
+            return await read_registry(nc.jetstream(), app.spec.schema_bucket)
 
     return asyncio.run(read())
 

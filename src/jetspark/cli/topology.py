@@ -59,7 +59,7 @@ def check(
     Exit code: 0 if there is no error, 3 if there is one (or, with --strict, a warning), 1 if an application cannot be
     loaded.
     """
-    from jetspark.app.topology.lints import lint_apps
+    from jetspark.app.checks.lints import lint_apps
 
     found = lint_apps([load_app(app) for app in apps])
     if as_json:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 
 from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
-from jetspark.app.dead_letters.store import StoredLetter
+from jetspark.app.handlers.handler_store import StoredLetter
 from jetspark.demo.screen import DemoStage
 from jetspark.demo.stages import Demo
 from jetspark.errors import MessageNotFound, RequestTimeout

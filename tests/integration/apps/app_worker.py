@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn
-from jetspark.app.handlers.worker import HandlerWorker
+from jetspark.app.handlers.handler_worker import HandlerWorker
 
 APP = App("crashing", stream="CRASHING", subjects=["placed.>"])
 LOG: Any = None

@@ -10,7 +10,7 @@ from support.apps import is_settled, publish, running, set_up, until
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Context, Decision, Event, Reject
-from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.errors import TopologyDrift, TopologyRefused
 from jetspark.server import NatsServer
 

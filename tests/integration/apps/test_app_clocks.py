@@ -30,12 +30,12 @@ from jetspark.app import (
     RetryIn,
     clock,
 )
+from jetspark.app.extents import ReplayRequest
 from jetspark.app.handlers.inheritance import watch_filters
 from jetspark.app.handlers.once import OnceRecords
-from jetspark.app.replay.history import StreamHistory
-from jetspark.app.replay.ranges import ReplayRequest
 from jetspark.app.replay.what_if import _end_of
 from jetspark.app.server_clock import server_clock
+from jetspark.app.stream_history import StreamHistory
 from jetspark.app.timers import REMEMBERED_S, Timer
 from jetspark.errors import TopologyDrift
 from jetspark.server import NatsServer
@@ -177,7 +177,7 @@ async def test_a_long_retry_is_due_by_the_clock_of_the_server(
 
     await set_up(js, app)
     await publish(js, app, Placed(order_id="o-1"))
-    retries = await js.stream(app.retry_stream)
+    retries = await js.stream(app.spec.retry_stream)
 
     async def waits() -> Any:
         return (await retries.info()).state.messages

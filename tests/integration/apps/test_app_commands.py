@@ -45,8 +45,8 @@ from jetspark.app import (
 )
 from jetspark.app.causes import Cause, current_cause
 from jetspark.app.commands import wire
+from jetspark.app.commands.decision_store import CommandStore
 from jetspark.app.commands.messages import MAX_REPLY_BYTES
-from jetspark.app.commands.store import CommandStore
 from jetspark.server import NatsServer
 
 
@@ -304,7 +304,7 @@ async def test_of_two_answers_to_one_command_the_one_that_tells_more_counts(
     async with app.connect(url) as client, jetspark.connect(url) as nc:
         requests = await nc.subscribe(wire.command_subject("bank", "ledgers.enter"))
         await nc.flush()
-        with mock.patch("jetspark.app.commands.calling.REPEATED_AFTER", 0.2 / timeout_s):
+        with mock.patch("jetspark.app.commands.caller.REPEATED_AFTER", 0.2 / timeout_s):
             call = asyncio.create_task(client.call(Enter(ledger="x", writer="w"), command_id="c-1", timeout=timeout_s))
             asked = [await requests.next(30.0), await requests.next(30.0)]
             for request, (body, headers) in zip(reversed(asked), answers, strict=False):

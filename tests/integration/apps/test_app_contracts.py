@@ -24,7 +24,7 @@ from jetspark.app import App, Event, decode, unchanged, upcast
 from jetspark.app.causes import Cause, current_cause
 from jetspark.app.contracts.records import record_of
 from jetspark.app.contracts.registry import ContractRegistry, read_registry
-from jetspark.app.topology.provisioning import apply_topology, check_for_drift, make_plan
+from jetspark.app.provisioning import apply_topology, check_for_drift, make_plan
 from jetspark.cli.commands import app as commands
 from jetspark.core.auth import public_key
 from jetspark.jetstream.config import ConsumerLimits, Republish, StreamSource
@@ -86,8 +86,7 @@ async def test_what_an_app_declares_is_made_once(server: NatsServer, js: JetStre
 
 
 async def test_versions_with_other_handlers_run_side_by_side(server: NatsServer, js: JetStream) -> None:
-    old, new = make_app(OrderPaid), make_app(OrderPaid)
-    del new.handlers["billing"]
+    old, new = make_app(OrderPaid), App("orders", stream="ORDERS", subjects=["orders.>"], source="/shop")
 
     @new.handler(OrderPaid, durable="mail")
     async def mail(event: Any) -> None: ...

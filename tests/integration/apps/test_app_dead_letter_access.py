@@ -110,7 +110,7 @@ async def test_a_redrive_that_the_server_refuses_is_resumed_when_there_is_room(
     files = Files()
     client = await files.fail(js, server.url, keys=KEYS, each=2)
     files.is_repaired = True
-    retries = await js.stream(files.app.retry_stream)
+    retries = await js.stream(files.app.spec.retry_stream)
     await retries.update(max_message_bytes=100)
     with pytest.raises(ServerError):
         await client.dead_letters.redrive()

@@ -14,9 +14,9 @@ from support.apps import set_up
 import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event
-from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin, letter_subject
 from jetspark.app.dead_letters.redriving import LetterFilter, discard_letters, each_letter, run_redrive
-from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.handlers.handler_store import HandlerStore
+from jetspark.app.stored_events import DeadEvent, FailureCause, Origin, letter_subject
 from jetspark.core.headers import Headers
 from jetspark.server import NatsServer
 
@@ -148,7 +148,7 @@ async def test_a_dry_run_asks_for_nothing_by_the_dead_letter_and_a_redrive_reads
                 progress = await run_redrive(js, app, LetterFilter(), is_dry_run=is_dry_run)
             assert (progress.requested, progress.behind) == (count, count)
             found[count, is_dry_run] = seen.requests
-        retries = await js.stream(app.retry_stream)
+        retries = await js.stream(app.spec.retry_stream)
         assert retries.cached_info.state.messages == count  # one request each, and no other message
         for name in [name async for name in js.stream_names()]:
             await js.delete_stream(name)

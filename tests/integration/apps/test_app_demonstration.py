@@ -27,7 +27,8 @@ from support.apps import set_up, until
 import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import encode
-from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.handlers.consumers import consumers_of
+from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.errors import JetSparkError
 from jetspark.server import NatsServer
 
@@ -65,11 +66,13 @@ async def open_places(js: JetStream, events: int = EVENTS) -> list[str]:
     """What is left to do."""
     found = []
     for spec in app.handlers.values():
-        for place in app.consumers_of(spec):
+        for place in consumers_of(app.spec, spec):
             info = await (await (await js.stream(place.stream)).consumer(place.name)).info()
             if info.pending or info.ack_pending:
                 found.append(f"{place.stream}/{place.name}: {info.pending} and {info.ack_pending}")
-        waits = await (await js.stream(app.retry_stream)).info(subjects_filter=f"retry.{app.name}.{spec.name}.wait.>")
+        waits = await (await js.stream(app.spec.retry_stream)).info(
+            subjects_filter=f"retry.{app.name}.{spec.name}.wait.>"
+        )
         found += [f"{subject} is scheduled" for subject in waits.state.subjects or ()]
         copied = (await (await js.stream(f"MANY_{spec.name}_PARTITIONS")).info()).state.last_sequence
         published = events if spec.name == "once" else len(range(0, events, COUNTED_EVERY))

@@ -58,7 +58,7 @@ async def test_an_application_runs_in_the_domain_of_its_connection(hub: NatsServ
         await shop.publish(Paid(order_id="c", number=2))
 
         async def has_ended() -> bool:
-            stream = await shop.js.stream(app.dead_letter_stream)
+            stream = await shop.js.stream(app.spec.dead_letter_stream)
             return sorted(done) == ["a", "c"] and (await stream.info()).state.messages > 0
 
         await until(has_ended)

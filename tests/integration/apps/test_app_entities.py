@@ -329,7 +329,7 @@ async def test_states_in_a_stream_of_another_name_are_no_bucket(nats_url: str) -
     async with app.connect(nats_url) as client:
         await move(client, "a", 5)
         accounts = client.entities("accounts")
-        assert (accounts.bucket, client.app.entity_specs["accounts"].place.prefix) == (None, "states.bank.")
+        assert (accounts.bucket, client.app.entities["accounts"].place.prefix) == (None, "states.bank.")
         assert await count(client, accounts.subject_of("a")) == 1
         # A bucket of the name can still be made: nobody has its subjects.
         await client.js.create_kv(KVConfig(bucket="BANK"))

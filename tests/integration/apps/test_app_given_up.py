@@ -14,8 +14,9 @@ import jetspark
 from jetspark import ConsumerConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn
-from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
+from jetspark.app.handlers.consumers import consumers_of
+from jetspark.app.stored_events import DeadEvent
 from jetspark.server import NatsServer
 
 _numbers = itertools.count(1)
@@ -48,12 +49,12 @@ async def has_letters(js: JetStream, app: App, count: int) -> bool:
 
 async def read_advisories(js: JetStream, app: App) -> bool:
     """Every advisory about the handler is dealt with."""
-    info = await (await (await js.stream(app.advisories)).consumer(f"{app.name}-g")).info()
+    info = await (await (await js.stream(app.spec.advisories)).consumer(f"{app.name}-g")).info()
     return not info.pending and not info.ack_pending
 
 
 async def advised(js: JetStream, app: App, count: int) -> bool:
-    return (await (await js.stream(app.advisories)).info()).state.messages == count
+    return (await (await js.stream(app.spec.advisories)).info()).state.messages == count
 
 
 @pytest.mark.parametrize("has_worker", [True, False], ids=["while a worker runs", "while none runs"])
@@ -121,7 +122,7 @@ async def test_a_retry_and_a_redrive_that_are_given_up_are_letters_again(server:
         consumer = await (await js.stream(app.stream)).consumer("g")
         await until(lambda: _is_over(consumer))
     await run_redrive(js, app, LetterFilter())
-    retries = await (await js.stream(app.retry_stream)).consumer("g")
+    retries = await (await js.stream(app.spec.retry_stream)).consumer("g")
     for _ in range(2):
         [message] = await retries.fetch(1, timeout=30)
         await message.term("by hand")
@@ -147,7 +148,7 @@ async def test_a_copy_of_a_partition_that_is_given_up_is_a_letter(server: NatsSe
     app = new_app(done, partitions=2)
     await set_up(js, app)
     await publish(js, app, *(Counted(name=f"n{number}", number=number) for number in range(8)))
-    copies = [place for place in app.consumers_of(app.handlers["g"]) if place.stream != app.retry_stream]
+    copies = [place for place in consumers_of(app.spec, app.handlers["g"]) if place.stream != app.spec.retry_stream]
     for place in copies:
         consumer = await (await js.stream(place.stream)).consumer(place.name)
         [message] = await consumer.fetch(1, timeout=10, group="readers")
@@ -179,7 +180,7 @@ async def test_what_runs_here_is_settled_as_if_nobody_had_given_it_up(
 
     await set_up(js, app)
     await publish(js, app, Counted(name="a", number=1))
-    advisories = await (await js.stream(app.advisories)).consumer(f"{app.name}-g")
+    advisories = await (await js.stream(app.spec.advisories)).consumer(f"{app.name}-g")
 
     async def is_taken() -> bool:
         return (await advisories.info()).ack_pending == 1
@@ -202,7 +203,7 @@ async def test_what_runs_here_is_settled_as_if_nobody_had_given_it_up(
 async def _recreate(js: JetStream, app: App) -> None:
     stream = await js.stream(app.stream)
     await stream.delete_consumer("g")
-    [place] = [each for each in app.consumers_of(app.handlers["g"]) if each.stream == app.stream]
+    [place] = [each for each in consumers_of(app.spec, app.handlers["g"]) if each.stream == app.stream]
     await stream.create_consumer(place.config)
 
 

@@ -18,7 +18,8 @@ from support.distance import at_a_distance
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Breaker, Context, Event, Retry
 from jetspark.app.dead_letters.access import AppDeadLetters
-from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.handlers.consumers import consumers_of
+from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.server import NatsServer
 
 WORKER = Path(__file__).parent / "app_worker.py"
@@ -44,7 +45,7 @@ async def state_of(js: JetStream, store: HandlerStore, log: Path) -> str:
     """What is left to do, for a test that has waited for too long."""
     parts = [f"{each.letter.origin.sequence} {each.letter.status}" async for each in store.all_letters()]
     parts += [f"{key} = {(await store.records.get(key)).value!r}" async for key in store.records.keys(">")]
-    for name in (APP.stream, APP.retry_stream):
+    for name in (APP.stream, APP.spec.retry_stream):
         stream = await js.stream(name)
         info = await (await stream.consumer("shipping")).info()
         parts += [f"{name}: pending {info.pending}, ack pending {info.ack_pending}, floor {info.ack_floor}"]
@@ -220,12 +221,12 @@ async def test_an_event_whose_time_ends_while_it_commits_is_done_or_a_dead_lette
         return {key async for key in kv.keys() if not key.startswith("_done.")}  # noqa: SIM118
 
     done = await counted()
-    dead = {letter.key async for letter in AppDeadLetters(app, js).list()}
+    dead = {letter.key async for letter in AppDeadLetters(app.spec, js).list()}
     assert done | dead == names
     assert done & dead == set()
     # What was given up has no effect when it is tried again by a redrive but its own.
     async with running(app, server.url):
-        await AppDeadLetters(app, js).redrive(handler="totals")
+        await AppDeadLetters(app.spec, js).redrive(handler="totals")
         await until(lambda: is_settled(js, app, "totals"))
     assert await counted() == names
 
@@ -278,7 +279,7 @@ async def test_a_breaker_holds_back_retries_and_new_events_from_other_workers(
 
     app = one_app("first")
     await set_up(js, app)
-    places = [(await js.stream(place.stream), place.name) for place in app.consumers_of(app.handlers["h"])]
+    places = [(await js.stream(place.stream), place.name) for place in consumers_of(app.spec, app.handlers["h"])]
     consumers = [await stream.consumer(name) for stream, name in places]
 
     async def are_paused() -> bool:

@@ -17,7 +17,7 @@ from jetspark.aio.consumer import Consumer
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip, upcast
 from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
-from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.inheritance import tidy_retries
 from jetspark.app.handlers.intake import Intake
 from jetspark.app.replay import replay_handler
@@ -261,7 +261,7 @@ async def test_an_event_that_cannot_be_read_parks_its_key_until_newer_code_has_h
     async with running(old, server.url):
         await until(lambda: is_settled(js, old, "billing"))
     assert sorted(done) == [("x", 0), ("y", 0), ("y", 2)]
-    new = App(old.name, stream=old.stream, subjects=old.subjects)
+    new = App(old.name, stream=old.stream, subjects=old.spec.subjects)
 
     @new.handler(NewPaid, durable="billing", ack_wait_s=2.0)
     async def bill_new(event: NewPaid) -> None:
@@ -349,7 +349,7 @@ async def test_settled_messages_of_the_retry_stream_are_removed_after_a_while(
     async with running(app, server.url):
         await until(lambda: len(done) == 2)
         await until(lambda: is_settled(js, app, "billing"))
-    retries = await js.stream(app.retry_stream)
+    retries = await js.stream(app.spec.retry_stream)
     prefix = f"retry.{app.name}.billing"
     await retries.purge(subject=f"{prefix}.wait.>")
     assert len((await retries.info(subjects_filter=f"{prefix}.due.>")).state.subjects) == 2
@@ -435,7 +435,7 @@ async def test_a_handler_of_several_subjects_reads_its_own_stream_whole_and_pass
         await until(is_settled_up_to_the_end)
         assert (await consumer.info()).config.filter_subject == ">"
     assert seen == [*(f"Paid o{number}" for number in range(20)), "Billed o1"]
-    assert not (await (await js.stream(app.dead_letter_stream)).info()).state.messages
+    assert not (await (await js.stream(app.spec.dead_letter_stream)).info()).state.messages
     done = await replay_handler(js, app, "billing", effects=True)
     assert (done.done, done.failed) == (21, 0)
 

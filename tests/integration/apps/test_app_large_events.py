@@ -13,7 +13,7 @@ from jetspark import StreamConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn
 from jetspark.app.dead_letters.redriving import LetterFilter, discard_letters, read_letters, run_redrive, with_event
-from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.server import NatsServer
 
 MAX_PAYLOAD = 1 << 20
@@ -30,7 +30,7 @@ def new_app(retention: Literal["limits", "workqueue"] = "limits") -> App:
 
 async def left(js: JetStream, app: App) -> dict[str, int]:
     """What the dead-letter stream has besides the marks of closed letters."""
-    subjects = (await (await js.stream(app.dead_letter_stream)).info(subjects_filter=">")).state.subjects or {}
+    subjects = (await (await js.stream(app.spec.dead_letter_stream)).info(subjects_filter=">")).state.subjects or {}
     open_ones = {each.subject for each in await read_letters(js, app, LetterFilter())}
     return {name: count for name, count in subjects.items() if name.endswith(".event") or name in open_ones}
 

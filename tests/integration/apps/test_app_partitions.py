@@ -14,7 +14,8 @@ import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Breaker, Context, Event, Reject, Retry, RetryIn
 from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
-from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.handlers.consumers import consumers_of
+from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.inheritance import tidy_copies
 from jetspark.app.handlers.intake import Intake
 from jetspark.app.handlers.partitions import PIN_GROUP, partition_consumer
@@ -37,11 +38,11 @@ class Named(Event, type="named", key="name", subject="moves.named.{name}"):
 
 
 async def are_done(js: JetStream, app: App, name: str) -> bool:
-    for place in app.consumers_of(app.handlers[name]):
+    for place in consumers_of(app.spec, app.handlers[name]):
         info = await (await (await js.stream(place.stream)).consumer(place.name)).info()
         if info.pending or info.ack_pending:
             return False
-    waits = await (await js.stream(app.retry_stream)).info(subjects_filter=f"retry.{app.name}.{name}.wait.>")
+    waits = await (await js.stream(app.spec.retry_stream)).info(subjects_filter=f"retry.{app.name}.{name}.wait.>")
     return not waits.state.subjects
 
 
@@ -159,7 +160,9 @@ async def test_a_breaker_pauses_every_partition_for_every_worker(server: NatsSer
 
     first, second = failing(), failing()
     await set_up(js, first)
-    places = [place for place in first.consumers_of(first.handlers["m"]) if place.stream != first.retry_stream]
+    places = [
+        place for place in consumers_of(first.spec, first.handlers["m"]) if place.stream != first.spec.retry_stream
+    ]
     consumers = [await (await js.stream(place.stream)).consumer(place.name) for place in places]
 
     async def are_paused() -> bool:

@@ -34,10 +34,10 @@ import jetspark
 from jetspark.app import App, AppClient, CommandOptions, Refused, Settings
 from jetspark.app.client import BulkPublisher
 from jetspark.app.dead_letters.access import AppDeadLetters, ScheduledRetries
-from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.entities.entities import Entities, EntityChange, EntityChanges
 from jetspark.app.projections.views import View, ViewReplica
 from jetspark.app.replay import rebuild, verify
+from jetspark.app.stored_events import DeadEvent
 from jetspark.app.timers import Timers
 from jetspark.app.topology.names import escape_token
 from jetspark.app.workflows.runs import WorkflowRuns

@@ -37,7 +37,7 @@ from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import FOREIGN, Mark, position_key
 from jetspark.app.projections.positions import FoldPosition, position_change
-from jetspark.app.projections.worker import ProjectionWorker
+from jetspark.app.projections.projection_worker import ProjectionWorker
 from jetspark.app.replay import rebuild, verify
 from jetspark.errors import DataLoss, StateParked, UsageError, WrongLastSequence
 from jetspark.server import NatsServer
@@ -126,7 +126,7 @@ async def test_another_process_takes_over_when_the_first_one_ends(server: NatsSe
     await set_up(js, app)
     specs = list(app.projections.values())
     workers = [
-        ProjectionWorker(app, specs, js, catalogue=app.catalogue, options=QUICK, owner=f"w{number}")
+        ProjectionWorker(app.spec, specs, js, catalogue=app.catalogue, options=QUICK, owner=f"w{number}")
         for number in range(2)
     ]
     tasks = []
@@ -150,7 +150,7 @@ async def test_two_engines_at_a_time_are_wasteful_and_never_wrong(server: NatsSe
     balances, moves = app.projections.values()
     # Other selections have other leases: both fold the balances.
     workers = [
-        ProjectionWorker(app, specs, js, catalogue=app.catalogue, options=QUICK)
+        ProjectionWorker(app.spec, specs, js, catalogue=app.catalogue, options=QUICK)
         for specs in ([balances, moves], [balances])
     ]
     tasks = [asyncio.create_task(worker.run()) for worker in workers]

@@ -15,7 +15,8 @@ from jetspark.app import App
 from jetspark.app.client import AppClient
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.replay import ReplayRequest, plan_replay, rebuild, replay_handler, run_replay, verify
-from jetspark.app.replay.history import History, StreamHistory
+from jetspark.app.replay.history import History
+from jetspark.app.stream_history import StreamHistory
 from jetspark.errors import DataLoss
 from jetspark.server import NatsServer
 
@@ -147,7 +148,7 @@ async def test_states_that_go_while_a_history_is_read_are_no_lost_events(
     assert await first_of(mixed) > 1
 
     monkeypatch.undo()
-    history, stream = History(mixed.js, app, app.projections["sums"]), await mixed.js.stream("KV_mixed")
+    history, stream = History(mixed.js, app.spec, app.projections["sums"]), await mixed.js.stream("KV_mixed")
     extent = await history.whole()
 
     async def read_and_purge() -> None:

@@ -15,8 +15,8 @@ import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, LiveOptions
 from jetspark.app.projections.leases import Lease
+from jetspark.app.projections.projection_worker import ProjectionWorker
 from jetspark.app.projections.shares import all_partitions, partition_lease
-from jetspark.app.projections.worker import ProjectionWorker
 from jetspark.app.replay import rebuild, repair_keys, verify
 from jetspark.server import NatsServer
 
@@ -46,7 +46,9 @@ class Process:
 async def process(server: NatsServer, app: App) -> AsyncIterator[Process]:
     client = await jetspark.connect(server.url)
     specs = list(app.projections.values())
-    found = Process(ProjectionWorker(app, specs, client.jetstream(), catalogue=app.catalogue, options=OPTIONS), client)
+    found = Process(
+        ProjectionWorker(app.spec, specs, client.jetstream(), catalogue=app.catalogue, options=OPTIONS), client
+    )
     try:
         yield found
     finally:

@@ -37,8 +37,8 @@ from jetspark.app.client import AppClient
 from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
 from jetspark.app.projections.live import LiveOptions
+from jetspark.app.projections.projection_worker import ProjectionWorker
 from jetspark.app.projections.views import View
-from jetspark.app.projections.worker import ProjectionWorker
 from jetspark.app.replay import verify
 from jetspark.errors import StateParked, StreamNotFound, UsageError
 from jetspark.server import NatsServer
@@ -526,7 +526,7 @@ async def test_a_worker_ends_at_once_however_seldom_it_stores(
     await set_up(js, app)
     await publish(js, app, *some_events(random.Random(3), count, is_bad=False))
     live = LiveOptions(**{option: 600.0})  # type: ignore[arg-type]
-    worker = ProjectionWorker(app, list(app.projections.values()), js, catalogue=app.catalogue, options=live)
+    worker = ProjectionWorker(app.spec, list(app.projections.values()), js, catalogue=app.catalogue, options=live)
     run = asyncio.create_task(worker.run())
     await until(lambda: worker.counts.events == count and worker.is_active)
     await asyncio.sleep(0.1)  # by then it waits
@@ -542,7 +542,7 @@ async def test_a_worker_without_waits_stands_still_when_there_is_nothing_to_do(j
     await set_up(js, app)
     await publish(js, app, *some_events(random.Random(3), 50, is_bad=False))
     live = LiveOptions(position_every_s=0, batch_wait_s=0, partitions=partitions)
-    worker = ProjectionWorker(app, list(app.projections.values()), js, catalogue=app.catalogue, options=live)
+    worker = ProjectionWorker(app.spec, list(app.projections.values()), js, catalogue=app.catalogue, options=live)
     run = asyncio.create_task(worker.run())
     await until(lambda: is_folded(js, app))
     before = worker.counts.batches

@@ -24,10 +24,10 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app import App, Decision, Event, Retry, encode
-from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
-from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.crash_records import CrashRecords, spans_of
+from jetspark.app.handlers.handler_store import HandlerStore
+from jetspark.app.stored_events import DeadEvent
 from jetspark.server import NatsServer
 
 WORKER = Path(__file__).parent / "reading_worker.py"

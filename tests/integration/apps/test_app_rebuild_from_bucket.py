@@ -185,7 +185,7 @@ async def test_a_parked_key_goes_on_where_its_event_is_there_and_stays_parked_wh
     events += [Moved(source="b", target="b", cents=666), Moved(source="a", target="b", cents=5)]  # type: ignore[list-item]
     messages = await fold_live(server, js, app, *events)
     await cut(js, app, 6)
-    mended = App("bank", stream=app.stream_config)
+    mended = App("bank", stream=app.spec.stream_config)
     mended.projection("balances", events=[Opened, Moved, Closed], bucket="bank_balances")(Mended)
     done = await rebuild(js, mended, "balances", from_bucket="bank_balances")
     assert (done.record.first, done.record.parked) == (6, 1)

@@ -20,7 +20,7 @@ from support.transfers import Account, Balances, Corrected, Moved, Opened, bank,
 from typer.testing import CliRunner
 
 from jetspark.app import App, AppClient
-from jetspark.app.entities.reconciling import _Reconciling
+from jetspark.app.entities.reconciliation import _Reconciling
 from jetspark.cli import commands
 from jetspark.errors import ConfigError, DataLoss, JetSparkError
 

@@ -23,7 +23,6 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.stream import Stream
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn
 from jetspark.app.dead_letters import redriving
-from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin, letter_subject
 from jetspark.app.dead_letters.redriving import (
     LetterFilter,
     RedriveProgress,
@@ -33,8 +32,10 @@ from jetspark.app.dead_letters.redriving import (
     read_letters,
     run_redrive,
 )
-from jetspark.app.dead_letters.store import HandlerStore, StoredLetter
+from jetspark.app.handlers.consumers import consumers_of
+from jetspark.app.handlers.handler_store import HandlerStore, StoredLetter
 from jetspark.app.handlers.settling import ReadParked, WriteParked
+from jetspark.app.stored_events import DeadEvent, FailureCause, Origin, letter_subject
 from jetspark.cli import commands
 from jetspark.core.headers import Headers
 from jetspark.errors import ConfigError, KeyNotFound, UsageError
@@ -251,11 +252,11 @@ async def test_keys_whose_letters_are_gone_go_on_with_the_next_redrive(
     async with running(app, server.url):
         await publish(js, app, *(Kept(name=name, number=number) for number in range(2) for name in "abc"))
         await until(lambda: _has_letters(js, app, 6))
-        letters = await js.stream(app.dead_letter_stream)
+        letters = await js.stream(app.spec.dead_letter_stream)
         if how == "purged":
             await letters.purge()
         else:
-            await js.delete_stream(app.dead_letter_stream)
+            await js.delete_stream(app.spec.dead_letter_stream)
             await set_up(js, app)
         await publish(js, app, *(Kept(name=name, number=2) for name in "ab"))
         await until(lambda: _has_letters(js, app, 2))
@@ -297,7 +298,7 @@ async def test_a_key_whose_event_is_on_its_way_is_not_let_go_on(server: NatsServ
         names = ["scheduled", "at work"]
         await publish(js, app, *(Kept(name=name, number=number) for number in range(2) for name in names))
         await until(lambda: _has_letters(js, app, 2))
-        retries = await (await js.stream(app.retry_stream)).consumer("k")
+        retries = await (await js.stream(app.spec.retry_stream)).consumer("k")
         await until(lambda: _has_unacknowledged(retries))
         assert (await run_redrive(js, app, everything)).freed == 0
         # Parked, and killed before its letter was written: the server delivers it again.
@@ -330,9 +331,9 @@ async def test_letters_behind_another_follow_it_also_if_the_records_are_gone(
         await until(lambda: _has_letters(js, app, 9))
         await until(lambda: _is_acknowledged(js, app))
     if how == "purged":
-        await (await js.stream(f"KV_{app.handler_bucket}")).purge()
+        await (await js.stream(f"KV_{app.spec.handler_bucket}")).purge()
     else:
-        await js.delete_stream(f"KV_{app.handler_bucket}")
+        await js.delete_stream(f"KV_{app.spec.handler_bucket}")
         await set_up(js, app)
     is_mended = True
     chosen = LetterFilter.parse(None, ["key=c", "status=open"])
@@ -393,7 +394,7 @@ async def _is_acknowledged(js: JetStream, app: App) -> bool:
     infos = [
         await (await (await js.stream(place.stream)).consumer(place.name)).info()
         for spec in app.handlers.values()
-        for place in app.consumers_of(spec)
+        for place in consumers_of(app.spec, spec)
     ]
     return not any(info.ack_pending for info in infos)
 
@@ -414,7 +415,7 @@ async def test_a_redrive_that_was_killed_is_resumed_and_handles_each_letter_once
     (tmp_path / "notes_app.py").write_text(NOTES, encoding="utf-8")
     command = ["-m", "jetspark", "dlq", "redrive", "notes_app:app", "--rate", "1", "--servers", server.url]
     process = await asyncio.create_subprocess_exec(sys.executable, *command, cwd=tmp_path)
-    retries = await js.stream(app.retry_stream)
+    retries = await js.stream(app.spec.retry_stream)
     try:
         await until(lambda: _has_requests(retries, 2))
     finally:

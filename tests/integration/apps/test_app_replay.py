@@ -31,9 +31,9 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app import App, encode
 from jetspark.app.projections.buckets import open_records
-from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Router, Row
 from jetspark.app.projections.positions import FoldPosition, position_change
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.replay import (
     ReplayRequest,
     plan_replay,
@@ -361,7 +361,7 @@ async def test_a_preview_of_a_fold_that_changes_every_key_reads_the_history_once
     async with jetspark.connect(own.url) as client:
         js = client.jetstream()
         events = await many_keys(own, js, app, keys)
-        changed = App("bank", stream=app.stream_config)
+        changed = App("bank", stream=app.spec.stream_config)
 
         class Other(Balances):
             def apply(self, state: Account | None, event: Any, key: str) -> Any:

@@ -24,7 +24,7 @@ from jetspark.app.replay import (
     replay_handler,
     run_replay,
 )
-from jetspark.app.replay.records import RecordKeeper
+from jetspark.app.replay.replay_records import RecordKeeper
 from jetspark.errors import ConfigError
 from jetspark.server import NatsServer
 

@@ -122,7 +122,7 @@ async def test_a_retry_that_fires_in_the_meantime_is_tried_once(
         await until(lambda: is_settled(js, shop.app, "bill"))
         await _letters(js, shop, 0)
     assert shop.attempts == [1, 2]
-    retry_stream = await js.stream(shop.app.retry_stream)
+    retry_stream = await js.stream(shop.app.spec.retry_stream)
     assert not (await retry_stream.info(subjects_filter="retry.shop.bill.wait.>")).state.subjects
 
 

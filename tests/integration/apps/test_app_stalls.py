@@ -13,11 +13,11 @@ from simulation.partition_world import CURRENT, Process, ProcessLoop
 
 from jetspark.aio.connecting import connect
 from jetspark.app import App, Context, Event
+from jetspark.app.handlers.handler_worker import HandlerWorker
 from jetspark.app.handlers.inheritance import expect_inherited
 from jetspark.app.handlers.record_watch import RecordWatch
-from jetspark.app.handlers.worker import HandlerWorker
-from jetspark.app.running import run_app
-from jetspark.app.topology.provisioning import apply_topology
+from jetspark.app.provisioning import apply_topology
+from jetspark.app.workers import run_app
 from jetspark.testing import run_in_virtual_time
 from jetspark.testing.model import Delivery
 from jetspark.testing.network import Publication
@@ -59,7 +59,7 @@ def test_a_key_that_waits_for_an_event_that_never_comes_is_reported_and_continue
     async def main() -> float:
         async with connect(URL) as client, app.connect(URL) as publisher:
             await apply_topology(client.jetstream(), app)
-            running = asyncio.create_task(run_app(app, URL, only=(), stop_timeout=2.0))
+            running = asyncio.create_task(run_app(app.spec, URL, only=(), stop_timeout=2.0))
             loop = asyncio.get_running_loop()
             began = loop.time()
             for number in range(3):
@@ -102,9 +102,9 @@ def test_a_partition_that_moves_while_the_server_is_away_is_let_go_of_all_the_sa
             await apply_topology(client.jetstream(), app)
             for number in range(6):
                 await publisher.publish(Happened(name="k", number=number))
-            running = asyncio.create_task(run_app(app, URL, only=(), stop_timeout=2.0))
+            running = asyncio.create_task(run_app(app.spec, URL, only=(), stop_timeout=2.0))
             await began.wait()
-            [worker] = [each for each in gc.get_objects() if isinstance(each, HandlerWorker) and each.app is app]
+            [worker] = [each for each in gc.get_objects() if isinstance(each, HandlerWorker) and each.app is app.spec]
             await asyncio.sleep(1.0)
             assert [item.sequence for item in worker.machine.items] == [1, 2, 3, 4, 5, 6]
             network.kill_server(20.0)
@@ -147,7 +147,7 @@ def test_a_process_that_was_stopped_while_it_pulled_begins_nothing_that_another_
 
         async def life() -> None:
             CURRENT.set(process)
-            await run_app(app, URL, only=(), stop_timeout=2.0)
+            await run_app(app.spec, URL, only=(), stop_timeout=2.0)
 
         async with connect(URL) as client, app.connect(URL) as publisher:
             await apply_topology(client.jetstream(), app)
@@ -205,7 +205,7 @@ def test_what_was_pulled_before_a_look_up_that_takes_long_does_not_begin_after_i
             network.front.gates.append(lose)
             for number in range(3):
                 await publisher.publish(Happened(name="k", number=number))
-            running = asyncio.create_task(run_app(app, URL, only=(), stop_timeout=2.0))
+            running = asyncio.create_task(run_app(app.spec, URL, only=(), stop_timeout=2.0))
             await all_done.wait()
             running.cancel()
             await asyncio.wait([running])
@@ -233,9 +233,9 @@ def test_a_worker_whose_network_is_silent_lets_go_of_its_events_after_their_ack_
             await apply_topology(client.jetstream(), app)
             for number in range(3):
                 await publisher.publish(Happened(name="k", number=number))
-            running = asyncio.create_task(run_app(app, URL, only=(), stop_timeout=2.0))
+            running = asyncio.create_task(run_app(app.spec, URL, only=(), stop_timeout=2.0))
             await began.wait()
-            [worker] = [each for each in gc.get_objects() if isinstance(each, HandlerWorker) and each.app is app]
+            [worker] = [each for each in gc.get_objects() if isinstance(each, HandlerWorker) and each.app is app.spec]
             machine, loop = worker.machine, asyncio.get_running_loop()
             await asyncio.sleep(60.0)  # ten ack_waits
             held = machine.items
@@ -279,7 +279,7 @@ def test_events_that_wait_for_a_watch_that_is_behind_are_named_and_continue(capl
 
         async with connect(URL) as client, app.connect(URL) as publisher:
             await apply_topology(client.jetstream(), app)
-            running = asyncio.create_task(run_app(app, URL, only=(), stop_timeout=2.0))
+            running = asyncio.create_task(run_app(app.spec, URL, only=(), stop_timeout=2.0))
             await asyncio.sleep(10.0)
             is_behind = True
             for number in range(3):

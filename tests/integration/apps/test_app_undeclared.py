@@ -13,7 +13,7 @@ from support.commands import WAYS, deciding
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Command, Context, Decision, Event, Past, Retry
 from jetspark.app.client import AppClient
-from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.testing import run_handler
 from jetspark.errors import CommandFailed, ConfigError
 from jetspark.server import NatsServer

@@ -44,8 +44,8 @@ from typer.testing import CliRunner
 
 import jetspark
 from jetspark.app import App, AppClient, Decision, Event, WorkflowRun
-from jetspark.app.workflows.declaring import RunRecord, RunStatus
 from jetspark.app.workflows.timeline import read_timeline
+from jetspark.app.workflows.workflow_spec import RunRecord, RunStatus
 from jetspark.cli.commands import app as cli
 from jetspark.errors import ConfigError, ConsumerNotFound, NetworkError, RequestTimeout, WorkflowNotOver
 from jetspark.server import NatsServer
@@ -141,7 +141,7 @@ async def test_every_run_ends_exactly_once_whatever_is_killed() -> None:
                 # Whatever is late was taken by now, and has changed nothing.
                 assert await runs_of(shop) == ended, "a run went on after its end"
                 events = await read_events(shop)
-                dead = await (await shop.js.stream(app.dead_letter_stream)).info()
+                dead = await (await shop.js.stream(app.spec.dead_letter_stream)).info()
                 timers = [timer async for timer in shop.timers.list()]
         finally:
             workers.end()

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from jetspark.app.commands.declaring import CommandReply, Past, PastEvent
+from jetspark.app.commands.command_spec import CommandReply, Past, PastEvent
 from jetspark.app.contracts.faults import USER_ERRORS
 from jetspark.app.finite_json import check_finite
-from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.projection_spec import ProjectionSpec
 
 __all__ = [
     "BoundaryCache",

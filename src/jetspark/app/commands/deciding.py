@@ -31,7 +31,7 @@ is remembered of another stream is forgotten, and a command that was about to be
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -44,13 +44,13 @@ from jetspark.app.commands.boundaries import (
     merged_past,
     recorded_reply,
 )
-from jetspark.app.commands.declaring import Command, CommandDecision, CommandReply, CommandSpec, PastEvent
+from jetspark.app.commands.command_spec import Command, CommandDecision, CommandReply, CommandSpec, PastEvent
 from jetspark.app.commands.guarding import Guard, NotGuardable, guards_stream, plan_guards
 from jetspark.app.commands.messages import COMMAND_HEADER, OUTCOME_HEADER, DecisionEncoder, DecisionMessages
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import Encoded, decode
 from jetspark.app.contracts.tokens import escape, text_of
-from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.timers import ended_by, firing_subject
 from jetspark.core.backoff import Backoff
 from jetspark.core.subjects import matches
@@ -235,7 +235,7 @@ class Deciding:
         end: StreamEnd,
         source: str,
         catalogue: Catalogue,
-        projections: dict[str, ProjectionSpec],
+        projections: Mapping[str, ProjectionSpec],
         cache: BoundaryCache,
         clock: Callable[[], datetime.datetime],
         random: Callable[[], float],

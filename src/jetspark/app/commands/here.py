@@ -17,16 +17,16 @@ from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.causes import Cause
 from jetspark.app.commands import wire
+from jetspark.app.commands.command_runner import CommandOptions, CommandRun, CommandRunner
+from jetspark.app.commands.command_spec import Command, CommandReply, CommandSpec
 from jetspark.app.commands.deciding import CommandRequest
-from jetspark.app.commands.declaring import Command, CommandReply, CommandSpec
-from jetspark.app.commands.running import CommandOptions, CommandRun, CommandRunner
 from jetspark.app.commands.telling import cannot_be_sent, written_outcome
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.core.headers import encode as encode_headers
 from jetspark.errors import CommandInDoubt, ConnectionClosed, PayloadTooLarge, PermissionDenied
 
 if TYPE_CHECKING:
-    from jetspark.app.declarations import Declarations
+    from jetspark.app.spec import AppSpec
 
 __all__ = ["DecidingHere"]
 
@@ -60,7 +60,7 @@ class _Asked(CommandRun):
 class DecidingHere:
     """Takes the calls of one client. It looks at the stream when the first one comes."""
 
-    def __init__(self, app: Declarations, js: JetStream, options: CommandOptions) -> None:
+    def __init__(self, app: AppSpec, js: JetStream, options: CommandOptions) -> None:
         self._app, self._js, self._options = app, js, options
         self._context = context_of(js)
         self._loop = asyncio.get_running_loop()

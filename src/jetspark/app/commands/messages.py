@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jetspark.app.causes import Cause, child_of
 from jetspark.app.commands.boundaries import outcome_of
-from jetspark.app.commands.declaring import CommandDecision
+from jetspark.app.commands.command_spec import CommandDecision
 from jetspark.app.contracts.catalogue import Catalogue, Contract, contract_of
 from jetspark.app.contracts.envelope import Encoded, derived_id, write_event
 from jetspark.app.timers import When, cancelling, timer_message

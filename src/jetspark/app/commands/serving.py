@@ -1,6 +1,6 @@
 """Serves requests for commands that come over the network: reads them, has them decided, and sends the answers.
 
-What happens in between is :mod:`~jetspark.app.commands.running`.
+What happens in between is :mod:`~jetspark.app.commands.command_runner`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from jetspark.aio.context import DriverContext
 from jetspark.aio.message import Message
 from jetspark.app.commands import wire
 from jetspark.app.commands.answering import ReplyRule
-from jetspark.app.commands.declaring import CommandReply, CommandSpec
-from jetspark.app.commands.running import CommandRun, CommandRunner
+from jetspark.app.commands.command_runner import CommandRun, CommandRunner
+from jetspark.app.commands.command_spec import CommandReply, CommandSpec
 from jetspark.app.commands.service import Endpoint
 from jetspark.app.commands.telling import cannot_be_sent, written_outcome
 from jetspark.app.contracts.catalogue import Catalogue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from jetspark.app.commands import wire
-from jetspark.app.commands.declaring import CommandReply, CommandSpec
+from jetspark.app.commands.command_spec import CommandReply, CommandSpec
 from jetspark.errors import CommandFailed, JetSparkError, PayloadTooLarge
 
 __all__ = ["cannot_be_sent", "written_outcome"]

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from jetspark.app.causes import Cause, CauseLike
+from jetspark.app.commands.command_spec import Command, CommandReply, CommandSpec
 from jetspark.app.commands.deciding import CommandRequest
-from jetspark.app.commands.declaring import Command, CommandReply, CommandSpec
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import RawHeaders, decode, encode
 from jetspark.app.contracts.other_forms import header_of

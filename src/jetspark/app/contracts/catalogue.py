@@ -10,6 +10,7 @@ A :class:`Catalogue` finds the contract for what a message says of itself. It kn
 from __future__ import annotations
 
 import re
+import typing
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,7 +20,7 @@ from jetspark.app.contracts.field_rules import check_fields, check_in_subject, f
 from jetspark.app.contracts.tokens import Template, text_of
 from jetspark.errors import ConfigError, InvalidEvent
 
-__all__ = ["Catalogue", "Contract", "Decoding", "Upcast", "contract_of"]
+__all__ = ["Catalogue", "Contract", "Decoding", "Upcast", "contract_of", "returned_types"]
 
 Upcast: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -349,3 +350,14 @@ def _first_fault(error: Exception) -> tuple[str, str]:
 
 def _place(thing: Any) -> str:
     return f"{thing.__module__}.{thing.__qualname__}"
+
+
+def returned_types(function: Callable[..., Any]) -> list[type[Any]]:
+    """The types of events that a handler says it returns."""
+    try:
+        hint = typing.get_type_hints(function).get("return")
+    except (NameError, TypeError):
+        return []  # a type that only exists for type checkers: it can be registered
+    alternatives = typing.get_args(hint) or (hint,)
+    flat = [inner for each in alternatives for inner in (typing.get_args(each) or (each,))]
+    return [each for each in flat if isinstance(each, type) and "__contract__" in vars(each)]

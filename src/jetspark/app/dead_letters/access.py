@@ -8,7 +8,6 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
-from jetspark.app.dead_letters.letters import FailureCause
 from jetspark.app.dead_letters.listing import LetterFilter, check_handler, each_letter, read_letter, with_event
 from jetspark.app.dead_letters.outcomes import RedriveProgress
 from jetspark.app.dead_letters.redriving import DiscardResults, count_of, discard_letters, explain, is_any, run_redrive
@@ -20,14 +19,15 @@ from jetspark.app.dead_letters.retries import (
     each_retry,
     hurry_retries,
 )
-from jetspark.app.dead_letters.store import StoredLetter
+from jetspark.app.handlers.handler_store import StoredLetter
+from jetspark.app.stored_events import FailureCause
 from jetspark.core.headers import Headers
 from jetspark.core.numbers import UINT64, whole
 from jetspark.errors import ConfigError, InvalidSubject
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
-    from jetspark.app.declarations import Declarations
+    from jetspark.app.spec import AppSpec
 
 __all__ = ["AppDeadLetter", "AppDeadLetters", "ScheduledRetries", "ScheduledRetry"]
 
@@ -105,7 +105,7 @@ class AppDeadLetters:
     ``status`` and ``subject``. The server filters by handler, key and sequence, so these read nothing else.
     """
 
-    def __init__(self, app: Declarations, js: JetStream) -> None:
+    def __init__(self, app: AppSpec, js: JetStream) -> None:
         self._app, self._js = app, js
 
     async def list(self, **conditions: Unpack[Conditions]) -> AsyncIterator[AppDeadLetter]:
@@ -239,7 +239,7 @@ class ScheduledRetries:
     ``error``, ``fingerprint``, ``key``, ``sequence`` and ``subject``. The server filters by handler and sequence.
     """
 
-    def __init__(self, app: Declarations, js: JetStream) -> None:
+    def __init__(self, app: AppSpec, js: JetStream) -> None:
         self._app, self._js = app, js
 
     async def list(self, **conditions: Unpack[RetryConditions]) -> AsyncIterator[ScheduledRetry]:

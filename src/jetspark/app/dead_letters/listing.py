@@ -11,9 +11,9 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from jetspark.app.dead_letters.letters import DeadEvent, letter_filter
-from jetspark.app.dead_letters.store import HandlerStore, StoredLetter
+from jetspark.app.handlers.handler_store import HandlerStore, StoredLetter
 from jetspark.app.projections.unreadable import HANDLER as PROJECTIONS
+from jetspark.app.stored_events import DeadEvent, letter_filter
 from jetspark.app.topology.names import dead_letter_stream, handler_bucket, projection_bucket
 from jetspark.core.arguments import unfit
 from jetspark.errors import ConfigError, InvalidSubject, MessageNotFound, ProtocolError, StreamNotFound
@@ -21,7 +21,7 @@ from jetspark.errors import ConfigError, InvalidSubject, MessageNotFound, Protoc
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.kv import KeyValue
-    from jetspark.app.declarations import Declarations
+    from jetspark.app.spec import AppSpec, HasSpec
 
 __all__ = [
     "FIELDS",
@@ -136,13 +136,14 @@ def _check_value(what: str, name: str, value: str) -> None:
 
 
 async def each_letter(
-    js: JetStream, app: Declarations, chosen: LetterFilter, *, with_events: bool = True
+    js: JetStream, app: HasSpec, chosen: LetterFilter, *, with_events: bool = True
 ) -> AsyncIterator[StoredLetter]:
     """The dead letters that are not closed, oldest first; none that are written from now on.
 
     Without events the server sends the headers alone, and reads only the subjects of the handler, key or sequence that
     is chosen. An ordered consumer bounds what is read ahead: 16 MiB at most.
     """
+    app = app.spec
     stream = await js.stream(dead_letter_stream(app.name))
     up_to = stream.cached_info.state.last_sequence
     consumer = stream.ordered_consumer(chosen.letters_of(app.name), headers_only=not with_events)
@@ -158,12 +159,13 @@ async def each_letter(
                     yield stored
 
 
-async def read_letters(js: JetStream, app: Declarations, chosen: LetterFilter) -> list[StoredLetter]:
+async def read_letters(js: JetStream, app: HasSpec, chosen: LetterFilter) -> list[StoredLetter]:
     """The dead letters that are not closed, oldest first, all at once; see :func:`each_letter`."""
+    app = app.spec
     return [stored async for stored in each_letter(js, app, chosen)]
 
 
-async def check_handler(js: JetStream, app: Declarations, name: str | None) -> None:
+async def check_handler(js: JetStream, app: AppSpec, name: str | None) -> None:
     """Check that there can be dead letters of a handler: the application has it, or had it, or it is its projections.
 
     Raises:
@@ -181,12 +183,13 @@ async def check_handler(js: JetStream, app: Declarations, name: str | None) -> N
     )
 
 
-async def read_letter(js: JetStream, app: Declarations, number: int) -> StoredLetter:
+async def read_letter(js: JetStream, app: HasSpec, number: int) -> StoredLetter:
     """One dead letter, by its number.
 
     Raises:
         ConfigError: There is none.
     """
+    app = app.spec
     stream = await js.stream(dead_letter_stream(app.name))
     if 1 <= number <= stream.cached_info.state.last_sequence:
         with suppress(MessageNotFound, ProtocolError):
@@ -194,14 +197,15 @@ async def read_letter(js: JetStream, app: Declarations, number: int) -> StoredLe
     raise ConfigError(f"app {app.name!r} has no dead letter {number}; `jetspark dlq ls` lists them")
 
 
-async def with_event(js: JetStream, app: Declarations, stored: StoredLetter) -> StoredLetter:
+async def with_event(js: JetStream, app: HasSpec, stored: StoredLetter) -> StoredLetter:
     """A dead letter with the headers and the body of its event, also if they are kept apart from it."""
+    app = app.spec
     stream, records = await js.stream(dead_letter_stream(app.name)), await open_records(js, app)
     store = HandlerStore(js, app.name, stored.letter.handler, stream, stream, records)
     return StoredLetter(await store.whole(stored.letter), stored.subject, stored.revision)
 
 
-async def open_records(js: JetStream, app: Declarations) -> KeyValue:
+async def open_records(js: JetStream, app: AppSpec) -> KeyValue:
     """Open the bucket with the records of parked keys.
 
     An application that has never had a handler has no such bucket. Dead letters of projections hold up no key, so the

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jetspark.app.dead_letters.letters import LetterStatus
 from jetspark.app.dead_letters.listing import LetterFilter
+from jetspark.app.stored_events import LetterStatus
 
 __all__ = ["LetterOutcomes", "RedriveProgress", "RedriveResults", "SeenLetter"]
 

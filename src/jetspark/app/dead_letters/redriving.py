@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jetspark.aio import clock
 from jetspark.app.clock import seconds_now
-from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.dead_letters.listing import (
     LetterFilter,
     check_handler,
@@ -34,8 +33,9 @@ from jetspark.app.dead_letters.listing import (
 )
 from jetspark.app.dead_letters.outcomes import LetterOutcomes, RedriveProgress, RedriveResults, SeenLetter
 from jetspark.app.dead_letters.retries import each_retry
-from jetspark.app.dead_letters.store import HandlerStore, StoredLetter
 from jetspark.app.dead_letters.stranded import KeyRepairs
+from jetspark.app.handlers.handler_store import HandlerStore, StoredLetter
+from jetspark.app.stored_events import DeadEvent
 from jetspark.app.topology.names import dead_letter_stream, handler_bucket
 from jetspark.core import numbers
 from jetspark.errors import (
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.kv import KeyValue
     from jetspark.aio.stream import Stream
-    from jetspark.app.declarations import Declarations
+    from jetspark.app.spec import AppSpec, HasSpec
 
 __all__ = [
     "DiscardResults",
@@ -90,7 +90,7 @@ DISCARDS_AT_ONCE = 32
 
 async def run_redrive(
     js: JetStream,
-    app: Declarations,
+    app: HasSpec,
     chosen: LetterFilter,
     *,
     rate: float | None = None,
@@ -111,6 +111,7 @@ async def run_redrive(
         UsageError: Another redrive is under way.
         ConfigError: There is none to resume, no such handler, or the rate is not a number above 0.
     """
+    app = app.spec
     _check(app, chosen, rate, wait_s)
     records, stream = await js.kv(handler_bucket(app.name)), await js.stream(dead_letter_stream(app.name))
     up_to = stream.cached_info.state.last_sequence
@@ -133,7 +134,7 @@ async def run_redrive(
     return progress
 
 
-def _check(app: Declarations, chosen: LetterFilter, rate: float | None, wait_s: float) -> None:
+def _check(app: AppSpec, chosen: LetterFilter, rate: float | None, wait_s: float) -> None:
     """Before anything is recorded: a redrive that fails is one that was interrupted, and has to be resumed."""
     if rate is not None:
         numbers.rate("rate", rate, instead="or None for no limit")
@@ -148,7 +149,7 @@ def _check(app: Declarations, chosen: LetterFilter, rate: float | None, wait_s: 
         raise ConfigError(f"handler {chosen.handler!r}: app {app.name!r} has no such handler; it has {known}")
 
 
-def _is_handler(app: Declarations, name: str) -> bool:
+def _is_handler(app: AppSpec, name: str) -> bool:
     """Whether its dead letters would be handled. An application without handlers is but a name, for an operator."""
     return name in app.handlers or not app.handlers
 
@@ -170,7 +171,7 @@ class _Redrive:
     def __init__(
         self,
         js: JetStream,
-        app: Declarations,
+        app: AppSpec,
         stream: Stream,
         records: KeyValue,
         progress: RedriveProgress,
@@ -307,7 +308,7 @@ class _Redrive:
 
 
 async def _request(
-    js: JetStream, app: Declarations, stream: Stream, records: KeyValue, chunk: Sequence[SeenLetter]
+    js: JetStream, app: AppSpec, stream: Stream, records: KeyValue, chunk: Sequence[SeenLetter]
 ) -> list[bool]:
     """Request dead letters, in this order; False for each that was handled, redriven or discarded in the meantime."""
     whole = await asyncio.gather(*(_read_whole(stream, seen) for seen in chunk))
@@ -357,7 +358,7 @@ class DiscardResults:
 
 
 async def discard_letters(
-    js: JetStream, app: Declarations, chosen: LetterFilter, *, is_dry_run: bool = False
+    js: JetStream, app: HasSpec, chosen: LetterFilter, *, is_dry_run: bool = False
 ) -> DiscardResults:
     """Give dead letters up permanently, and let their keys continue.
 
@@ -366,6 +367,7 @@ async def discard_letters(
     Raises:
         ConfigError: There is no such handler.
     """
+    app = app.spec
     await check_handler(js, app, chosen.handler)
     stream, records = await js.stream(dead_letter_stream(app.name)), await open_records(js, app)
     discarded = behind = gone = 0
@@ -403,7 +405,7 @@ async def discard_letters(
 
 
 async def explain(
-    js: JetStream, app: Declarations, chosen: LetterFilter, *, behind: int = 0, unhandled: int = 0, gone: int = 0
+    js: JetStream, app: AppSpec, chosen: LetterFilter, *, behind: int = 0, unhandled: int = 0, gone: int = 0
 ) -> str:
     """Why none of the dead letters was chosen, and what waits: others, those in front of them, scheduled retries."""
     parts = []
@@ -434,7 +436,7 @@ async def explain(
     return "; ".join(parts)
 
 
-async def _explain_none(js: JetStream, app: Declarations, chosen: LetterFilter) -> str:
+async def _explain_none(js: JetStream, app: AppSpec, chosen: LetterFilter) -> str:
     if await is_any(each_letter(js, app, chosen, with_events=False)):
         return "the dead letters that match were written in the meantime"
     if not chosen.is_everything and await is_any(each_letter(js, app, LetterFilter(), with_events=False)):

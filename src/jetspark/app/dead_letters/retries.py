@@ -17,8 +17,8 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from jetspark.app.dead_letters.letters import PREFIX, DeadEvent
 from jetspark.app.dead_letters.listing import LetterFilter
+from jetspark.app.stored_events import PREFIX, DeadEvent
 from jetspark.app.topology.names import retry_stream
 from jetspark.core.headers import last_value
 from jetspark.errors import MessageNotFound, ProtocolError, WrongLastSequence

@@ -22,11 +22,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.dead_letters.listing import LetterFilter
 from jetspark.app.dead_letters.retries import each_retry
-from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.handlers.consumers import consumers_of
+from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.settling import ReadParked, advance, restore
+from jetspark.app.stored_events import DeadEvent
 from jetspark.app.topology.names import retry_stream
 from jetspark.core.subjects import matches
 from jetspark.errors import ConsumerNotFound, MessageNotFound, StreamNotFound
@@ -34,8 +35,8 @@ from jetspark.jetstream.info import ConsumerInfo, StoredMessage
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
-    from jetspark.app.application import HandlerSpec
-    from jetspark.app.declarations import Declarations
+    from jetspark.app.handlers.handler_spec import HandlerSpec
+    from jetspark.app.spec import AppSpec
 
 __all__ = ["KeyRepairs", "side_by_side"]
 
@@ -49,7 +50,7 @@ AT_ONCE = 32
 class KeyRepairs:
     """The parked keys of one handler, as they are now, and what is wrong with them."""
 
-    def __init__(self, js: JetStream, app: Declarations, spec: HandlerSpec, store: HandlerStore) -> None:
+    def __init__(self, js: JetStream, app: AppSpec, spec: HandlerSpec, store: HandlerStore) -> None:
         self._js, self._app, self._spec, self._store = js, app, spec, store
         self._events: list[ConsumerInfo] | None = []
         """None where a consumer is missing: the handler has never run, or will begin again from the start."""
@@ -63,7 +64,7 @@ class KeyRepairs:
         """Keys with dead letters behind another, and no record."""
 
     @classmethod
-    async def look(cls, js: JetStream, app: Declarations, spec: HandlerSpec, chosen: LetterFilter) -> KeyRepairs:
+    async def look(cls, js: JetStream, app: AppSpec, spec: HandlerSpec, chosen: LetterFilter) -> KeyRepairs:
         """Read how far the handler is, and its parked keys; dead letters must be listed after this."""
         found = cls(js, app, spec, await HandlerStore.open(js, app.name, spec.name))
         try:
@@ -75,7 +76,7 @@ class KeyRepairs:
 
     async def _look(self) -> None:
         assert self._events is not None
-        for place in self._app.consumers_of(self._spec):
+        for place in consumers_of(self._app, self._spec):
             stream = await self._js.stream(place.stream)
             infos = self._retries if place.stream == retry_stream(self._app.name) else self._events
             infos.append(await (await stream.consumer(place.name)).info())

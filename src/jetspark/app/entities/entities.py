@@ -13,7 +13,7 @@ from jetspark.aio.ordered import Watch
 from jetspark.app.contracts.envelope import derived_id
 from jetspark.app.entities.changes import PendingChange, recent_changes
 from jetspark.app.entities.committing import Committer
-from jetspark.app.entities.declaring import EntitySpec
+from jetspark.app.entities.entity_spec import EntitySpec
 from jetspark.app.server_clock import server_clock
 from jetspark.app.timers import Seconds, When, cancelling, timer_message
 from jetspark.core.arguments import function
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.stream_message import JetStreamMessage
     from jetspark.app.contracts.envelope import Encoded
-    from jetspark.app.declarations import Declarations
-    from jetspark.app.entities.comparing import Reconciliation
+    from jetspark.app.entities.event_comparison import Reconciliation
+    from jetspark.app.spec import AppSpec
     from jetspark.jetstream.info import StoredMessage
 
 __all__ = ["Entities", "EntityChange", "EntityChanges", "EntityWriter", "StoredEntity", "UnreadableEntity"]
@@ -37,7 +37,7 @@ TRIES = 20
 class EntityWriter(NamedTuple):
     """Who changes entities: a client, or a handler."""
 
-    app: Declarations
+    app: AppSpec
     js: JetStream
     encode: Callable[[Any, str, datetime.datetime | None], Encoded]
     """An event as a message, with this id unless the event has one of its own, and this time if it is given."""
@@ -52,9 +52,9 @@ class EntityWriter(NamedTuple):
         Raises:
             ConfigError: The application has no such kind.
         """
-        spec = self.app.entity_specs.get(name)
+        spec = self.app.entities.get(name)
         if spec is None:
-            known = ", ".join(sorted(self.app.entity_specs)) or "none"
+            known = ", ".join(sorted(self.app.entities)) or "none"
             raise ConfigError(f"entities {name!r}: expected one of those of app {self.app.name!r}: {known}")
         return Entities(self, spec)
 
@@ -272,7 +272,7 @@ class Entities:
             ConfigError: The kind was declared without a fold.
             DataLoss: The stream drops old events by its limits.
         """
-        from jetspark.app.entities.reconciling import reconcile
+        from jetspark.app.entities.reconciliation import reconcile
 
         return await reconcile(
             self._writer, self._spec, keys=keys, repair=repair, dry_run=dry_run, rate=rate, on_progress=on_progress

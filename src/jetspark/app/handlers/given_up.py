@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jetspark.app.clock import idle_s
+from jetspark.app.clock import idle_s, microseconds
 from jetspark.app.contracts.envelope import Decoded
-from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin
-from jetspark.app.dead_letters.store import microseconds
+from jetspark.app.handlers.consumers import advisory_consumer
 from jetspark.app.handlers.crash_records import ReaderDied
 from jetspark.app.handlers.inheritance import FILTERS_EVERY_S, filters_of, watch_filters
 from jetspark.app.handlers.lanes import WorkItem, WorkSource
@@ -30,6 +29,8 @@ from jetspark.app.handlers.partitions import copied_from, without_server_headers
 from jetspark.app.handlers.reading import HandlerReading
 from jetspark.app.handlers.settling import bury_lost
 from jetspark.app.patience import FOR_EVER_S, patiently
+from jetspark.app.stored_events import DeadEvent, FailureCause, Origin
+from jetspark.app.topology.names import advisory_consumer_name
 from jetspark.core.backoff import Backoff
 from jetspark.errors import JetSparkError, MessageNotFound, ProtocolError
 from jetspark.jetstream.info import StoredMessage
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from jetspark.aio.consumer import Consumer
     from jetspark.aio.stream import Stream
     from jetspark.aio.stream_message import JetStreamMessage
-    from jetspark.app.handlers.worker import HandlerWorker
+    from jetspark.app.handlers.handler_worker import HandlerWorker
 
 __all__ = ["Advisory", "ConsumerSource", "GivenUp", "source_of"]
 
@@ -107,7 +108,7 @@ class GivenUp:
         """Raises StreamNotFound or ConsumerNotFound when the application was not applied to this server."""
         app = worker.app
         stream = await worker.store.js.stream(app.advisories)
-        return cls(worker, await stream.consumer(app.advisory_consumer(worker.spec).name), sources)
+        return cls(worker, await stream.consumer(advisory_consumer_name(app.name, worker.spec.name)), sources)
 
     async def catch_up(self) -> None:
         """Deal with what was said while no worker ran."""
@@ -122,7 +123,7 @@ class GivenUp:
             TopologyDrift: In a group: the filter of the advisories' consumer was narrowed.
         """
         app, spec = self._worker.app, self._worker.spec
-        wanted = {self._advisories: filters_of(app.advisory_consumer(spec).config)}
+        wanted = {self._advisories: filters_of(advisory_consumer(app, spec).config)}
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(watch_filters(app.name, wanted, every_s=FILTERS_EVERY_S))
             while True:

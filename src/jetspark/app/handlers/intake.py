@@ -22,7 +22,7 @@ from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.clock import idle_s
 from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.contracts.envelope import Decoded, RawHeaders
-from jetspark.app.dead_letters.letters import DeadEvent
+from jetspark.app.handlers.consumers import consumers_of
 from jetspark.app.handlers.crash_records import LEASE_S, CrashRecords, spans_of
 from jetspark.app.handlers.given_up import source_of
 from jetspark.app.handlers.inheritance import (
@@ -39,6 +39,7 @@ from jetspark.app.handlers.partitions import PIN_GROUP, copied_from
 from jetspark.app.handlers.reading import HandlerReading
 from jetspark.app.handlers.retry import Reject
 from jetspark.app.patience import FOR_EVER_S, patiently
+from jetspark.app.stored_events import DeadEvent
 from jetspark.core.backoff import Backoff
 from jetspark.core.headers import last_value, readable
 from jetspark.errors import (
@@ -51,10 +52,10 @@ from jetspark.errors import (
 from jetspark.jetstream.info import ConsumerInfo, StoredMessage
 
 if TYPE_CHECKING:
+    from jetspark.app.handlers.handler_worker import HandlerWorker
     from jetspark.app.handlers.inheritance import ReadKey
     from jetspark.app.handlers.machine import Credit
     from jetspark.app.handlers.room import Hold, Side
-    from jetspark.app.handlers.worker import HandlerWorker
 
 __all__ = ["Intake"]
 
@@ -136,7 +137,7 @@ class Intake:
             await self._expect(())
         app = self._worker.app
         prefix = f"retry.{app.name}.{self._spec.name}"
-        declared = {(each.stream, each.name): filters_of(each.config) for each in app.consumers_of(self._spec)}
+        declared = {(each.stream, each.name): filters_of(each.config) for each in consumers_of(app, self._spec)}
         wanted = {each: declared[each.stream_name, each.name] for each in (self.consumer, self.retry_consumer)}
         if self.partition is None:  # the consumer may be declared without a filter
             wanted[self.consumer] = tuple(contract_of(kind).subject.filter for kind in self._spec.events)

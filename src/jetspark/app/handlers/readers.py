@@ -22,8 +22,8 @@ from jetspark.errors import JetSparkError
 if TYPE_CHECKING:
     from jetspark.aio.consumer import Consumer
     from jetspark.aio.stream import Stream
+    from jetspark.app.handlers.handler_worker import HandlerWorker
     from jetspark.app.handlers.record_watch import Members
-    from jetspark.app.handlers.worker import HandlerWorker
 
 __all__ = ["PartitionReaders"]
 

@@ -16,7 +16,7 @@ from jetspark.app.handlers.retry import Reject
 from jetspark.errors import ConfigError, ContractViolation
 
 if TYPE_CHECKING:
-    from jetspark.app.application import HandlerSpec
+    from jetspark.app.handlers.handler_spec import HandlerSpec
 
 __all__ = ["HandlerReading"]
 

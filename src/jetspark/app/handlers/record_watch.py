@@ -15,7 +15,7 @@ from jetspark.errors import Conflict, JetSparkError, KeyNotFound, RequestTimeout
 
 if TYPE_CHECKING:
     from jetspark.aio.kv import KeyValue
-    from jetspark.app.dead_letters.store import HandlerStore
+    from jetspark.app.handlers.handler_store import HandlerStore
     from jetspark.app.handlers.machine import HandlerMachine
 
 __all__ = ["Members", "RecordWatch"]

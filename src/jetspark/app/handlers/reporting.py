@@ -13,8 +13,9 @@ from jetspark.app.handlers.settling import CloseLetter, TellDropped, WriteLetter
 from jetspark.app.telemetry import AttemptOutcome, AttemptResult, HandlerAttempt, HandlerObserver, LetterChange
 
 if TYPE_CHECKING:
-    from jetspark.app.application import App, HandlerSpec
+    from jetspark.app.handlers.handler_spec import HandlerSpec
     from jetspark.app.handlers.lanes import WorkItem
+    from jetspark.app.spec import AppSpec
 
 __all__ = ["HandlerReports"]
 
@@ -22,7 +23,9 @@ __all__ = ["HandlerReports"]
 class HandlerReports:
     """What is told of one handler in one process."""
 
-    def __init__(self, app: App, spec: HandlerSpec, observers: Sequence[HandlerObserver], log: logging.Logger) -> None:
+    def __init__(
+        self, app: AppSpec, spec: HandlerSpec, observers: Sequence[HandlerObserver], log: logging.Logger
+    ) -> None:
         self._app, self._spec, self._observers, self._log = app, spec, observers, log
         self._loop = asyncio.get_running_loop()
         self._running: dict[WorkItem, tuple[HandlerAttempt, float]] = {}

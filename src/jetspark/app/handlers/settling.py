@@ -24,11 +24,11 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from jetspark.app.dead_letters.letters import FailureCause, LetterRef
 from jetspark.app.handlers.crash_records import ReaderDied
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import FINISH, HandlerMachine
 from jetspark.app.handlers.retry import Bury, Decided, WaitHere, WaitLong
+from jetspark.app.stored_events import FailureCause, LetterRef
 from jetspark.publish.steps import ReadClock
 
 __all__ = [

@@ -21,7 +21,7 @@ from jetspark.app.projections.place import LivePlace
 from jetspark.app.projections.positions import FoldPosition
 
 if TYPE_CHECKING:
-    from jetspark.app.application import App
+    from jetspark.app.spec import AppSpec
 
 __all__ = ["LivePass", "far_behind"]
 
@@ -39,7 +39,7 @@ class LivePass:
 
     def __init__(
         self,
-        app: App,
+        app: AppSpec,
         places: Sequence[LivePlace],
         js: JetStream,
         catalogue: Catalogue,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
-from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.topology.names import projection_bucket
 from jetspark.errors import KeyNotFound, ProtocolError, UsageError
 from jetspark.jetstream.kv import KVEntry

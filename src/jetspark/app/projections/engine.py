@@ -29,7 +29,7 @@ from jetspark.state.deliveries import delivery, sequences_of
 from jetspark.state.losses import first_ever, front_of
 
 if TYPE_CHECKING:
-    from jetspark.app.application import App
+    from jetspark.app.spec import AppSpec
 
 __all__ = ["LiveEngine", "end_tasks", "open_places"]
 
@@ -50,7 +50,7 @@ class LiveEngine:
 
     def __init__(
         self,
-        app: App,
+        app: AppSpec,
         places: Sequence[LivePlace],
         js: JetStream,
         catalogue: Catalogue,

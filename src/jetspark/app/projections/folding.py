@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import Envelope, RawHeaders, event_id, read_event, whole_reader
 from jetspark.app.contracts.faults import USER_ERRORS
-from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.marks import Parked, mark_of, parked_of
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.recent_ids import ID_BYTES, Identified, digest_of, is_among
 from jetspark.core.message import CoreMessage
 from jetspark.core.subjects import is_subset, on_one_of, reading_filters

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.errors import ConfigError
 
 __all__ = ["LookupSpec", "LookupStates"]

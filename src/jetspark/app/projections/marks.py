@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jetspark.app.dead_letters.letters import escape_line, unescape_line
 from jetspark.app.projections.recent_ids import ids_text, read_ids
+from jetspark.app.stored_events import escape_line, unescape_line
 from jetspark.state.changes import Current
 
 __all__ = ["FOREIGN", "Mark", "Parked", "is_reserved", "mark_of", "parked_of", "position_key", "reach_of"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyState
 from jetspark.app.projections.marks import mark_of, reach_of
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.state.changes import NOTHING, Current
 
 __all__ = ["base_of", "past_of"]

@@ -25,9 +25,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyRows, KeyState
 from jetspark.app.projections.marks import Parked, mark_of
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.jetstream.kv import KVOperation
 from jetspark.state.changes import NOTHING, Change, Current, Outcome
 

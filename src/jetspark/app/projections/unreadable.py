@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.stream_message import JetStreamMessage
-from jetspark.app.clock import utc_now
-from jetspark.app.dead_letters.letters import DeadEvent, FailureCause, Origin, is_too_large, letter_subject
-from jetspark.app.dead_letters.store import microseconds
+from jetspark.app.clock import microseconds, utc_now
 from jetspark.app.projections.fold_crashes import FoldDied
 from jetspark.app.projections.folding import Failure
+from jetspark.app.stored_events import DeadEvent, FailureCause, Origin, is_too_large, letter_subject
 from jetspark.core.headers import readable
 from jetspark.errors import JetSparkError, WrongLastSequence
 from jetspark.jetstream.publishing import Expect

@@ -27,11 +27,11 @@ from jetspark.aio.ordered import Reading, Watch
 from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, watch_place
-from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyRows, KeyState, Router, recorded_delivery
 from jetspark.app.projections.marks import Parked, is_reserved, mark_of, parked_of, position_key
 from jetspark.app.projections.pasts import base_of, past_of
 from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.core.numbers import UINT64, timeout_of, whole
 from jetspark.errors import (
     ConfigError,
@@ -50,7 +50,7 @@ from jetspark.state.lookup import stored_of
 from jetspark.state.losses import first_ever, front_of
 
 if TYPE_CHECKING:
-    from jetspark.app.declarations import Declarations
+    from jetspark.app.spec import AppSpec
 
 __all__ = ["View", "ViewEntry", "ViewPosition", "ViewReplica", "Views"]
 
@@ -164,7 +164,7 @@ class _Follower:
 class Views:
     """The views of one connection."""
 
-    def __init__(self, app: Declarations, js: JetStream) -> None:
+    def __init__(self, app: AppSpec, js: JetStream) -> None:
         self._app, self._js = app, js
         self._followers: dict[str, _Follower] = {}
 
@@ -206,7 +206,7 @@ class Views:
 class View(Generic[S]):
     """One projection, to be read; make one with ``AppClient.view``."""
 
-    def __init__(self, app: Declarations, js: JetStream, spec: ProjectionSpec, follower: _Follower) -> None:
+    def __init__(self, app: AppSpec, js: JetStream, spec: ProjectionSpec, follower: _Follower) -> None:
         self._app, self._js, self._spec, self._follower = app, js, spec, follower
         self._context = context_of(js)
 

@@ -37,7 +37,7 @@ from jetspark.state.tables import open_bucket
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.kv import KeyValue
-    from jetspark.app.projections.declaring import ProjectionSpec
+    from jetspark.app.projections.projection_spec import ProjectionSpec
     from jetspark.app.replay.history import History
     from jetspark.state.store import StateBucket
 

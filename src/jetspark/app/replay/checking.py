@@ -20,11 +20,10 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jetspark.app.clock import utc_now
+from jetspark.app.clock import microseconds, utc_now
 from jetspark.app.contracts.envelope import decode, encode
-from jetspark.app.dead_letters.store import microseconds
-from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.recent_ids import MAX_UNIQUE_IDS, Identified, digest_of
 from jetspark.app.projections.windows import LATE
 from jetspark.app.replay.contents import KeyContent
@@ -35,7 +34,7 @@ from jetspark.errors import ConfigError, JetSparkError
 from jetspark.state.changes import NOTHING, Current
 
 if TYPE_CHECKING:
-    from jetspark.app.application import App
+    from jetspark.app.spec import AppSpec, HasSpec
 
 __all__ = ["NotReplayable", "check_replay"]
 
@@ -64,7 +63,7 @@ class _Step(NamedTuple):
 
 
 def check_replay(
-    app: App,
+    app: HasSpec,
     projection: str,
     events: Iterable[Any],
     *,
@@ -94,6 +93,7 @@ def check_replay(
         NotReplayable: Two runs differ, an event does not survive its encoding, cannot be applied, or changes a state
             when it is stored again.
     """
+    app = app.spec
     spec = spec_of(app, projection)
     listed = _StoredEvents(app.source, events, times, ids)
     span = (
@@ -149,7 +149,7 @@ class _StoredEvents(list[Any]):
         return Identified(self._digests[index], self[index]) if spec.unique_ids else self[index]
 
 
-def _check_encoding(app: App, spec: ProjectionSpec, events: _StoredEvents) -> None:
+def _check_encoding(app: AppSpec, spec: ProjectionSpec, events: _StoredEvents) -> None:
     catalogue = app.catalogue
     for index, event in enumerate(events):
         if type(event) not in spec.events:

@@ -21,8 +21,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from jetspark.aio.context import context_of
-from jetspark.app.handlers.calling import HandlerCalls, returned_events
 from jetspark.app.handlers.context import Context
+from jetspark.app.handlers.invocation import HandlerCalls, returned_events
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords, as_returned, once_key
 from jetspark.app.timers import is_cancel
 from jetspark.errors import KeyNotFound

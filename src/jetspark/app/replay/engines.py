@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from jetspark.app.extents import Extent
 from jetspark.app.replay.compared import ComparedKeys
-from jetspark.app.replay.ranges import Extent
 from jetspark.errors import ConfigError
 from jetspark.state.changes import Current
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jetspark.app.extents import Extent
 from jetspark.app.replay.outlines import RangeOutline
-from jetspark.app.replay.ranges import Extent
-from jetspark.app.replay.records import RequestRecord
+from jetspark.app.replay.replay_records import RequestRecord
 
 __all__ = ["HandlerReplayPlan", "HandlerReplayRecord"]
 

@@ -25,18 +25,19 @@ from typing import TYPE_CHECKING, Any
 from jetspark.aio.clock import rng as loop_rng
 from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import contract_of
-from jetspark.app.dead_letters.store import HandlerStore
+from jetspark.app.extents import Extent, ReplayRequest
+from jetspark.app.handlers.consumers import handler_filters
 from jetspark.app.handlers.context import Dependencies, open_lifespans
+from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.reading import HandlerReading
 from jetspark.app.handlers.retry import Skip, WaitHere, decide
 from jetspark.app.patience import patiently
 from jetspark.app.replay.effects import EffectHeldBack, EffectReplayCalls, HeldBackCalls
 from jetspark.app.replay.handler_records import HandlerReplayPlan, HandlerReplayRecord
-from jetspark.app.replay.history import ReadingRate, StreamHistory
 from jetspark.app.replay.outlines import outline_of
-from jetspark.app.replay.ranges import Extent, ReplayRequest
-from jetspark.app.replay.records import NoteKeeper, OnUnreadable, log_unreadable, new_id, noting, read_all
+from jetspark.app.replay.replay_records import NoteKeeper, OnUnreadable, log_unreadable, new_id, noting, read_all
+from jetspark.app.stream_history import ReadingRate, StreamHistory
 from jetspark.app.topology.declared import OWNER
 from jetspark.app.topology.names import handler_bucket
 from jetspark.core.arguments import texts
@@ -58,7 +59,8 @@ if TYPE_CHECKING:
     from jetspark.aio.kv import KeyValue
     from jetspark.aio.stream import Stream
     from jetspark.aio.stream_message import JetStreamMessage
-    from jetspark.app.application import App, HandlerSpec
+    from jetspark.app.handlers.handler_spec import HandlerSpec
+    from jetspark.app.spec import AppSpec, HasSpec
     from jetspark.jetstream.info import StreamInfo
 
 __all__ = ["plan_handler_replay", "read_handler_records", "replay_handler"]
@@ -75,13 +77,14 @@ FETCH_S = 1.0
 
 
 async def plan_handler_replay(
-    js: JetStream, app: App, handler: str, request: ReplayRequest, *, rate: float | None = None
+    js: JetStream, app: HasSpec, handler: str, request: ReplayRequest, *, rate: float | None = None
 ) -> HandlerReplayPlan:
     """What a replay of a handler would read; the handler is not called.
 
     Raises:
         DataLoss: Some of the range is gone.
     """
+    app = app.spec
     _check_keys(request)
     spec = handler_of(app, handler)
     history = _history(js, app, spec)
@@ -95,7 +98,7 @@ async def plan_handler_replay(
 
 async def replay_handler(
     js: JetStream,
-    app: App,
+    app: HasSpec,
     handler: str,
     request: ReplayRequest | None = None,
     *,
@@ -124,6 +127,7 @@ async def replay_handler(
             handler, and without effects.
         UsageError: Another process has resumed this replay.
     """
+    app = app.spec
     spec = handler_of(app, handler)
     if spec.batch is not None:
         raise ConfigError(
@@ -157,7 +161,7 @@ async def read_handler_records(
     return await read_all(records, f"replay.{handler}.*", HandlerReplayRecord, on_unreadable)
 
 
-def handler_of(app: App, handler: str) -> HandlerSpec:
+def handler_of(app: AppSpec, handler: str) -> HandlerSpec:
     """
     Raises:
         ConfigError: There is no such handler.
@@ -226,7 +230,7 @@ def _check_created(record: HandlerReplayRecord, info: StreamInfo) -> None:
 
 
 async def _tell_plan(
-    app: App,
+    app: AppSpec,
     spec: HandlerSpec,
     history: StreamHistory,
     keeper: NoteKeeper[HandlerReplayRecord],
@@ -250,7 +254,7 @@ async def _tell_plan(
 
 
 async def _survey(
-    app: App,
+    app: AppSpec,
     spec: HandlerSpec,
     history: StreamHistory,
     request: ReplayRequest,
@@ -291,7 +295,7 @@ def _check_known(spec: HandlerSpec, unknown: Collection[str], extent: Extent) ->
 class _Reading:
     """What a message is to a handler, and whether the replay wants it."""
 
-    def __init__(self, app: App, spec: HandlerSpec, request: ReplayRequest) -> None:
+    def __init__(self, app: AppSpec, spec: HandlerSpec, request: ReplayRequest) -> None:
         self.read = HandlerReading(spec, app.catalogue, keyed=True).read
         self._keys = frozenset(request.keys)
 
@@ -305,7 +309,7 @@ class _HandlerReplay:
     def __init__(
         self,
         js: JetStream,
-        app: App,
+        app: AppSpec,
         spec: HandlerSpec,
         store: HandlerStore,
         dependencies: Dependencies,
@@ -376,7 +380,7 @@ class _HandlerReplay:
         return not info.ack_pending  # of messages that were lost, or whose acks were
 
     def _config(self) -> ConsumerConfig:
-        filters = self._app.handler_filters(self._spec)
+        filters = handler_filters(self._app, self._spec)
         one = {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": filters}
         return ConsumerConfig(
             durable_name=self._record.consumer,
@@ -499,8 +503,8 @@ def _filters(spec: HandlerSpec) -> list[str]:
     return list(dict.fromkeys(contract_of(kind).subject.filter for kind in spec.events))
 
 
-def _history(js: JetStream, app: App, spec: HandlerSpec) -> StreamHistory:
-    reading: list[str] | None = [] if app.handler_filters(spec) == [">"] else None
+def _history(js: JetStream, app: AppSpec, spec: HandlerSpec) -> StreamHistory:
+    reading: list[str] | None = [] if handler_filters(app, spec) == [">"] else None
     return StreamHistory(js, app.stream, _filters(spec), reading)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jetspark.aio.stream import Stream
-from jetspark.app.replay.history import StreamHistory
-from jetspark.app.replay.ranges import Extent
+from jetspark.app.extents import Extent
+from jetspark.app.stream_history import StreamHistory
 from jetspark.errors import MessageNotFound
 
 __all__ = ["RangeOutline", "gaps_between", "outline_of"]

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jetspark.app.extents import Extent
 from jetspark.app.projections.buckets import find_place, open_records
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
-from jetspark.app.replay.history import History, ReadingRate, spec_of
+from jetspark.app.replay.history import History, spec_of
 from jetspark.app.replay.places import noted_position
-from jetspark.app.replay.ranges import Extent
 from jetspark.app.replay.verifying import Verification, verify_bucket
+from jetspark.app.stream_history import ReadingRate
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
-    from jetspark.app.application import App
+    from jetspark.app.spec import HasSpec
 
 __all__ = ["RebuildPreview", "preview_rebuild"]
 
@@ -54,7 +55,7 @@ class RebuildPreview:
 
 
 async def preview_rebuild(
-    js: JetStream, app: App, projection: str, *, rate: float | None = None, engine: FoldEngine | None = None
+    js: JetStream, app: HasSpec, projection: str, *, rate: float | None = None, engine: FoldEngine | None = None
 ) -> RebuildPreview:
     """Fold the history in memory, and compare with the bucket in use, which another version may have made.
 
@@ -65,6 +66,7 @@ async def preview_rebuild(
     Raises:
         DataLoss: The beginning of the stream is gone.
     """
+    app = app.spec
     check_no_rate(rate, engine)
     spec = spec_of(app, projection, js)
     place = (await find_place(await open_records(js, app.name), spec)).place

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from jetspark.aio import clock
 from jetspark.aio.steps import ProcedureRunner
+from jetspark.app.extents import Extent, ReplayRequest
+from jetspark.app.layout import as_safe
 from jetspark.app.projections.buckets import Alias, ProjectionPlace, find_place, open_records, swap
 from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.positions import (
@@ -35,11 +37,11 @@ from jetspark.app.projections.positions import (
 from jetspark.app.projections.states import CACHE, LiveStates, StateGone
 from jetspark.app.replay.bases import StateBase
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
-from jetspark.app.replay.history import Events, History, ReadingRate, spec_of
+from jetspark.app.replay.history import Events, History, spec_of
 from jetspark.app.replay.places import noted_position, standstill
-from jetspark.app.replay.ranges import Extent, ReplayRequest
-from jetspark.app.replay.records import RecordKeeper, ReplayRecord, begin_record, noting
+from jetspark.app.replay.replay_records import RecordKeeper, ReplayRecord, begin_record, noting
 from jetspark.app.replay.verifying import Verification, verify_bucket
+from jetspark.app.stream_history import ReadingRate
 from jetspark.app.topology.declared import OWNER
 from jetspark.core.arguments import text
 from jetspark.core.numbers import seconds
@@ -52,8 +54,8 @@ from jetspark.state.store import StateBucket, open_bucket
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.kv import KeyValue
-    from jetspark.app.application import App
-    from jetspark.app.projections.declaring import ProjectionSpec
+    from jetspark.app.projections.projection_spec import ProjectionSpec
+    from jetspark.app.spec import AppSpec, HasSpec
 
 __all__ = ["RebuildOutcome", "drop_rebuild", "rebuild"]
 
@@ -114,7 +116,7 @@ class RebuildOutcome:
 
 async def rebuild(
     js: JetStream,
-    app: App,
+    app: HasSpec,
     projection: str,
     *,
     check: bool = False,
@@ -152,8 +154,8 @@ async def rebuild(
     _check_options(swap_in, drop_old, from_bucket, resume)
     check_no_rate(rate, engine)
     seconds("drop_after_s", drop_after_s)
-    pace, spec = ReadingRate(rate), spec_of(app, projection, js)
-    records = await open_records(js, app.name)
+    app, pace = app.spec, ReadingRate(rate)
+    spec, records = spec_of(app, projection, js), await open_records(js, app.name)
     alias = await find_place(records, spec)
     if resume is not None:
         keeper = await RecordKeeper.find(records, spec, resume, "rebuild")
@@ -162,15 +164,15 @@ async def rebuild(
     history = await History.open(js, app, spec, alias.place.bucket, is_anew=True)
     base = await _base_of(js, history, spec, from_bucket, None if resume is None else keeper.record, check)
     keeper, extent = await _record_of(js, app, spec, records, history, resume, base)
-    place = ProjectionPlace(keeper.record.bucket, spec.version)
-    outcome = RebuildOutcome(record=keeper.record, old=alias.place, new=place)
-    on_progress(keeper.record)
+    new = ProjectionPlace(keeper.record.bucket, spec.version)
+    outcome = RebuildOutcome(record=keeper.record, old=alias.place, new=new)
     work = _Rebuilding(js, history, spec, extent, keeper, outcome, on_progress, base)
+    on_progress(keeper.record)
     await noting(keeper, work.run(pace, check=check, engine=engine))
     if swap_in:
         await work.swap(records, alias)
-        if drop_old:
-            await work.drop_replaced(alias.place.bucket, drop_after_s)
+    if drop_old:  # which needs swap_in
+        await work.drop_replaced(alias.place.bucket, drop_after_s)
     on_progress(keeper.record)
     return outcome
 
@@ -231,7 +233,7 @@ async def _resume_swapped(
 
 async def _record_of(
     js: JetStream,
-    app: App,
+    app: AppSpec,
     spec: ProjectionSpec,
     records: KeyValue,
     history: History,
@@ -257,9 +259,9 @@ async def _record_of(
     return keeper, extent
 
 
-async def _make_shadow(js: JetStream, app: App, spec: ProjectionSpec, id: str) -> str:
+async def _make_shadow(js: JetStream, app: AppSpec, spec: ProjectionSpec, id: str) -> str:
     """A new bucket, like the one that the projection declares, and as safe as the stream."""
-    like: KVConfig = app.as_safe(spec.bucket_config)
+    like: KVConfig = as_safe(app, spec.bucket_config)
     if like.replicas is None:
         like = dataclasses.replace(like, replicas=(await js.stream(app.stream)).cached_info.config.replicas)
     names = _shadow_names(spec, spec.version)
@@ -338,12 +340,13 @@ def _swapped_before(record: ReplayRecord) -> RebuildOutcome:
     return RebuildOutcome(record=record, old=old, new=new, is_swapped=True)
 
 
-async def drop_rebuild(js: JetStream, app: App, projection: str, id: str) -> ReplayRecord:
+async def drop_rebuild(js: JetStream, app: HasSpec, projection: str, id: str) -> ReplayRecord:
     """Remove the bucket of a rebuild that is not in use: one that was never swapped, or was replaced since.
 
     Raises:
         ConfigError: There is no such rebuild, its bucket is in use, or was dropped before.
     """
+    app = app.spec
     spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
     keeper = await RecordKeeper.find(records, spec, id, "rebuild")

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 from jetspark.aio.clock import rng as loop_rng
 from jetspark.aio.steps import ProcedureRunner
+from jetspark.app.extents import Extent
 from jetspark.app.projections.positions import FoldPosition, NotedPosition, position_change, read_position
 from jetspark.app.replay.contents import KeyContent, change_to, reaches
 from jetspark.app.replay.history import History, MemoryFold
 from jetspark.app.replay.places import standstill, store_together
-from jetspark.app.replay.ranges import Extent
-from jetspark.app.replay.records import RecordKeeper
+from jetspark.app.replay.replay_records import RecordKeeper
 from jetspark.errors import BatchInDoubt, Conflict, WrongLastSequence
 from jetspark.state.changes import NOTHING, Change, Current, Outcome
 from jetspark.state.rounds import MAX_ROUNDS, store_round
@@ -32,7 +32,7 @@ from jetspark.state.store import StateBucket
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
-    from jetspark.app.projections.declaring import ProjectionSpec
+    from jetspark.app.projections.projection_spec import ProjectionSpec
 
 __all__ = ["KeyRepair"]
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jetspark.aio.steps import ProcedureRunner
+from jetspark.app.extents import Extent
 from jetspark.app.projections.buckets import check_version, find_place, open_records
 from jetspark.app.projections.marks import is_reserved
 from jetspark.app.projections.positions import FoldPosition
@@ -28,10 +29,10 @@ from jetspark.app.projections.states import CACHE, CacheLimits
 from jetspark.app.replay.compared import ComparedKeys, ParkedKey
 from jetspark.app.replay.contents import Difference, reaches
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
-from jetspark.app.replay.history import History, OnEvents, ReadingRate, spec_of, told_nobody
+from jetspark.app.replay.history import History, OnEvents, spec_of, told_nobody
 from jetspark.app.replay.places import await_position, noted_position
-from jetspark.app.replay.ranges import Extent
 from jetspark.app.replay.scratch_states import ScratchStates
+from jetspark.app.stream_history import ReadingRate
 from jetspark.core.numbers import seconds, whole
 from jetspark.errors import DataLoss, UsageError
 from jetspark.state.changes import NOTHING, Current, current_of
@@ -42,8 +43,8 @@ from jetspark.state.tables import BucketView, open_bucket, snapshot
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
-    from jetspark.app.application import App
-    from jetspark.app.projections.declaring import ProjectionSpec
+    from jetspark.app.projections.projection_spec import ProjectionSpec
+    from jetspark.app.spec import HasSpec
 
 __all__ = [
     "FreshStates",
@@ -128,7 +129,7 @@ class Verification:
 
 async def verify(
     js: JetStream,
-    app: App,
+    app: HasSpec,
     projection: str,
     *,
     to_seq: int | None = None,
@@ -157,6 +158,7 @@ async def verify(
             was folded without events that the stream had dropped before they were read.
         UsageError: The bucket was made by another version of the projection; or it has not got to ``to_seq``.
     """
+    app = app.spec
     check_no_rate(rate, engine)
     if to_seq is not None:
         whole("to_seq", to_seq, instead="or None for the end of the stream")

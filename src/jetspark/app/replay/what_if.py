@@ -14,16 +14,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jetspark.app.contracts.catalogue import Catalogue
-from jetspark.app.replay.history import StreamHistory
-from jetspark.app.replay.ranges import Extent, ReplayRequest
+from jetspark.app.extents import Extent, ReplayRequest
 from jetspark.app.server_clock import server_clock
-from jetspark.app.workflows.comparing import ComparedRun, HistoryComparison, StepDifference, WorkflowCode
-from jetspark.app.workflows.declaring import WorkflowSpec
+from jetspark.app.spec import AppSpec, HasSpec
+from jetspark.app.stream_history import StreamHistory
+from jetspark.app.workflows.version_comparison import ComparedRun, HistoryComparison, StepDifference, WorkflowCode
+from jetspark.app.workflows.workflow_spec import WorkflowSpec
 from jetspark.errors import ConfigError, MessageNotFound
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
-    from jetspark.app.application import App
 
 __all__ = ["NewCode", "WhatIf", "check_request", "comparison_of", "what_if"]
 
@@ -74,13 +74,14 @@ class NewCode(NamedTuple):
 
 
 def comparison_of(
-    app: App, workflow: str, code: NewCode, *, since: int = 0, keys: Iterable[str] = ()
+    app: HasSpec, workflow: str, code: NewCode, *, since: int = 0, keys: Iterable[str] = ()
 ) -> HistoryComparison:
     """A comparison of an application's workflow with another version of it.
 
     Raises:
         ConfigError: There is no such workflow in the application or in the new code.
     """
+    app = app.spec
     spec = app.workflows.get(workflow)
     if spec is None:
         known = ", ".join(sorted(app.workflows)) or "none"
@@ -89,14 +90,13 @@ def comparison_of(
     return HistoryComparison(app.name, old, _new_code(app, spec, code), since=since, keys=tuple(keys))
 
 
-def _new_code(app: App, old: WorkflowSpec, code: NewCode) -> WorkflowCode:
+def _new_code(app: AppSpec, old: WorkflowSpec, code: NewCode) -> WorkflowCode:
     """The workflow of an App in the new code, or a class in it with ``react``."""
-    from jetspark.app.application import App
-
     module = code.load()
     for value in vars(module).values():
-        if isinstance(value, App) and value is not app and old.name in value.workflows:
-            return WorkflowCode(value.workflows[old.name], value.catalogue)
+        spec = getattr(value, "spec", None)  # of an App
+        if isinstance(spec, AppSpec) and spec is not app and old.name in spec.workflows:
+            return WorkflowCode(spec.workflows[old.name], spec.catalogue)
     classes = [
         value
         for value in vars(module).values()
@@ -210,7 +210,7 @@ def check_request(request: ReplayRequest) -> None:
 
 
 async def what_if(
-    js: JetStream, app: App, workflow: str, code: NewCode, request: ReplayRequest | None = None
+    js: JetStream, app: HasSpec, workflow: str, code: NewCode, request: ReplayRequest | None = None
 ) -> WhatIf:
     """What another version of a workflow would have decided about the events of a range, taking over at its beginning.
 
@@ -221,6 +221,7 @@ async def what_if(
         ConfigError: There is no such workflow, or the versions do not agree on which run an event belongs to.
         DataLoss: The beginning of the stream is gone, so that nobody knows the states of its runs.
     """
+    app = app.spec
     request = request or ReplayRequest()
     check_request(request)
     filters = comparison_of(app, workflow, code).filters

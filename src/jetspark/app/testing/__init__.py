@@ -1,6 +1,6 @@
 """A test kit for applications. It needs no server: handlers run alone, or on a model server in virtual time."""
 
-from jetspark.app.contracts.golden import check_contracts
+from jetspark.app.checks.golden import check_contracts
 from jetspark.app.replay.checking import NotReplayable, check_replay
 from jetspark.app.testing.alone import EffectCall, HandlerRun, run_handler
 from jetspark.app.testing.failures import FAILURES

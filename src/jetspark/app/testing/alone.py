@@ -13,12 +13,13 @@ from typing import Any, Literal, TypeAlias, cast
 import msgspec
 
 from jetspark.aio.jetstream import JetStream
-from jetspark.app.application import App, HandlerFunction, HandlerSpec
+from jetspark.app.application import App
 from jetspark.app.causes import current_cause
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import Decoded, Encoded, decode, encode
-from jetspark.app.handlers.calling import returned_events
 from jetspark.app.handlers.context import Context, Dependencies, plan_arguments
+from jetspark.app.handlers.handler_spec import HandlerFunction, HandlerSpec
+from jetspark.app.handlers.invocation import returned_events
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords, call_effect
 from jetspark.app.handlers.retry import Bury, RetryPolicy, Skip, WaitHere, WaitLong, decide, deciding_error
 from jetspark.app.testing.memory import MemoryBucket
@@ -246,7 +247,7 @@ class _SingleRun:
             clock=lambda: self._now,
             server_now=self._server_now,
             log=self._log,
-            **({} if self._app is None else {"declared": self._app.declared}),
+            **({} if self._app is None else {"declared": self._app.spec.declared}),
         )
 
 

@@ -6,16 +6,15 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
-from jetspark.app.application import App, HandlerSpec
+from jetspark.app.application import App
+from jetspark.app.handlers.handler_spec import HandlerSpec
 
 __all__ = ["changed_app", "with_dependencies", "with_replicas", "with_specs", "without_partitions"]
 
 
 def changed_app(app: App, **changes: Any) -> App:
-    """A copy with other attributes; what is not changed is shared."""
-    copy = object.__new__(type(app))
-    copy.__dict__.update(app.__dict__ | changes)
-    return copy
+    """A copy with other declarations; the rest is shared."""
+    return App.of(dataclasses.replace(app.spec, **changes))
 
 
 def with_specs(app: App, change: Callable[[HandlerSpec], HandlerSpec]) -> App:
@@ -33,7 +32,7 @@ def without_partitions(app: App) -> App:
 
 def with_replicas(app: App) -> App:
     """A copy whose stream has three replicas."""
-    return changed_app(app, stream_config=dataclasses.replace(app.stream_config, replicas=3))
+    return changed_app(app, stream_config=dataclasses.replace(app.spec.stream_config, replicas=3))
 
 
 def with_dependencies(app: App, dependencies: Iterable[Any]) -> App:
@@ -43,4 +42,4 @@ def with_dependencies(app: App, dependencies: Iterable[Any]) -> App:
     async def instead() -> AsyncIterator[Any]:
         yield given
 
-    return changed_app(app, lifespans=[instead])
+    return changed_app(app, lifespans=(instead,))

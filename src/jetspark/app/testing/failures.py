@@ -92,7 +92,7 @@ class Scenario:
                     raise RequestTimeout(words, self.test.now - began) from None
 
     def _waits(self) -> bool:
-        messages = self.test.network.front.model.messages(self.app.retry_stream)
+        messages = self.test.network.front.model.messages(self.app.spec.retry_stream)
         return any(".wait." in each.subject for each in messages)
 
     def happened(self, *faults: InjectedFault) -> None:
@@ -134,7 +134,7 @@ async def _nothing(scenario: Scenario) -> None:
 async def _published_again(scenario: Scenario) -> None:
     await scenario.publish()
     await scenario.finish()
-    window_s = scenario.app.stream_config.duplicate_window_s or 0.0
+    window_s = scenario.app.spec.stream_config.duplicate_window_s or 0.0
     scenario.test.advance(max(window_s, BEYOND_DUPLICATES_S) + 60.0)
     await scenario.publish(1)
     await scenario.finish()
@@ -175,7 +175,7 @@ async def _cut(scenario: Scenario) -> None:
 
 
 async def _leader_lost(scenario: Scenario) -> None:
-    if not scenario.app.owns_stream:
+    if not scenario.app.spec.owns_stream:
         scenario.has_happened = False
         return
     await scenario.publish()
@@ -291,7 +291,7 @@ async def _poison(scenario: Scenario) -> None:
 async def _no_event(scenario: Scenario) -> None:
     """Something in the stream is no event. It holds up its key, if its subject tells one, until it is discarded."""
     hit = _hit(scenario)
-    if not all(spec.dead_letter for spec in hit) or not scenario.app.owns_stream:
+    if not all(spec.dead_letter for spec in hit) or not scenario.app.spec.owns_stream:
         scenario.has_happened = False
         return
     event = scenario.events[0]

@@ -77,7 +77,7 @@ def _switched(function: Callable[..., Any], switch: DependencySwitch, name: str)
 
 def with_switch(app: App, switch: DependencySwitch) -> App:
     """The same application, whose dependencies can be switched off."""
-    return changed_app(app, lifespans=[_switched_lifespan(each, switch) for each in app.lifespans])
+    return changed_app(app, lifespans=tuple(_switched_lifespan(each, switch) for each in app.spec.lifespans))
 
 
 def _switched_lifespan(lifespan: Lifespan, switch: DependencySwitch) -> Lifespan:

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jetspark.app.application import App, HandlerFunction
+from jetspark.app.application import App
+from jetspark.app.handlers.handler_spec import HandlerFunction
 from jetspark.app.handlers.retry import Reject
 from jetspark.app.testing.copies import with_specs
 from jetspark.app.testing.steps import SeenStep, StepMoment, StepReader, parse_moment

@@ -25,9 +25,8 @@ from jetspark.aio.client import Client
 from jetspark.aio.connecting import connect
 from jetspark.app.application import App
 from jetspark.app.client import AppClient
-from jetspark.app.commands.declaring import Command, CommandReply
+from jetspark.app.commands.command_spec import Command, CommandReply
 from jetspark.app.contracts.envelope import decode
-from jetspark.app.dead_letters.letters import DeadEvent
 from jetspark.app.dead_letters.redriving import (
     LetterFilter,
     RedriveProgress,
@@ -35,13 +34,14 @@ from jetspark.app.dead_letters.redriving import (
     read_letters,
     run_redrive,
 )
-from jetspark.app.running import run_app
+from jetspark.app.provisioning import apply_topology
+from jetspark.app.stored_events import DeadEvent
 from jetspark.app.testing.copies import with_dependencies, without_partitions
 from jetspark.app.testing.injecting import InjectedFault, Injector, watched_app
 from jetspark.app.testing.projected import VIRTUAL_LIVE, VirtualReaders, is_behind, read_states
 from jetspark.app.testing.stages import RealStage, Stage, VirtualStage
 from jetspark.app.topology.declared import ConsumerPlace
-from jetspark.app.topology.provisioning import apply_topology
+from jetspark.app.workers import run_app
 from jetspark.core.subjects import matches
 from jetspark.errors import ConfigError, ContractViolation, NetworkError, RequestTimeout, UsageError
 from jetspark.jetstream.info import PubAck
@@ -341,7 +341,7 @@ class TestApp:
         stage = self._stage
         app = self.app if self._virtual is None else watched_app(self.app, self.injector.at_run)
         work = run_app(
-            app,
+            app.spec,
             stage.url,
             only=(),
             stop_timeout=STOP_TIMEOUT_S,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetspark.app.application import App
 from jetspark.app.causes import current_cause
-from jetspark.app.dead_letters.letters import DeadEvent
+from jetspark.app.stored_events import DeadEvent
 from jetspark.app.testing.injecting import Injector
 from jetspark.app.testing.steps import SeenStep, StepMoment
 from jetspark.testing.model import ModelServer
@@ -99,7 +99,7 @@ class RunObserver:
     def _state(self, model: ModelServer) -> dict[str, bytes]:
         state: dict[str, bytes] = {}
         of_handlers = {spec.bucket for spec in self._app.handlers.values() if spec.bucket}
-        for bucket in sorted(of_handlers | {each.bucket for each in self._app.buckets}):
+        for bucket in sorted(of_handlers | {each.bucket for each in self._app.spec.buckets}):
             for message in model.messages(f"KV_{bucket}"):
                 key = message.subject.removeprefix(f"$KV.{bucket}.")
                 if key.startswith("_done."):

@@ -9,9 +9,9 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.app.application import App
 from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.projections.buckets import find_place, open_records
-from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import is_reserved, position_key
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.testing.stages import Stage, VirtualStage
 from jetspark.core.headers import Headers
 from jetspark.errors import KeyNotFound, MessageNotFound

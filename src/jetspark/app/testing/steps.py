@@ -19,7 +19,7 @@ import json
 from typing import Literal, NamedTuple, TypeAlias
 
 from jetspark.app.application import App
-from jetspark.app.dead_letters.letters import PREFIX
+from jetspark.app.stored_events import PREFIX
 from jetspark.errors import ConfigError
 from jetspark.testing.network import Publication
 
@@ -75,7 +75,7 @@ class StepReader:
             (place.stream, place.name): (place.config.metadata or {}).get("jetspark-handler")
             for place in app.topology().consumers
         }
-        self._bucket = f"$KV.{app.handler_bucket}."
+        self._bucket = f"$KV.{app.spec.handler_bucket}."
         self._letters = f"dlq.{app.name}."
         self._retries = f"retry.{app.name}."
         self._transactions = {f"$KV.{spec.bucket}.": spec.name for spec in app.handlers.values() if spec.bucket}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jetspark.app.application import App
-from jetspark.app.commands.declaring import Command
+from jetspark.app.commands.command_spec import Command
 from jetspark.app.testing.workflow_model import Answers, Arrival, Broken, ModelRun, Move, RunView, WorkflowModel
 from jetspark.app.workflows.commands import CommandAnswered
 

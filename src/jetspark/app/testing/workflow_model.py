@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from jetspark.app.application import App
-from jetspark.app.commands.declaring import Command
+from jetspark.app.commands.command_spec import Command
 from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.timers import When
 from jetspark.app.workflows.commands import CommandSent
-from jetspark.app.workflows.declaring import RunRecord, RunStatus, StepTaken
+from jetspark.app.workflows.workflow_spec import RunRecord, RunStatus, StepTaken
 from jetspark.errors import CommandRefused, ConfigError
 
 __all__ = ["Answers", "Arrival", "Broken", "ModelRun", "Move", "RunView", "WorkflowModel"]
@@ -254,7 +254,7 @@ class WorkflowModel:
         """What the stream does with a step."""
         ids, set_timers = dict(step.record.timers), []
         timers = {name: (due, name, event) for due, name, event in run.timers if ids.get(name)}
-        if step.timers and not self.app.has_timers:
+        if step.timers and not self.app.spec.has_timers:
             raise Broken(f"it sets timers, and app {self.app.name!r} has none: declare it with App(..., timers=True)")
         for name, (event, when) in step.timers.items():
             ids[name] = f"t{run.sequence} {name}"
@@ -286,7 +286,7 @@ class WorkflowModel:
             for event in events:
                 text_of_event(event)
                 if not isinstance(event, Command):
-                    self.app.declared(event)
+                    self.app.spec.declared(event)
         except Exception as error:
             raise Broken(f"what it publishes cannot be stored: {error}") from error
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from jetspark.app.handlers.key_record import KEYS, changed_keys
+from jetspark.app.topology.key_record import KEYS, changed_keys
 from jetspark.core.subjects import is_subset
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig

@@ -34,6 +34,8 @@ from jetspark.errors import ConfigError
 
 __all__ = [
     "ADVISORY_KINDS",
+    "MARKER_TTL_S",
+    "advisory_consumer_name",
     "advisory_stream",
     "advisory_subject",
     "check_app_name",
@@ -49,6 +51,9 @@ __all__ = [
 
 ADVISORY_KINDS = ("MSG_TERMINATED", "MAX_DELIVERIES")
 """What the server says when it will not deliver an event again that nobody has acknowledged."""
+
+MARKER_TTL_S = 60.0
+"""How long a watcher of a bucket can see that a key was removed by its TTL."""
 
 _is_name = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*").fullmatch
 # A subject has room for a few thousand bytes; a key longer than this is known by its hash.
@@ -72,6 +77,11 @@ def dead_letter_stream(app: str) -> str:
 def retry_stream(app: str) -> str:
     """The stream in which long waits are stored."""
     return f"{app.upper()}_RETRY"
+
+
+def advisory_consumer_name(app: str, handler: str) -> str:
+    """The consumer by which the workers of a handler share the server's advisories about its events."""
+    return f"{app}-{handler}"
 
 
 def advisory_stream(app: str) -> str:

@@ -13,15 +13,15 @@ from jetspark.app.causes import current_cause
 from jetspark.app.contracts.envelope import Decoded, decode
 from jetspark.app.dead_letters.redriving import LetterFilter, RedriveResults, read_letters, run_redrive
 from jetspark.app.entities.entities import EntityChange, EntityWriter, StoredEntity, UnreadableEntity
-from jetspark.app.workflows.declaring import RunRecord, RunStatus, StepNote, WorkflowSpec
-from jetspark.app.workflows.running import carry_out
+from jetspark.app.workflows.step_handler import carry_out
 from jetspark.app.workflows.timeline import read_timeline
+from jetspark.app.workflows.workflow_spec import RunRecord, RunStatus, StepNote, WorkflowSpec
 from jetspark.core.arguments import text
 from jetspark.core.numbers import check_timeout, seconds
 from jetspark.errors import ConfigError, ConnectionClosed, ContractViolation, MessageNotFound, WorkflowNotOver
 
 if TYPE_CHECKING:
-    from jetspark.app.declarations import Declarations
+    from jetspark.app.spec import AppSpec
 
 __all__ = ["RunRetry", "WorkflowRun", "WorkflowRuns"]
 
@@ -202,7 +202,7 @@ class WorkflowRuns:
         return None
 
     @property
-    def _app(self) -> Declarations:
+    def _app(self) -> AppSpec:
         return self._writer.app
 
     def _listed(self, found: StoredEntity | UnreadableEntity) -> WorkflowRun:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from jetspark.app.client import AppClient
-from jetspark.app.commands.declaring import Command
+from jetspark.app.commands.command_spec import Command
 from jetspark.app.handlers.context import Context
 from jetspark.app.handlers.retry import Reject
 from jetspark.app.workflows.commands import CommandAnswered, CommandKinds, CommandSent
 from jetspark.errors import CommandRefused, ConfigError
 
 if TYPE_CHECKING:
-    from jetspark.app.declarations import Declarations
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.app.commands.command_spec import CommandReply
+    from jetspark.app.spec import AppSpec
+
+    Call: TypeAlias = Callable[[JetStream, Command, str, float], Awaitable[CommandReply]]
 
 __all__ = ["SENDING_TIMEOUT_S", "sender_of"]
 
@@ -34,17 +37,22 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 def sender_of(
-    app: Declarations, workflow: str, kinds: CommandKinds
+    app: Callable[[], AppSpec], workflow: str, kinds: CommandKinds, call_command: Call
 ) -> Callable[..., Coroutine[Any, Any, CommandAnswered | None]]:
-    """The handler that sends the commands of a workflow."""
+    """Return the handler that sends the commands of a workflow.
+
+    Args:
+        app: Returns the spec of the application, once everything is declared.
+        call_command: Sends a command over a connection, with its id and a time-out.
+    """
 
     async def send_command(event: CommandSent, ctx: Context) -> CommandAnswered | None:
-        command = _restored(app, event)
+        command = _restored(app(), event)
 
         async def call() -> _Answer:
             try:
                 # The id of the event: sent again, the command is answered as it was decided.
-                reply = await AppClient.on(app, ctx.js).call(command, command_id=ctx.event_id, timeout=CALL_TIMEOUT_S)
+                reply = await call_command(ctx.js, command, ctx.event_id, CALL_TIMEOUT_S)
             except CommandRefused as refusal:
                 return _Answer(refused=refusal.reason)
             return _Answer(reply=reply.data, sequence=reply.sequence)
@@ -63,7 +71,7 @@ def sender_of(
     return send_command
 
 
-def _restored(app: Declarations, event: CommandSent) -> Command:
+def _restored(app: AppSpec, event: CommandSent) -> Command:
     spec = app.commands.get(event.command)
     if spec is None:
         raise ConfigError(f"command {event.command!r} is not known any more: app {app.name!r} has to declare it")

@@ -17,7 +17,7 @@ import msgspec
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import Decoded, decode
 from jetspark.app.workflows.commands import CommandSent
-from jetspark.app.workflows.declaring import RunRecord, StepNote
+from jetspark.app.workflows.workflow_spec import RunRecord, StepNote
 from jetspark.errors import ContractViolation, MessageNotFound
 
 if TYPE_CHECKING:

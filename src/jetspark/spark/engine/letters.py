@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jetspark.app.clock import utc_now
-from jetspark.app.dead_letters.letters import DeadEvent, Origin, is_too_large, letter_subject
 from jetspark.app.projections.unreadable import HANDLER
+from jetspark.app.stored_events import DeadEvent, Origin, is_too_large, letter_subject
 from jetspark.core import headers as header_block
 from jetspark.core.headers import Headers
 from jetspark.errors import JetSparkError, PayloadTooLarge, WrongLastSequence

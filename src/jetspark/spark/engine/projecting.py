@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.recent_ids import ID_BYTES, Identified
 from jetspark.publish.steps import Procedure
 from jetspark.state.changes import NOTHING, Change, Current, Outcome

@@ -294,7 +294,7 @@ class ProjectionPlan:
         if place.folder:
             options["appFolder"] = place.folder
         specs = [declared.projections[name] for name in names]
-        router = Router(specs, declared.catalogue, owns_stream=declared.owns_stream)
+        router = Router(specs, declared.catalogue, owns_stream=declared.spec.owns_stream)
         filters = router.filters
         options["events"] = option_text(filters)
         if router.reading:  # else all of the stream

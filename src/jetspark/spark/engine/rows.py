@@ -28,9 +28,9 @@ from jetspark.app.application import App
 from jetspark.app.contracts.catalogue import Decoding
 from jetspark.app.contracts.envelope import read_data, read_envelope
 from jetspark.app.contracts.faults import USER_ERRORS
-from jetspark.app.dead_letters.letters import FailureCause
-from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.folding import Failure, Recorded, Router, identity_of
+from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.stored_events import FailureCause
 from jetspark.core.message import CoreMessage
 from jetspark.core.subjects import on_one_of
 from jetspark.spark.engine.covering import Covered

@@ -1,8 +1,8 @@
 """What another version of a workflow would have decided for recorded history, on Spark; nothing is stored.
 
 Tasks read the stream and tell which run each message belongs to. Spark brings the messages of a run together, and other
-tasks sort them by sequence and let both versions decide (:mod:`jetspark.app.workflows.comparing`). The application
-reaches workers by its name, as for projections, the new version as the text of its module.
+tasks sort them by sequence and let both versions decide (:mod:`jetspark.app.workflows.version_comparison`). The
+application reaches workers by its name, as for projections, the new version as the text of its module.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from pyspark.sql.types import (
 
 from jetspark.app import App
 from jetspark.app.clock import utc_now
+from jetspark.app.extents import Extent, ReplayRequest, extent_of
 from jetspark.app.projections.folding import Recorded
-from jetspark.app.replay.ranges import Extent, ReplayRequest, extent_of
 from jetspark.app.replay.what_if import NewCode, WhatIf, check_request, comparison_of
-from jetspark.app.workflows.comparing import ComparedRun, Divergence, StepDifference
+from jetspark.app.workflows.version_comparison import ComparedRun, Divergence, StepDifference
 from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
 from jetspark.core.numbers import whole

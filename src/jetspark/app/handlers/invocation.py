@@ -21,10 +21,11 @@ from jetspark.errors import ConfigError, Conflict, PayloadTooLarge
 
 if TYPE_CHECKING:
     from jetspark.aio.kv import KeyValue
-    from jetspark.app.application import App, HandlerSpec
     from jetspark.app.contracts.envelope import Decoded, Encoded
-    from jetspark.app.dead_letters.store import HandlerStore
+    from jetspark.app.handlers.handler_spec import HandlerSpec
+    from jetspark.app.handlers.handler_store import HandlerStore
     from jetspark.app.handlers.lanes import WorkItem
+    from jetspark.app.spec import AppSpec
 
 __all__ = ["HandlerCalls", "returned_events"]
 
@@ -42,7 +43,7 @@ class HandlerCalls:
 
     def __init__(
         self,
-        app: App,
+        app: AppSpec,
         spec: HandlerSpec,
         store: HandlerStore,
         dependencies: Dependencies,

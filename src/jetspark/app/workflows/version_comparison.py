@@ -29,7 +29,7 @@ from jetspark.app.contracts.envelope import Decoded, decode
 from jetspark.app.projections.folding import Recorded
 from jetspark.app.timers import firing_subject, timer_subject
 from jetspark.app.workflows.commands import CommandAnswered, CommandSent
-from jetspark.app.workflows.declaring import (
+from jetspark.app.workflows.workflow_spec import (
     RunRecord,
     StepTaken,
     StoredCompensation,

@@ -20,7 +20,7 @@ from jetspark.errors import ConfigError
 if TYPE_CHECKING:
     import datetime
 
-    from jetspark.app.projections.declaring import ProjectionSpec
+    from jetspark.app.projections.projection_spec import ProjectionSpec
 
 __all__ = [
     "UNCHANGED",
@@ -376,7 +376,7 @@ class CommandSpec:
             raise ConfigError(f"reads returned {filters!r}: expected a list of subjects")
         return _checked_boundary(tuple(islice(filters, MAX_BOUNDARIES + 1)), tuple(stored))
 
-    def check_snapshot(self, projections: dict[str, ProjectionSpec]) -> None:
+    def check_snapshot(self, projections: Mapping[str, ProjectionSpec]) -> None:
         """
         Raises:
             ConfigError: There is no such projection, or its states are not those of keys.

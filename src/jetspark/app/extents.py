@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.core.arguments import instance, unfit
 from jetspark.core.subjects import validate_filter
 from jetspark.errors import ConfigError, DataLoss

@@ -13,6 +13,7 @@ from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.stream import Stream
 from jetspark.app.commands.boundaries import SnapshotState, encode_state
+from jetspark.app.commands.command_spec import CommandReply
 from jetspark.app.commands.deciding import (
     Append,
     Appended,
@@ -28,7 +29,6 @@ from jetspark.app.commands.deciding import (
     ReadTail,
     StreamEnd,
 )
-from jetspark.app.commands.declaring import CommandReply
 from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.projections.views import Views

@@ -19,8 +19,8 @@ from jetspark.aio.transport import Link
 from jetspark.app.clock import utc_now
 from jetspark.app.commands import wire
 from jetspark.app.commands.answering import ReplyRule
-from jetspark.app.commands.declaring import CommandSpec
-from jetspark.app.commands.running import CommandOptions, CommandRunner
+from jetspark.app.commands.command_runner import CommandOptions, CommandRunner
+from jetspark.app.commands.command_spec import CommandSpec
 from jetspark.app.commands.service import QUEUE_GROUP, Endpoint, ServiceRecord
 from jetspark.app.commands.serving import Serving
 from jetspark.app.contracts.catalogue import Catalogue
@@ -29,7 +29,7 @@ from jetspark.core.version import VERSION
 from jetspark.errors import JetSparkError, PermissionDenied
 
 if TYPE_CHECKING:
-    from jetspark.app.application import App
+    from jetspark.app.spec import AppSpec
 
 __all__ = ["CommandWorker"]
 
@@ -60,7 +60,7 @@ class CommandWorker:
 
     def __init__(
         self,
-        app: App,
+        app: AppSpec,
         specs: Sequence[CommandSpec],
         client: Client,
         *,

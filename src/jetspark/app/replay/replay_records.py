@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from jetspark.app.clock import seconds_now, utc_now
+from jetspark.app.extents import Extent, ReplayRequest
 from jetspark.app.patience import patiently
-from jetspark.app.replay.ranges import Extent, ReplayRequest
 from jetspark.core.arguments import instance
 from jetspark.errors import ConfigError, Conflict, JetSparkError, KeyNotFound, ProtocolError, UsageError
 
 if TYPE_CHECKING:
     from jetspark.aio.kv import KeyValue
-    from jetspark.app.projections.declaring import ProjectionSpec
+    from jetspark.app.projections.projection_spec import ProjectionSpec
 
 __all__ = [
     "NoteKeeper",

@@ -11,7 +11,7 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.app.contracts.records import check_records
 from jetspark.app.contracts.registry import ContractRegistry, missing_records, read_registry
 from jetspark.app.contracts.tokens import unescape
-from jetspark.app.handlers.key_record import KEYS, changed_keys
+from jetspark.app.layout import topology_of
 from jetspark.app.topology.declared import (
     ConsumerPlace,
     Found,
@@ -22,13 +22,14 @@ from jetspark.app.topology.declared import (
     inherit_replicas,
     plan_changes,
 )
+from jetspark.app.topology.key_record import KEYS, changed_keys
 from jetspark.app.topology.names import handler_bucket, is_hash
 from jetspark.errors import ConsumerNotFound, StreamNotFound, TopologyDrift, TopologyRefused
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 from jetspark.jetstream.kv import KVConfig
 
 if TYPE_CHECKING:
-    from jetspark.app.declarations import Declarations
+    from jetspark.app.spec import AppSpec, HasSpec
 
 __all__ = ["apply_topology", "check_for_drift", "make_plan", "read_found"]
 
@@ -117,28 +118,28 @@ async def _read_former(
     return found
 
 
-async def make_plan(js: JetStream, app: Declarations) -> TopologyPlan:
+async def make_plan(js: JetStream, app: HasSpec) -> TopologyPlan:
     """What has to be done so that the server has what an application declares: its contracts included."""
+    app = app.spec
     return (await _compare(js, app))[2]
 
 
-async def _compare(
-    js: JetStream, app: Declarations, only: Collection[str] = ()
-) -> tuple[Topology, Found, TopologyPlan]:
+async def _compare(js: JetStream, app: AppSpec, only: Collection[str] = ()) -> tuple[Topology, Found, TopologyPlan]:
     """What has to be there, what is there, and what has to be done for it."""
-    declared = app.topology(only)
+    declared = topology_of(app, only)
     found = await read_found(js, declared)
     declared = inherit_advisories(inherit_replicas(declared, found), found)
     plan = plan_changes(declared, found)
     return declared, found, TopologyPlan(plan.app, (*plan.steps, *await _contract_steps(js, app)))
 
 
-async def apply_topology(js: JetStream, app: Declarations, *, allow: bool = False) -> TopologyPlan:
+async def apply_topology(js: JetStream, app: HasSpec, *, allow: bool = False) -> TopologyPlan:
     """Do what :func:`make_plan` finds, and return what was done. Done again, it does nothing.
 
     Raises:
         TopologyRefused: A change is destructive and not allowed, or impossible; nothing was done.
     """
+    app = app.spec
     declared, found, plan = await _compare(js, app)
     refused = plan.refused(allow)
     if refused:
@@ -167,18 +168,19 @@ def _with_metadata_of(existing: StreamConfig | ConsumerConfig | None, wanted: _C
     return dataclasses.replace(wanted, metadata=there | dict(wanted.metadata or {}))
 
 
-async def check_for_drift(js: JetStream, app: Declarations, only: Collection[str] = ()) -> None:
+async def check_for_drift(js: JetStream, app: HasSpec, only: Collection[str] = ()) -> None:
     """Refuse to start where the server is not as the application declares; with ``only``, as far as these need it.
 
     Raises:
         TopologyDrift: It differs; the message is the difference.
     """
+    app = app.spec
     plan = (await _compare(js, app, only))[2]
     if not plan.is_empty:
         raise TopologyDrift(app.name, tuple(map(str, plan.steps)))
 
 
-async def _contract_steps(js: JetStream, app: Declarations) -> list[Step]:
+async def _contract_steps(js: JetStream, app: AppSpec) -> list[Step]:
     if not app.owns_stream:
         return []
     records = await read_registry(js, app.schema_bucket)

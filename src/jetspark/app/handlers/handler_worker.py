@@ -17,13 +17,12 @@ from jetspark.aio.clock import rng as loop_rng
 from jetspark.aio.context import context_of
 from jetspark.app.clock import idle_s, utc_now
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
-from jetspark.app.dead_letters.letters import error_text
-from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.denial_watch import DenialWatch, denial_in
-from jetspark.app.handlers.calling import HandlerCalls
 from jetspark.app.handlers.context import Dependencies
 from jetspark.app.handlers.given_up import ConsumerSource, GivenUp
+from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.intake import Intake
+from jetspark.app.handlers.invocation import HandlerCalls
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine, Stalled
 from jetspark.app.handlers.readers import PartitionReaders
@@ -44,6 +43,7 @@ from jetspark.app.handlers.settling import (
 )
 from jetspark.app.patience import patiently
 from jetspark.app.server_clock import server_clock
+from jetspark.app.stored_events import error_text
 from jetspark.app.topology.names import is_bookkeeping, partition_stream
 from jetspark.core.backoff import Backoff
 from jetspark.core.subjects import on_one_of
@@ -59,7 +59,8 @@ from jetspark.publish.steps import ReadClock
 
 if TYPE_CHECKING:
     from jetspark.aio.stream_message import JetStreamMessage
-    from jetspark.app.application import App, HandlerSpec
+    from jetspark.app.handlers.handler_spec import HandlerSpec
+    from jetspark.app.spec import AppSpec
 
 __all__ = ["HandlerWorker"]
 
@@ -80,7 +81,7 @@ class HandlerWorker:
 
     def __init__(
         self,
-        app: App,
+        app: AppSpec,
         spec: HandlerSpec,
         client: Client,
         store: HandlerStore,

@@ -29,9 +29,9 @@ from jetspark.aio.message import Message
 from jetspark.aio.subscription import Subscription
 from jetspark.app.clock import idle_s, utc_now
 from jetspark.app.commands.boundaries import BoundaryCache
+from jetspark.app.commands.command_spec import CommandReply, CommandSpec
 from jetspark.app.commands.deciding import Append, Appended, AppendMoved, AppendUnknown, CommandRequest, Deciding
-from jetspark.app.commands.declaring import CommandReply, CommandSpec
-from jetspark.app.commands.store import REQUEST_S, CommandStore, stream_end
+from jetspark.app.commands.decision_store import REQUEST_S, CommandStore, stream_end
 from jetspark.app.patience import patiently
 from jetspark.app.projections.views import Views
 from jetspark.app.server_clock import REFRESH_S, ServerClock, server_clock
@@ -45,7 +45,7 @@ from jetspark.jetstream.publishing import read_pub_ack
 if TYPE_CHECKING:
     from jetspark.app.commands.deciding import CommandStep, CommandSteps
     from jetspark.app.contracts.catalogue import Catalogue
-    from jetspark.app.declarations import Declarations
+    from jetspark.app.spec import AppSpec
 
 __all__ = ["CommandOptions", "CommandRun", "CommandRunner"]
 
@@ -153,9 +153,7 @@ class CommandRunner:
     # ---- life --------------------------------------------------------------------------------------------------
 
     @classmethod
-    async def open(
-        cls, app: Declarations, js: JetStream, *, catalogue: Catalogue, options: CommandOptions
-    ) -> CommandRunner:
+    async def open(cls, app: AppSpec, js: JetStream, *, catalogue: Catalogue, options: CommandOptions) -> CommandRunner:
         """Look at the stream, and hear of it from now on when it is deleted, made, or changed.
 
         Args:
@@ -412,7 +410,7 @@ async def _keep_time(time: ServerClock) -> None:
             _logger.warning("the server's time is not known anew, and goes on from its last answer: %s", error)
 
 
-async def _watch_stream(app: Declarations, advisories: Subscription, deciding: Deciding) -> None:
+async def _watch_stream(app: AppSpec, advisories: Subscription, deciding: Deciding) -> None:
     """Hear of it when the stream is deleted, made, or changed."""
     try:
         async with advisories:

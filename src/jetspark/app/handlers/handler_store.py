@@ -21,19 +21,7 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
-from jetspark.app.clock import utc_now
-from jetspark.app.dead_letters.letters import (
-    CLOSED_TTL_S,
-    DeadEvent,
-    FailureCause,
-    LetterRef,
-    LetterStatus,
-    Origin,
-    apart_subject,
-    is_too_large,
-    letter_filter,
-    letter_subject,
-)
+from jetspark.app.clock import microseconds, utc_now
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.partitions import copied_from, without_server_headers
 from jetspark.app.handlers.settling import (
@@ -57,6 +45,18 @@ from jetspark.app.handlers.settling import (
     advance,
 )
 from jetspark.app.server_clock import server_clock
+from jetspark.app.stored_events import (
+    CLOSED_TTL_S,
+    DeadEvent,
+    FailureCause,
+    LetterRef,
+    LetterStatus,
+    Origin,
+    apart_subject,
+    is_too_large,
+    letter_filter,
+    letter_subject,
+)
 from jetspark.app.topology.names import dead_letter_stream, escape_token, handler_bucket, retry_stream
 from jetspark.core.headers import Headers, last_value, readable
 from jetspark.errors import (
@@ -73,7 +73,7 @@ from jetspark.errors import (
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.publishing import Expect
 
-__all__ = ["HandlerStore", "StoredLetter", "microseconds"]
+__all__ = ["HandlerStore", "StoredLetter"]
 
 _logger = logging.getLogger("jetspark.app")
 
@@ -85,7 +85,6 @@ READ_LETTERS = 64
 NOTES_AT_ONCE = 100
 # How long a deleted record's mark stays in the bucket.
 MARK_TTL_S = 3600.0
-_EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 
 class StoredLetter:
@@ -539,11 +538,6 @@ def _origin(item: WorkItem) -> Origin:
     # The time is that of the copy: the server does not say when the original was stored.
     source = copied_from(message.raw_headers, message.subject)
     return Origin(source.stream, source.sequence, microseconds(metadata.timestamp))
-
-
-def microseconds(moment: datetime.datetime) -> int:
-    """Since 1970."""
-    return (moment - _EPOCH) // datetime.timedelta(microseconds=1)
 
 
 def _now_text() -> str:

@@ -23,7 +23,8 @@ from jetspark.app.contracts.envelope import derived_id
 from jetspark.app.contracts.other_forms import header_of
 from jetspark.app.entities.changes import CHANGES_HEADER, PendingChange, recent_changes
 from jetspark.app.entities.committing import asking_again
-from jetspark.app.entities.comparing import (
+from jetspark.app.entities.entity_spec import KEY_HEADER, EntitySpec
+from jetspark.app.entities.event_comparison import (
     EntityDifference,
     EntityState,
     Folded,
@@ -34,10 +35,9 @@ from jetspark.app.entities.comparing import (
     difference,
     repair_of,
 )
-from jetspark.app.entities.declaring import KEY_HEADER, EntitySpec
+from jetspark.app.extents import Extent
 from jetspark.app.projections.folding import Recorded, Router
-from jetspark.app.replay.history import ReadingRate, StreamHistory
-from jetspark.app.replay.ranges import Extent
+from jetspark.app.stream_history import ReadingRate, StreamHistory
 from jetspark.errors import ConfigError, Conflict, DataLoss, MessageNotFound
 from jetspark.jetstream.info import StoredMessage, StreamInfo
 from jetspark.state.losses import first_ever, removes_by_limits

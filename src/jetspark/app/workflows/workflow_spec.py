@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from jetspark.app.commands.declaring import UNCHANGED, Command, Decision
+from jetspark.app.commands.command_spec import UNCHANGED, Command, Decision
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import read_data
 from jetspark.app.contracts.faults import USER_ERRORS, error_text

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal, TypeAlias
 
+from jetspark.app.checks.purity import impure_names
 from jetspark.app.commands.wire import command_subject
 from jetspark.app.contracts.catalogue import Contract
 from jetspark.app.contracts.field_rules import field_names, private_fields
-from jetspark.app.declarations import Declarations
-from jetspark.app.topology.purity import impure_names
+from jetspark.app.layout import topology_of
+from jetspark.app.spec import AppSpec, HasSpec
 from jetspark.app.workflows.commands import CommandAnswered, CommandSent, workflow_subjects
 from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError
@@ -57,18 +58,19 @@ class Lint:
         return f"{self.level}: {self.where}: {self.reason} ({self.rule})"
 
 
-def lint_apps(apps: Sequence[Declarations]) -> list[Lint]:
+def lint_apps(apps: Sequence[HasSpec]) -> list[Lint]:
     """Everything that is worth a look, errors first; several applications are compared with each other as well."""
-    found = [lint for app in apps for lint in _one_app(app)]
-    for one, other in combinations(apps, 2):
+    specs = [app.spec for app in apps]
+    found = [lint for spec in specs for lint in _one_app(spec)]
+    for one, other in combinations(specs, 2):
         found += _ownership(one, other)
     return sorted(found, key=lambda lint: (lint.level, lint.where, lint.rule))
 
 
-def _one_app(app: Declarations) -> Iterator[Lint]:
+def _one_app(app: AppSpec) -> Iterator[Lint]:
     try:
         app.catalogue.check()
-        topology = app.topology()
+        topology = topology_of(app)
     except ConfigError as error:
         yield Lint("error", "declaration", f"app {app.name}", str(error))
         return
@@ -125,7 +127,7 @@ def _fields(contract: Contract, where: str) -> Iterator[Lint]:
         yield Lint("error", "private_in_subject", f"{where}.{name}", reason)
 
 
-def _overlaps(app: Declarations) -> Iterator[Lint]:
+def _overlaps(app: AppSpec) -> Iterator[Lint]:
     for one, other in combinations(app.catalogue, 2):
         if one.type != other.type and overlaps(one.subject.filter, other.subject.filter):
             reason = f"{one.subject.text!r} overlaps {other.subject.text!r} of {other.type}: no filter tells them apart"
@@ -137,7 +139,7 @@ def _overlaps(app: Declarations) -> Iterator[Lint]:
         yield Lint("warning", "subject_depth", f"app {app.name}", reason)
 
 
-def _stream(app: Declarations) -> Iterator[Lint]:
+def _stream(app: AppSpec) -> Iterator[Lint]:
     where = f"stream {app.stream}"
     for subject in app.subjects:
         if subject.split(".")[0] in (">", "*"):
@@ -147,12 +149,10 @@ def _stream(app: Declarations) -> Iterator[Lint]:
         yield Lint("warning", "no_history", where, reason)
 
 
-def _impure(app: Declarations) -> Iterator[Lint]:
+def _impure(app: AppSpec) -> Iterator[Lint]:
     """What is run again on the same events, and may come to another result."""
     folds = [(f"projection {name}", spec.kind) for name, spec in app.projections.items()]
-    folds += [
-        (f"entities {name}", spec.fold.spec.kind) for name, spec in app.entity_specs.items() if spec.fold is not None
-    ]
+    folds += [(f"entities {name}", spec.fold.spec.kind) for name, spec in app.entities.items() if spec.fold is not None]
     run: list[tuple[str, str, Any, type[Any] | None]] = [
         *((where, name, getattr(kind, name), kind) for where, kind in folds for name in ("key", "apply")),
         *(
@@ -176,7 +176,7 @@ def _impure(app: Declarations) -> Iterator[Lint]:
             yield Lint("warning", "impure", where, reason)
 
 
-def _commands(app: Declarations) -> Iterator[Lint]:
+def _commands(app: AppSpec) -> Iterator[Lint]:
     config = app.stream_config
     if not app.commands:
         return
@@ -199,7 +199,7 @@ def _commands(app: Declarations) -> Iterator[Lint]:
             yield Lint("error", "command_and_event", f"command {spec.name}", reason)
 
 
-def _ownership(one: Declarations, other: Declarations) -> Iterator[Lint]:
+def _ownership(one: AppSpec, other: AppSpec) -> Iterator[Lint]:
     """What two applications both claim."""
     where = f"app {one.name}"
     if one.name == other.name:
@@ -227,7 +227,7 @@ def _ownership(one: Declarations, other: Declarations) -> Iterator[Lint]:
                 yield Lint("error", "type_owner", f"event {contract.type}", _two_classes(contract, theirs, other))
 
 
-def _two_classes(contract: Contract, theirs: Contract, other: Declarations) -> str:
+def _two_classes(contract: Contract, theirs: Contract, other: AppSpec) -> str:
     def place(kind: type[Any]) -> str:
         return f"{kind.__module__}.{kind.__qualname__}"
 

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.entities.changes import MAX_MESSAGES
 from jetspark.app.entities.entities import EntityChange
 from jetspark.app.handlers.context import Context
 from jetspark.app.timers import When, firing_subject, timer_subject
 from jetspark.app.workflows.commands import CommandSent
-from jetspark.app.workflows.declaring import RunRecord, StepNote, StepTaken, WorkflowSpec, timer_name
+from jetspark.app.workflows.workflow_spec import RunRecord, StepNote, StepTaken, WorkflowSpec, timer_name
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jetspark.app.declarations import Declarations
+    from jetspark.app.spec import AppSpec
 
 __all__ = ["carry_out", "handler_of"]
 
@@ -30,15 +29,11 @@ class _AnotherSetting(Exception):
     """An event of a timer that the run has set anew: it may have come late, or the server has stored it late."""
 
 
-def handler_of(app: Declarations, spec: WorkflowSpec) -> Callable[..., Coroutine[Any, Any, None]]:
-    """The handler that takes the steps of a workflow."""
-
-    catalogue: Catalogue | None = None
+def handler_of(declared: Callable[[], AppSpec], spec: WorkflowSpec) -> Callable[..., Coroutine[Any, Any, None]]:
+    """Return the handler that takes the steps of a workflow; ``declared`` returns the spec of its application."""
 
     async def take_step(event: Any, ctx: Context) -> None:
-        nonlocal catalogue
-        # All is declared by now. Asking the application takes longer than the rest of a step.
-        known = catalogue = app.catalogue if catalogue is None else catalogue
+        app = declared()
         key = spec.key_of(event)
         scheduler = firing_subject(ctx.decoded.headers)
         is_current: bool | None = None
@@ -57,7 +52,7 @@ def handler_of(app: Declarations, spec: WorkflowSpec) -> Callable[..., Coroutine
                 id=id,
                 sequence=ctx.sequence,
                 time=ctx.now(),
-                catalogue=known,
+                catalogue=app.catalogue,
                 timer=timer,
             )
             if step is not None:
@@ -74,7 +69,7 @@ def handler_of(app: Declarations, spec: WorkflowSpec) -> Callable[..., Coroutine
 
 
 def carry_out(
-    app: Declarations, spec: WorkflowSpec, key: str, change: EntityChange, step: StepTaken, note: StepNote
+    app: AppSpec, spec: WorkflowSpec, key: str, change: EntityChange, step: StepTaken, note: StepNote
 ) -> None:
     """Put everything that follows from a step into one change; ``note`` says why the step was taken.
 

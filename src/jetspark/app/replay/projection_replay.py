@@ -22,24 +22,25 @@ from typing import TYPE_CHECKING, Any
 
 from jetspark.aio import clock
 from jetspark.aio.steps import ProcedureRunner
+from jetspark.app.extents import Extent, ReplayRequest, check_keys
 from jetspark.app.projections.buckets import check_version, find_place, open_records
 from jetspark.app.projections.folding import KeyState
 from jetspark.app.projections.positions import read_position
 from jetspark.app.replay.contents import change_to
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
-from jetspark.app.replay.history import Events, History, MemoryFold, OnEvents, ReadingRate, spec_of, told_nobody
+from jetspark.app.replay.history import Events, History, MemoryFold, OnEvents, spec_of, told_nobody
 from jetspark.app.replay.outlines import RangeOutline, outline_of
-from jetspark.app.replay.ranges import Extent, ReplayRequest, check_keys
-from jetspark.app.replay.records import RecordKeeper, ReplayRecord, begin_record, noting
 from jetspark.app.replay.repairing import KeyRepair
+from jetspark.app.replay.replay_records import RecordKeeper, ReplayRecord, begin_record, noting
+from jetspark.app.stream_history import ReadingRate
 from jetspark.errors import ConfigError
 from jetspark.state.changes import NOTHING, Current, some_keys
 from jetspark.state.store import StateBucket, open_bucket
 
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
-    from jetspark.app.application import App
-    from jetspark.app.projections.declaring import ProjectionSpec
+    from jetspark.app.projections.projection_spec import ProjectionSpec
+    from jetspark.app.spec import HasSpec
 
 __all__ = ["MAX_KEYS", "ReplayPlan", "plan_replay", "repair_keys", "run_replay"]
 
@@ -119,7 +120,7 @@ class ReplayPlan:
 
 async def plan_replay(
     js: JetStream,
-    app: App,
+    app: HasSpec,
     projection: str,
     request: ReplayRequest,
     *,
@@ -136,6 +137,7 @@ async def plan_replay(
         DataLoss: Some of the range is gone.
         UsageError: The state was made by another version of the projection.
     """
+    app = app.spec
     check_no_rate(rate, engine)
     spec = spec_of(app, projection, js)
     place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
@@ -151,7 +153,7 @@ async def plan_replay(
 
 async def run_replay(
     js: JetStream,
-    app: App,
+    app: HasSpec,
     projection: str,
     request: ReplayRequest | None = None,
     *,
@@ -175,6 +177,7 @@ async def run_replay(
         UsageError: The state was made by another version of the projection, or another process has resumed this.
         ConfigError: There is no such replay to resume.
     """
+    app = app.spec
     check_no_rate(rate, engine)
     pace = ReadingRate(rate)
     spec = spec_of(app, projection, js)
@@ -195,7 +198,7 @@ async def run_replay(
 
 async def repair_keys(
     js: JetStream,
-    app: App,
+    app: HasSpec,
     projection: str,
     keys: Iterable[Any],
     *,
@@ -214,6 +217,7 @@ async def repair_keys(
         UsageError: The state was made by another version of the projection.
         Conflict: Somebody else writes the keys again and again.
     """
+    app = app.spec
     check_keys(keys)
     pace = ReadingRate(rate)
     spec = spec_of(app, projection, js)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from jetspark.app.entities.declaring import EntitySpec, Truth
+from jetspark.app.entities.entity_spec import EntitySpec, Truth
 from jetspark.errors import ConfigError, InvalidEvent
 
 __all__ = [

@@ -12,7 +12,7 @@ from jetspark.app.contracts.faults import USER_ERRORS, error_text
 from jetspark.app.contracts.field_rules import check_sets
 from jetspark.app.contracts.tokens import escape, unescape
 from jetspark.app.finite_json import check_finite
-from jetspark.app.projections.declaring import ProjectionSpec
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.topology.names import check_app_name, escape_token, is_hash
 from jetspark.errors import ConfigError, InvalidEvent
 

@@ -14,7 +14,7 @@ from jetspark.app.contracts.registry import missing_records
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jetspark.app.declarations import Declarations
+    from jetspark.app.spec import HasSpec
 
 __all__ = ["check_contracts", "golden_findings", "read_golden", "write_golden"]
 
@@ -39,17 +39,19 @@ def read_golden(folder: str | Path) -> dict[tuple[str, int], Record]:
     return found
 
 
-def golden_findings(app: Declarations, folder: str | Path) -> list[Finding]:
+def golden_findings(app: HasSpec, folder: str | Path) -> list[Finding]:
     """What the code of today does not keep of the files, and what has no file yet."""
+    app = app.spec
     return check_records(app.catalogue, read_golden(folder), app.compatibility)
 
 
-def write_golden(app: Declarations, folder: str | Path) -> list[Path]:
+def write_golden(app: HasSpec, folder: str | Path) -> list[Path]:
     """Write the files that are missing, and return them. Files that are there are left alone, right or wrong.
 
     Raises:
         ConfigError: A file is no record, or the folder cannot be written to.
     """
+    app = app.spec
     folder = Path(folder)
     records = read_golden(folder)
     findings = check_records(app.catalogue, records, app.compatibility)
@@ -67,12 +69,13 @@ def write_golden(app: Declarations, folder: str | Path) -> list[Path]:
     return written
 
 
-def check_contracts(app: Declarations, folder: str | Path) -> None:
+def check_contracts(app: HasSpec, folder: str | Path) -> None:
     """Assert that every golden file is kept, and that every type and version has one. For tests.
 
     Raises:
         AssertionError: One is not; the message lists field and rule of each.
     """
+    app = app.spec
     findings = golden_findings(app, folder)
     if findings:
         listed = "\n".join(map(str, findings))

@@ -16,18 +16,18 @@ from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.projections.apart import LivePass
 from jetspark.app.projections.buckets import ProjectionPlace, check_version, find_place, open_records, watch_place
-from jetspark.app.projections.declaring import ProjectionSpec
 from jetspark.app.projections.engine import PAUSE, end_tasks
 from jetspark.app.projections.fold_crashes import FoldCrashes
 from jetspark.app.projections.leases import Lease, LeaseLost
 from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
 from jetspark.app.projections.place import LivePlace
+from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.shares import PartitionShares
 from jetspark.app.topology.names import escape_token
 from jetspark.errors import JetSparkError, UsageError
 
 if TYPE_CHECKING:
-    from jetspark.app.application import App
+    from jetspark.app.spec import AppSpec
 
 __all__ = ["ProjectionWorker"]
 
@@ -55,7 +55,7 @@ class ProjectionWorker:
 
     def __init__(
         self,
-        app: App,
+        app: AppSpec,
         specs: Sequence[ProjectionSpec],
         js: JetStream,
         *,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from jetspark.aio.context import DriverContext, context_of
 from jetspark.aio.message import Message
@@ -12,7 +12,7 @@ from jetspark.aio.transport import expire
 from jetspark.app.causes import Cause, current_cause
 from jetspark.app.clock import utc_now
 from jetspark.app.commands import wire
-from jetspark.app.commands.declaring import Command, CommandReply
+from jetspark.app.commands.command_spec import Command, CommandReply
 from jetspark.core.numbers import UINT64, timeout_of, whole
 from jetspark.errors import (
     BufferFull,
@@ -25,8 +25,10 @@ from jetspark.errors import (
 )
 
 if TYPE_CHECKING:
-    from jetspark.app.client import AppClient
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.app.causes import CauseLike
     from jetspark.app.commands.here import DecidingHere
+    from jetspark.app.spec import AppSpec
 
 __all__ = ["call_command"]
 
@@ -36,8 +38,22 @@ LOOK_AGAIN_S = 0.02
 """How often a call that cannot be sent looks whether it can be."""
 
 
+class CallingClient(Protocol):
+    """The part of an :class:`AppClient` that calls commands."""
+
+    @property
+    def app(self) -> AppSpec: ...
+
+    @property
+    def js(self) -> JetStream: ...
+
+    def new_id(self) -> str: ...
+
+    def child_trace(self, cause: CauseLike | None) -> str: ...
+
+
 async def call_command(
-    client: AppClient,
+    client: CallingClient,
     command: Command,
     *,
     command_id: str | None,

@@ -8,7 +8,7 @@ from jetspark.app.contracts.catalogue import Contract, contract_of
 from jetspark.app.contracts.schemas import document
 
 if TYPE_CHECKING:
-    from jetspark.app.declarations import Declarations
+    from jetspark.app.spec import AppSpec, HasSpec
 
 __all__ = ["asyncapi"]
 
@@ -24,8 +24,9 @@ _HEADERS = {
 }
 
 
-def asyncapi(app: Declarations, *, version: str | None = None) -> dict[str, Any]:
+def asyncapi(app: HasSpec, *, version: str | None = None) -> dict[str, Any]:
     """The document; its version is that of the application (``App(version=)``), unless another is given."""
+    app = app.spec
     contracts = list(app.catalogue)
     schemas: dict[str, Any] = {}
     for contract in contracts:
@@ -64,7 +65,7 @@ def _described(contract: Contract, contracts: list[Contract]) -> dict[str, Any]:
     return result
 
 
-def _operations(app: Declarations, contracts: list[Contract]) -> dict[str, Any]:
+def _operations(app: AppSpec, contracts: list[Contract]) -> dict[str, Any]:
     operations: dict[str, Any] = {}
     for contract in contracts if app.owns_stream else []:
         operations[f"send.{_name(contract)}"] = {"action": "send", **_reference(contract)}

@@ -12,22 +12,23 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 from jetspark.aio.client import Client
 from jetspark.aio.connecting import connect
 from jetspark.app.commands.answering import check_inbox_prefixes, check_no_stream_stores
-from jetspark.app.commands.running import CommandOptions
-from jetspark.app.commands.worker import CommandWorker
+from jetspark.app.commands.command_runner import CommandOptions
+from jetspark.app.commands.command_worker import CommandWorker
 from jetspark.app.connecting import ConnectArguments
-from jetspark.app.dead_letters.store import HandlerStore
 from jetspark.app.handlers.context import open_lifespans
-from jetspark.app.handlers.worker import HandlerWorker
+from jetspark.app.handlers.handler_store import HandlerStore
+from jetspark.app.handlers.handler_worker import HandlerWorker
+from jetspark.app.layout import topology_of
 from jetspark.app.patience import patiently
 from jetspark.app.projections.live import LiveOptions
-from jetspark.app.projections.worker import ProjectionWorker
-from jetspark.app.topology.provisioning import apply_topology, check_for_drift
+from jetspark.app.projections.projection_worker import ProjectionWorker
+from jetspark.app.provisioning import apply_topology, check_for_drift
 from jetspark.core.arguments import instance, texts
 from jetspark.core.numbers import seconds
 from jetspark.errors import ConfigError, JetSparkError, NetworkError
 
 if TYPE_CHECKING:
-    from jetspark.app.application import App
+    from jetspark.app.spec import AppSpec
 
 __all__ = ["run_app"]
 
@@ -50,7 +51,7 @@ class Worker(Protocol):
 
 
 async def run_app(
-    app: App,
+    app: AppSpec,
     servers: str | Sequence[str],
     *,
     only: Collection[str],
@@ -112,14 +113,14 @@ async def run_app(
         _logger.info("app %s: ended", app.name)
 
 
-def _check_inboxes(app: App, client: Client) -> None:
+def _check_inboxes(app: AppSpec, client: Client) -> None:
     """Whether command workers may answer below the prefix of their own connection, as they do.
 
     Raises:
         ConfigError: It is a subject of the server, or a stream of the application would store the replies.
     """
     own = check_inbox_prefixes([client.options.inbox_prefix])
-    check_no_stream_stores(own, [(each.name, each.subjects or ()) for each in app.topology().streams])
+    check_no_stream_stores(own, [(each.name, each.subjects or ()) for each in topology_of(app).streams])
 
 
 @asynccontextmanager
