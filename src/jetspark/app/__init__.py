@@ -25,6 +25,7 @@ from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.views import View, ViewEntry, ViewPosition, ViewReplica
 from jetspark.app.projections.windows import Window
 from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Settings, SettingsSpec
+from jetspark.app.spec import AppSpec
 from jetspark.app.stored_events import FailureCause
 from jetspark.app.telemetry import AttemptResult, HandlerAttempt, HandlerObserver, LetterChange
 from jetspark.app.timers import FiredTimer, Timer, Timers
@@ -40,6 +41,7 @@ __all__ = [
     "AppClient",
     "AppDeadLetter",
     "AppDeadLetters",
+    "AppSpec",
     "AttemptResult",
     "Breaker",
     "BulkPublisher",
