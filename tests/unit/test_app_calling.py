@@ -55,7 +55,7 @@ class Call:
             await asyncio.get_running_loop().create_future()
 
         spec = HandlerSpec(function=handle, events=(Paid,), durable="billing", batch=batch, in_order=batch is None)
-        store = cast(HandlerStore, SimpleNamespace(js=None, records=None))
+        store = cast(HandlerStore, SimpleNamespace(js=None, records=None, server_now=None))
         calls = HandlerCalls(APP.spec, spec, store, Dependencies(), utc_now, logging.getLogger("test"))
         catalogue = Catalogue()
         catalogue.add(Paid)

@@ -157,6 +157,10 @@ class HandlerStore:
         letters, retries = await asyncio.gather(js.stream(dead_letter_stream(app)), js.stream(retry_stream(app)))
         return cls(js, app, handler, letters, retries, await js.kv(handler_bucket(app)))
 
+    async def server_now(self) -> datetime.datetime:
+        """The time by the server's clock, for what several workers compare with theirs."""
+        return await server_clock(self.js, self.retries.name).now()
+
     async def perform(self, step: Any) -> Any:
         """Do one step, and return its answer."""
         return await self._steps[type(step)](step)
@@ -331,7 +335,7 @@ class HandlerStore:
 
     async def _write_schedule(self, step: WriteSchedule) -> None:
         item = step.item
-        due = await server_clock(self.js, self.retries.name).now() + datetime.timedelta(seconds=step.seconds)
+        due = await self.server_now() + datetime.timedelta(seconds=step.seconds)
         headers = {
             "Nats-Schedule": f"@at {due.isoformat().replace('+00:00', 'Z')}",
             "Nats-Schedule-Target": f"{self._retry_subject('due', item.partition)}.{_origin(item).tokens}",

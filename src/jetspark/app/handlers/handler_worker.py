@@ -42,7 +42,6 @@ from jetspark.app.handlers.settling import (
     prepare,
 )
 from jetspark.app.patience import patiently
-from jetspark.app.server_clock import server_clock
 from jetspark.app.stored_events import error_text
 from jetspark.app.topology.names import is_bookkeeping, partition_stream
 from jetspark.core.backoff import Backoff
@@ -560,9 +559,7 @@ class HandlerWorker:
     async def _pause(self) -> None:
         breaker = self.spec.breaker
         assert breaker is not None
-        until = await server_clock(self.store.js, self.store.retries.name).now() + datetime.timedelta(
-            seconds=breaker.open_s
-        )
+        until = await self.store.server_now() + datetime.timedelta(seconds=breaker.open_s)
         if self._reports is not None:
             self._reports.paused(breaker.open_s)
         self.log.error("%d failures in a row: paused for every worker until %s", breaker.failures, until)

@@ -62,7 +62,7 @@ class HandlerCalls:
         self._once = OnceRecords(
             store.records,
             spec.name,
-            server_clock(store.js, f"KV_{store.records.bucket}").now,
+            store.server_now,
             lease_s=spec.timeout + LEASE_MARGIN_S,
             remember_s=spec.remember_s,
         )
