@@ -25,7 +25,7 @@ from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.views import View, ViewEntry, ViewPosition, ViewReplica
 from jetspark.app.projections.windows import Window
 from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Settings, SettingsSpec
-from jetspark.app.telemetry import AttemptResult, HandlerAttempt, HandlerObserver, LetterChange
+from jetspark.app.telemetry import AttemptResult, HandlerAttempt, HandlerObserver, HeldEvents, LetterChange
 from jetspark.app.timers import FiredTimer, Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
 from jetspark.app.workflows.commands import CommandAnswered
@@ -67,6 +67,7 @@ __all__ = [
     "HandlerObserver",
     "HandlerSpec",
     "HandlerTimeout",
+    "HeldEvents",
     "LetterChange",
     "LiveOptions",
     "Measure",
