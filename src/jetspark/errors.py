@@ -32,6 +32,7 @@
     │   ├── BatcherTimeout (TimeoutError)       the sink is too slow for the caller's timeout; the call had no effect
     │   ├── FlushTimeout (TimeoutError)         a write took too long; nobody knows what of it is stored
     │   ├── CircuitOpen                         the sink failed so often that it is left alone for a while
+    │   ├── HandlerStalled                      a worker held events without progress, and has ended: start it again
     │   └── DroppedOnShutdown                   the sink was not done when the shutdown's time was over     (final)
     ├── ServerFault                         the operator: the server refuses, or cannot
     │   ├── ProtocolError                       bytes that are not the NATS protocol
@@ -134,6 +135,7 @@ __all__ = [
     "EmbeddedServerError",
     "FeatureUnavailable",
     "FlushTimeout",
+    "HandlerStalled",
     "InsufficientResources",
     "InvalidEvent",
     "InvalidHeader",
@@ -1058,6 +1060,22 @@ class FlushTimeout(NetworkError, TimeoutError):
 
     def __str__(self) -> str:
         return f"batcher {self.name!r}: a write of {self.items} items took longer than flush_timeout={self.timeout_s:g}"
+
+
+class HandlerStalled(NetworkError):
+    """A worker held events of a handler that made no progress, and has ended so that a supervisor starts another one.
+
+    With ``still_runs`` the handler's own code has not ended either, however often it was cancelled: only the end of the
+    process ends it.
+    """
+
+    def __init__(self, handler: str, what: str, still_runs: bool = False) -> None:
+        super().__init__(handler, what, still_runs)
+        self.handler, self.what, self.still_runs = handler, what, still_runs
+
+    def __str__(self) -> str:
+        more = "; it was cancelled and still runs, until the process ends" if self.still_runs else ""
+        return f"handler {self.handler!r} has stalled: {self.what}{more}"
 
 
 class DroppedOnShutdown(NetworkError):

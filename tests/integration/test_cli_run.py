@@ -121,6 +121,42 @@ async def database() -> AsyncIterator[int]:
     assert (folder / "ends").read_text().split() == [str(process.pid)]
 
 
+@pytest.mark.slow
+def test_one_whose_handler_swallows_every_cancellation_ends_with_an_error(tmp_path: Path, server: NatsServer) -> None:
+    (tmp_path / "stuck.py").write_text("""
+import asyncio
+import os
+from jetspark.app import App, Event, Retry
+
+class Happened(Event, type="happened", key="name", subject="stuck.{name}"):
+    name: str
+
+app = App("stuck", stream="STUCK", subjects=["stuck.>"])
+
+@app.lifespan
+async def one_event():
+    async with app.connect(os.environ["JETSPARK_SERVERS"]) as client:
+        await client.publish(Happened(name="a"))
+    yield
+
+@app.handler(Happened, durable="stuck", ack_wait_s=1.0, timeout=0.2, retry=Retry(in_lane_s=0.0))
+async def handle(event: Happened) -> None:
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            pass
+""")
+    environment = {**os.environ, "JETSPARK_SERVERS": server.url}
+    command = [sys.executable, "-m", "jetspark"]
+    subprocess.run([*command, "apply", "stuck:app"], cwd=tmp_path, env=environment, check=True, timeout=120)
+    ended = subprocess.run(
+        [*command, "run", "stuck:app"], cwd=tmp_path, env=environment, timeout=120, capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("it was cancelled and still runs, until the process ends\n")
+
+
 def test_sigterm_ends_one_whose_server_does_not_greet(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         environment = {**os.environ, "JETSPARK_SERVERS": f"nats://127.0.0.1:{silent.getsockname()[1]}"}

@@ -79,6 +79,7 @@ EXAMPLES: list[JetSparkError] = [
     errors.WrongVersion("ORDERS", ("orders.o-1.>",), 3, 7),
     errors.CommandRefused("no such order"),
     errors.CommandInDoubt("orders.place", "cmd-1", 2.5),
+    errors.HandlerStalled("billing", "1 keys of 3 held events make no progress", True),
     errors.WorkflowNotOver("fulfilment", "o-1", 2.5, "running"),
     errors.CommandFailed("orders.place", "ValueError: no"),
     errors.NoWorkers("orders", "orders.place", "cmd.orders.orders.place"),

@@ -289,6 +289,33 @@ def test_what_waits_for_its_retry_or_for_a_brake_is_not_stalled() -> None:
     assert machine.stalled(1500.0) == []
 
 
+def test_an_event_is_stalled_when_its_brake_is_over_and_nothing_begins() -> None:
+    machine = machine_of(rate=0.1, burst=1, timeout_s=10.0)
+    patience_s = machine.patience_s
+    receive(machine, ("a", 1), ("b", 2), ("c", 3))
+    assert taken(machine) == [1]  # the next one may begin after 10 s
+    assert machine.stalled(10.0) == []
+    assert taken(machine, 10.0) == [2]
+    done(machine, 1)
+    done(machine, 2)
+    for moment in (20.0, 20.0 + patience_s - 1):
+        assert machine.stalled(moment) == []
+    assert [(each.item.sequence, each.reason) for each in machine.stalled(20.0 + patience_s)] == [(3, "ready")]
+    machine.forget_stalls()
+    assert machine.stalled(20.0 + patience_s) == []
+
+
+def test_a_batch_may_take_the_time_of_all_its_events() -> None:
+    alone, together = (machine_of(batch=size, timeout_s=10.0, ack_wait_s=30.0).patience_s for size in (1, 50))
+    assert together - alone == 2 * 50 * 10.0
+    machine = machine_of(batch=2)
+    receive(machine, *((str(number), number) for number in range(1, 4)))
+    assert machine.take(0.0) is not None
+    assert machine.oldest_s(7.0) == 7.0
+    machine.stalled(0.0)
+    assert [each.reason for each in machine.stalled(machine.patience_s)] == ["running"]  # others wait for its end
+
+
 # ---- bounds ---------------------------------------------------------------------------------------------------------
 
 

@@ -169,6 +169,7 @@ MAY_PASS = {
     "NoWorkers": "a worker may be started",
     "WorkersBusy": "commands are decided",
     "WorkflowNotOver": "the run may end later",
+    "HandlerStalled": "another worker gets the events",
     "CommandInDoubt": "a worker may be back, and the stream have a leader",
     "BoundaryConflict": "others may write less",
     "JetStreamUnavailable": "between two leaders nobody answers",

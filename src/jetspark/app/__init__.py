@@ -27,7 +27,7 @@ from jetspark.app.projections.windows import Window
 from jetspark.app.settings import Flag, FlagValue, Setting, SettingChange, Settings, SettingsSpec
 from jetspark.app.spec import AppSpec
 from jetspark.app.stored_events import FailureCause
-from jetspark.app.telemetry import AttemptResult, HandlerAttempt, HandlerObserver, LetterChange
+from jetspark.app.telemetry import AttemptResult, HandlerAttempt, HandlerObserver, HeldEvents, LetterChange
 from jetspark.app.timers import FiredTimer, Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
 from jetspark.app.workflows.commands import CommandAnswered
@@ -70,6 +70,7 @@ __all__ = [
     "HandlerObserver",
     "HandlerSpec",
     "HandlerTimeout",
+    "HeldEvents",
     "LetterChange",
     "LiveOptions",
     "Measure",

@@ -21,7 +21,7 @@ import msgspec
 
 from jetspark.app.contracts.envelope import Decoded
 
-__all__ = ["AttemptOutcome", "AttemptResult", "HandlerAttempt", "HandlerObserver", "LetterChange"]
+__all__ = ["AttemptOutcome", "AttemptResult", "HandlerAttempt", "HandlerObserver", "HeldEvents", "LetterChange"]
 
 AttemptOutcome: TypeAlias = Literal["done", "skipped", "retry", "dead_letter", "dropped", "given_back"]
 """``dropped`` is given up by a handler without dead letters; ``given_back`` is cancelled by the end of the worker, or
@@ -84,6 +84,24 @@ class LetterChange(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
 
 
+class HeldEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """The events that a worker holds: received from the server, and not acknowledged."""
+
+    app: str
+    handler: str
+    events: int
+    oldest_s: float
+    """For how long the oldest of them has been held."""
+    running: int
+    """Events in an attempt, or in the steps after it."""
+    awaited: int
+    """Events that other workers had first and that hold back later ones of their keys here."""
+    pulled: int
+    """Messages besides ``events`` that wait until the worker has looked up the events of other workers."""
+    stalled: tuple[str, ...]
+    """Keys that make no progress, and why: the log has the same text, as an error."""
+
+
 class HandlerObserver:
     """Override what you want to hear of. A batch handler tells of each event of its batch."""
 
@@ -95,6 +113,10 @@ class HandlerObserver:
 
     def on_letter(self, letter: LetterChange) -> None:
         """A dead letter was written or closed by this worker, or dropped outside of an attempt."""
+
+    def on_held(self, held: HeldEvents) -> None:
+        """Several times within the time after which an event without progress counts as stalled, also while nothing is
+        held."""
 
     def on_paused(self, handler: str, seconds: float) -> None:
         """This worker has paused the handler for every worker: its breaker opened."""

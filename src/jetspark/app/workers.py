@@ -199,8 +199,10 @@ async def _answers(client: Client) -> bool:
 async def _run_workers(workers: list[Worker], client: Client, stop_timeout: float, ended: asyncio.Event) -> None:
     tasks = {asyncio.create_task(worker.run()): worker for worker in workers}
     waiting = asyncio.create_task(ended.wait())
+    abandoned = [worker.stalls.abandoned for worker in workers if isinstance(worker, HandlerWorker)]
+    ends: list[asyncio.Future[Any]] = [waiting, *tasks, *abandoned]
     try:
-        await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiting.cancel()
         stops = [asyncio.create_task(worker.stop(task, stop_timeout)) for task, worker in tasks.items()]
@@ -213,7 +215,8 @@ async def _run_workers(workers: list[Worker], client: Client, stop_timeout: floa
             with suppress(JetSparkError):  # it was asked for long enough
                 await client.close(AT_ONCE_S)
     # All of them are asked: asyncio would print a page for each error that nobody has seen.
-    errors = [_single(error) for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    over: list[asyncio.Future[None]] = [each for each in (*tasks, *abandoned) if each.done() and not each.cancelled()]
+    errors = [_single(error) for each in over if (error := each.exception()) is not None]
     if ended.is_set():
         # A worker that ends while the server is away may time out; the process has not failed.
         for passing in [error for error in errors if isinstance(error, NetworkError)]:

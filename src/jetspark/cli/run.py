@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +15,7 @@ from jetspark.cli.apps import AppName, Servers, connection_options, load_app
 from jetspark.cli.spark_place import Master, PyFiles, SparkPlace
 from jetspark.cli.supervising import Supervisor, end_with_parent, watched_folder
 from jetspark.core.garbage import seldom_collecting
-from jetspark.errors import ConfigError
+from jetspark.errors import ConfigError, HandlerStalled
 
 if TYPE_CHECKING:
     from jetspark.app import LiveOptions
@@ -72,8 +73,8 @@ def run_workers(
     if workers == 1 and not reload:
         end_with_parent()
         declared, live = load_app(app), _live_options(partitions, lease)
-        with seldom_collecting():
-            asyncio.run(declared.run(only=only or (), stop_timeout=stop_timeout, apply=apply, live=live, **options))
+        running = declared.run(only=only or (), stop_timeout=stop_timeout, apply=apply, live=live, **options)
+        asyncio.run(_exiting(running))
         return
     if apply:
         asyncio.run(load_app(app).apply(**options))
@@ -86,6 +87,18 @@ def run_workers(
     ]
     folder = watched_folder(app) if reload else None
     raise typer.Exit(Supervisor(command, workers, stop_timeout, folder).run())
+
+
+async def _exiting(running: Coroutine[Any, Any, None]) -> None:
+    """Run, and end the process although a handler does not end: ``asyncio.run`` would wait for it."""
+    try:
+        with seldom_collecting():
+            await running
+    except HandlerStalled as error:
+        if error.still_runs:
+            print(f"jetspark: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+        raise
 
 
 def _check_for_spark(workers: int, partitions: int, stop_timeout_s: float, lease_s: float, *, reload: bool) -> None:

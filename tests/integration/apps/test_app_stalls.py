@@ -12,12 +12,15 @@ import pytest
 from simulation.partition_world import CURRENT, Process, ProcessLoop
 
 from jetspark.aio.connecting import connect
-from jetspark.app import App, Context, Event
+from jetspark.app import App, Breaker, Context, Event, HandlerObserver, HeldEvents, Reject, Retry
+from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.handler_worker import HandlerWorker
 from jetspark.app.handlers.inheritance import expect_inherited
 from jetspark.app.handlers.record_watch import RecordWatch
+from jetspark.app.handlers.stall_watch import StallWatch
 from jetspark.app.provisioning import apply_topology
 from jetspark.app.workers import run_app
+from jetspark.errors import HandlerStalled, RequestTimeout
 from jetspark.testing import run_in_virtual_time
 from jetspark.testing.model import Delivery
 from jetspark.testing.network import Publication
@@ -284,7 +287,7 @@ def test_events_that_wait_for_a_watch_that_is_behind_are_named_and_continue(capl
             is_behind = True
             for number in range(3):
                 await publisher.publish(Happened(name="k", number=number))
-            await asyncio.sleep(75.0)
+            await asyncio.sleep(45.0)
             assert done == []
             is_behind = False
             await all_done.wait()
@@ -296,3 +299,146 @@ def test_events_that_wait_for_a_watch_that_is_behind_are_named_and_continue(capl
     assert done == [0, 1, 2]
     assert "looking for events that were on their way: the watch of the handlers' bucket is at revision" in caplog.text
     assert "messages of <Consumer STALLS_h_PARTITIONS/h-p0> were pulled" in caplog.text
+
+
+# ---- what does not recover ends the worker ---------------------------------------------------------------------------
+
+
+class Told(HandlerObserver):
+    def __init__(self) -> None:
+        self.held: list[HeldEvents] = []
+
+    def on_held(self, held: HeldEvents) -> None:
+        self.held.append(held)
+
+
+async def run_until_it_ends(app: App, count: int) -> BaseException | None:
+    """Run an application with some events, until it ends by itself; returns its error, or None after ten minutes."""
+    async with connect(URL) as client, app.connect(URL) as publisher:
+        await apply_topology(client.jetstream(), app)
+        for number in range(count):
+            await publisher.publish(Happened(name="k", number=number))
+        running = asyncio.create_task(run_app(app.spec, URL, only=(), stop_timeout=2.0))
+        await asyncio.wait([running], timeout=600.0)
+        if running.done():
+            return running.exception()
+        running.cancel()
+        await asyncio.wait([running])
+        return None
+
+
+@pytest.mark.parametrize("swallowed", [2, 10**9])
+def test_a_handler_that_swallows_cancellations_is_cancelled_again_or_its_worker_ends(swallowed: int) -> None:
+    app = App("stalls", stream="STALLS", subjects=["stalls.>"])
+    told = Told()
+    app.observe(told)
+    left = swallowed
+    attempts: list[int] = []
+    is_over = False
+
+    @app.handler(Happened, durable="h", ack_wait_s=6.0, timeout=4.0, retry=Retry(attempts=2, first_s=0.1))
+    async def handle(event: Happened, ctx: Context) -> None:
+        nonlocal left
+        attempts.append(ctx.attempt)
+        while not is_over and left:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                left -= 1
+                if not left:
+                    raise
+
+    async def main() -> BaseException | None:
+        nonlocal is_over
+        error = await run_until_it_ends(app, 1)
+        is_over = True  # so that the loop can be closed
+        return error
+
+    error = run_in_virtual_time(main())
+    if swallowed == 2:
+        assert error is None
+        assert attempts == [1, 2]
+        return
+    assert isinstance(error, HandlerStalled)
+    assert error.still_runs
+    assert "sequence 1 of key 'k' is in attempt 1, which has not ended" in str(error)
+    assert (told.held[-1].events, told.held[-1].running, told.held[-1].pulled) == (1, 1, 0)
+    assert told.held[-1].oldest_s > 2 * (6.0 + 4.0)
+    assert "has not ended" in told.held[-1].stalled[0]
+
+
+def test_a_step_that_is_retried_all_the_time_ends_the_worker() -> None:
+    app = App("stalls", stream="STALLS", subjects=["stalls.>"])
+
+    @app.handler(Happened, durable="h", ack_wait_s=6.0, timeout=4.0)
+    async def handle(event: Happened) -> None:
+        raise Reject("no")
+
+    async def fail(self: HandlerStore, step: Any) -> Any:
+        raise RequestTimeout("storing the dead letter", 5.0)
+
+    with mock.patch.object(HandlerStore, "perform", fail):
+        error = run_in_virtual_time(run_until_it_ends(app, 1))
+    assert isinstance(error, HandlerStalled)
+    assert not error.still_runs
+
+
+@pytest.mark.parametrize("options", [{}, {"rate": 100.0}, {"breaker": Breaker()}])
+@pytest.mark.parametrize("is_woken", [True, False])
+def test_events_that_may_begin_and_do_not_are_begun_or_end_the_worker(is_woken: bool, options: dict[str, Any]) -> None:
+    """As if a runner had missed that there is something to do."""
+    app = App("stalls", stream="STALLS", subjects=["stalls.>"])
+    done: list[int] = []
+    wake, recover = HandlerWorker.wake_idle, StallWatch._recover
+    is_recovering = False
+
+    @app.handler(Happened, durable="h", ack_wait_s=6.0, timeout=4.0, **options)
+    async def handle(event: Happened) -> None:
+        done.append(event.number)
+
+    def missed(self: HandlerWorker, count: int) -> None:
+        if is_recovering and is_woken:
+            wake(self, count)
+
+    async def recovering(self: StallWatch, stalled: Any) -> None:
+        nonlocal is_recovering
+        is_recovering = True
+        await recover(self, stalled)
+        is_recovering = False
+
+    with (
+        mock.patch.object(HandlerWorker, "wake_idle", missed),
+        mock.patch.object(StallWatch, "_recover", recovering),
+        mock.patch.object(HandlerWorker, "_run_items", waiting_first(HandlerWorker._run_items)),
+    ):
+        error = run_in_virtual_time(run_until_it_ends(app, 3))
+    if is_woken:
+        assert (done, error) == ([0, 1, 2], None)
+    else:
+        assert isinstance(error, HandlerStalled)
+        assert "may begin, and no runner has taken it" in str(error)
+
+
+def waiting_first(run_items: Any) -> Any:
+    async def run(self: HandlerWorker) -> None:
+        await self._wait_for_work()
+        await run_items(self)
+
+    return run
+
+
+def test_messages_that_are_pulled_and_never_received_end_the_worker() -> None:
+    app = App("stalls", stream="STALLS", subjects=["stalls.>"])
+
+    @app.handler(Happened, durable="h", ack_wait_s=6.0, timeout=4.0, partitions=1, takeover_s=3.0)
+    async def handle(event: Happened) -> None:
+        pass
+
+    async def fail(*args: Any) -> Any:
+        raise RequestTimeout("looking up what others have", 5.0)
+
+    with mock.patch("jetspark.app.handlers.intake.expect_inherited", fail):
+        error = run_in_virtual_time(run_until_it_ends(app, 3))
+    assert isinstance(error, HandlerStalled)
+    assert "1 messages of" in str(error) or "3 messages of" in str(error)
+    assert "are not received" in str(error)

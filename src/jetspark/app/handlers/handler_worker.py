@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jetspark.aio.client import Client
 from jetspark.aio.clock import rng as loop_rng
 from jetspark.aio.context import context_of
-from jetspark.app.clock import idle_s, utc_now
+from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.denial_watch import DenialWatch, denial_in
 from jetspark.app.handlers.context import Dependencies
@@ -24,7 +24,7 @@ from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.intake import Intake
 from jetspark.app.handlers.invocation import HandlerCalls
 from jetspark.app.handlers.lanes import WorkItem
-from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine, Stalled
+from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
 from jetspark.app.handlers.readers import PartitionReaders
 from jetspark.app.handlers.record_watch import Members, RecordWatch
 from jetspark.app.handlers.reporting import HandlerReports
@@ -41,6 +41,7 @@ from jetspark.app.handlers.settling import (
     needs_preparing,
     prepare,
 )
+from jetspark.app.handlers.stall_watch import CANCEL_AGAIN_S, StallWatch
 from jetspark.app.patience import patiently
 from jetspark.app.stored_events import error_text
 from jetspark.app.topology.names import is_bookkeeping, partition_stream
@@ -67,10 +68,6 @@ __all__ = ["HandlerWorker"]
 STEP_PAUSE = Backoff(first_s=0.1, max_s=5.0)
 # How long an orderly end waits for the server, besides the time that handlers have to finish.
 GIVE_BACK_S = 5.0
-# A handler that is cancelled has this time to close what it has opened.
-CANCEL_AGAIN_S = 5.0
-# It is looked this often within the machine's patience whether held events make progress.
-PROGRESS_LOOKS = 4
 # A worker without room looks again this often whether it has to make room.
 ROOM_POLL_S = 1.0
 
@@ -99,6 +96,7 @@ class HandlerWorker:
             ack_wait_s=spec.ack_wait_s,
             max_messages=spec.max_messages,
             max_bytes=spec.max_bytes,
+            batch=spec.batch or 1,
             has_transactions=spec.idempotent == "transaction",
         )
         self._loop = asyncio.get_running_loop()
@@ -115,12 +113,12 @@ class HandlerWorker:
         self._calls.is_ending = self._is_ending
         self._main: asyncio.Task[Any] | None = None
         self._has_failed = False
-        self._reports = HandlerReports(app, spec, app.observers, self.log) if app.observers else None
+        self.reports = HandlerReports(app, spec, app.observers, self.log) if app.observers else None
         members = Members(store.records, spec.name, spec.takeover_s) if spec.partitions is not None else None
         self.records = RecordWatch(store, self.machine, members)
         self._readers = PartitionReaders(self, members, spec.partitions or 0) if members is not None else None
         self._intake: Intake | None = None
-        self._runners: list[asyncio.Task[None]] = []
+        self.runners: list[asyncio.Task[None]] = []
         self._gathered: list[WorkItem] = []
         """The batch that is being put together."""
         self._idle: deque[asyncio.Future[None]] = deque()
@@ -129,6 +127,7 @@ class HandlerWorker:
         self._timer_at = float("inf")
         self._background: set[asyncio.Task[None]] = set()
         self._connection = context_of(store.js).connection
+        self.stalls = StallWatch(self)
         self._denied: asyncio.Future[None] = self._loop.create_future()
         self._denials = DenialWatch(context_of(store.js).link.dispatcher, self._needs, self._on_denied)
 
@@ -154,6 +153,7 @@ class HandlerWorker:
         finally:
             self._denials.detach()
             self._denied.cancel()
+            self.stalls.close()
 
     def _needs(self, denied: PermissionDenied) -> bool:
         """Whether the worker itself publishes there. What its handler's own code publishes is the handler's affair."""
@@ -190,18 +190,18 @@ class HandlerWorker:
         given_up = await GivenUp.open(self, self._sources)
         await given_up.catch_up()  # before anything of their keys is handled
         watchers.append(tasks.create_task(given_up.run()))
-        watchers.append(tasks.create_task(self._watch_progress()))
+        watchers.append(tasks.create_task(self.stalls.run()))
         if self._readers is not None:
             watchers.append(tasks.create_task(self._readers.run(tasks)))
         elif self._intake is not None:
             await self._intake.start(tasks)
         if self.spec.batch is not None:
-            self._runners = [tasks.create_task(self._run_batches(self.spec.batch))]
+            self.runners = [tasks.create_task(self._run_batches(self.spec.batch))]
         else:
             # More runners than messages that are held would never have anything to run.
             count = min(self.spec.concurrency, self.spec.max_messages)
-            self._runners = [tasks.create_task(self._run_items()) for _ in range(count)]
-        await asyncio.wait(self._runners)
+            self.runners = [tasks.create_task(self._run_items()) for _ in range(count)]
+        await asyncio.wait(self.runners)
         for task in watchers:
             task.cancel()
         if self._readers is not None:
@@ -215,7 +215,7 @@ class HandlerWorker:
         ``runners`` is the task of :meth:`run`.
         """
         self.is_stopping = self.machine.is_stopping = True
-        if not self._runners:  # still starting, perhaps without an answer of the server: there is nothing to finish
+        if not self.runners:  # still starting, perhaps without an answer of the server: there is nothing to finish
             runners.cancel()
         intakes = self.intakes
         for intake in intakes:
@@ -224,9 +224,9 @@ class HandlerWorker:
             await self._within_bound(self._readers.leave())
         self.wake_idle(len(self._idle))
         done, _ = await asyncio.wait([runners], timeout=timeout)
-        while not done:
+        while not done and not self.stalls.abandoned.done():
             # Again and again: a handler may take a cancellation for an error of its own, which has to be settled then.
-            for task in (runners, *self._runners):
+            for task in (runners, *self.runners):
                 task.cancel()
             done, _ = await asyncio.wait([runners], timeout=CANCEL_AGAIN_S)
         if self._timer is not None:
@@ -322,8 +322,8 @@ class HandlerWorker:
                         machine.finish(item, None, now)
                         await item.message.ack()
                         machine.settled(item)
-                        if self._reports is not None:
-                            self._reports.finished(item, "done")
+                        if self.reports is not None:
+                            self.reports.finished(item, "done")
                     else:
                         await self._conclude(item, error)
             except asyncio.CancelledError:
@@ -364,35 +364,6 @@ class HandlerWorker:
         if self._waiting_for_room and self.machine.held * 2 <= self.spec.max_messages:
             self._wake_room()
 
-    async def _watch_progress(self) -> None:
-        """Report events that are held and make no progress, and recover from what can be: until cancelled."""
-        machine = self.machine
-        while True:
-            await asyncio.sleep(idle_s(machine.patience_s / PROGRESS_LOOKS))
-            if not self._connection.is_connected:
-                continue
-            now = self._loop.time()
-            for intake in self.intakes:
-                messages, seconds = intake.pulled(now)
-                if seconds >= machine.patience_s:
-                    self.log.error(
-                        "%d messages of %s were pulled %.0f s ago and are not received: the reader still looks up what "
-                        "others have",
-                        messages,
-                        intake.consumer,
-                        seconds,
-                    )
-            stalled = machine.stalled(now)
-            if not stalled:
-                continue
-            self.log.error("%s", Stalled.text(stalled, machine.held))
-            self.wake_idle(self.spec.concurrency)
-            for intake in self.intakes:
-                waiting = [each.item for each in stalled if each.reason == "expected" and each.item.intake is intake]
-                if waiting:
-                    self.log.error("%s: looking up again what is pending, for %d keys", intake.consumer, len(waiting))
-                    await intake.renew(waiting)
-
     # ---- batches -----------------------------------------------------------------------------------------------
 
     async def _run_batches(self, size: int) -> None:
@@ -424,11 +395,11 @@ class HandlerWorker:
             await self._run_prepared(batch)
 
     async def _run_prepared(self, batch: list[WorkItem]) -> None:
-        if self._reports is not None:
-            self._reports.started(batch)
+        if self.reports is not None:
+            self.reports.started(batch)
         error = await self._call_batch(batch)
-        if self._reports is not None:
-            self._reports.ended(batch)
+        if self.reports is not None:
+            self.reports.ended(batch)
         for item in batch:
             # None of a failed batch is settled by it: each is tried alone, so that only those at fault fail.
             alone = error if error is None or len(batch) == 1 else await self._call_batch([item])
@@ -466,28 +437,28 @@ class HandlerWorker:
             self.machine.dismiss(item)
             self.machine.lapse(item)
             self._note_lapsed()
-            if self._reports is not None:
-                self._reports.finished(item, "given_back", error)
+            if self.reports is not None:
+                self.reports.finished(item, "given_back", error)
             return
         if error is not None and not isinstance(error, Skip):
             kind, text = type(error).__name__, error_text(error)
             self.log.warning("sequence %d, attempt %d: %s: %s", item.sequence, item.attempts, kind, text)
         steps = conclude(self.machine, item, error, has_dead_letters=self.spec.dead_letter)
         work = self.steps(steps)
-        decided = await (work if self._reports is None else self._reports.settle(item, error, work))
+        decided = await (work if self.reports is None else self.reports.settle(item, error, work))
         if isinstance(decided, Bury):
             end = "a dead letter" if self.spec.dead_letter else "dropped"
             self.log.error("sequence %d: given up after %d attempts: %s", item.sequence, item.attempts, end)
         self.arm()
 
     async def _call(self, item: WorkItem) -> BaseException | None:
-        if self._reports is None:
+        if self.reports is None:
             return await self._calls.call(item)
-        self._reports.started([item])
+        self.reports.started([item])
         try:
             return await self._calls.call(item)
         except asyncio.CancelledError:
-            self._reports.finished(item, "given_back")
+            self.reports.finished(item, "given_back")
             raise
 
     async def _call_batch(self, items: list[WorkItem]) -> BaseException | None:
@@ -527,8 +498,8 @@ class HandlerWorker:
                 if isinstance(step, EndTransaction):
                     return await self._calls.end_transaction(step.item)
                 answer = await self.store.perform(step)
-                if self._reports is not None and answer is True:
-                    self._reports.step(step)
+                if self.reports is not None and answer is True:
+                    self.reports.step(step)
                 return answer
             except (ConnectionClosed, PermissionDenied):
                 raise
@@ -553,15 +524,15 @@ class HandlerWorker:
     def _tell_dropped(self, step: TellDropped) -> None:
         kind, text = step.cause.error, step.cause.message
         self.log.error("sequence %d: given up, dropped: %s: %s", step.item.sequence, kind, text)
-        if self._reports is not None:
-            self._reports.step(step)
+        if self.reports is not None:
+            self.reports.step(step)
 
     async def _pause(self) -> None:
         breaker = self.spec.breaker
         assert breaker is not None
         until = await self.store.server_now() + datetime.timedelta(seconds=breaker.open_s)
-        if self._reports is not None:
-            self._reports.paused(breaker.open_s)
+        if self.reports is not None:
+            self.reports.paused(breaker.open_s)
         self.log.error("%d failures in a row: paused for every worker until %s", breaker.failures, until)
         for source in self._sources:  # retries too: they need what is away as much as new events do
             await source.consumer.pause(until)
@@ -585,7 +556,7 @@ class HandlerWorker:
         for item in due.timed_out:
             if item.runner is not None:
                 item.runner.cancel()
-        if due.progress:
+        if due.progress and not self.stalls.has_stalled:  # else others get them
             task = self._loop.create_task(self._say_in_progress(due.progress))
             self._background.add(task)
             task.add_done_callback(self._background.discard)

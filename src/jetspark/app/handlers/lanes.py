@@ -31,6 +31,7 @@ class WorkItem:
 
     __slots__ = (
         "attempts",
+        "came_at",
         "carried",
         "delivered",
         "event",
@@ -90,8 +91,8 @@ class WorkItem:
         self.lane: Lane | None = None
         self.letter: Any = None
         """Of a redrive: the letter it was found to be, before it ran."""
-        self.touched_at = self.heard_at = 0.0
-        """When ``in_progress`` was last sent, and when the last one that the server confirmed was."""
+        self.came_at = self.touched_at = self.heard_at = 0.0
+        """When it was received, when the last ``in_progress`` was sent, and when the last confirmed one was sent."""
         self.partition = partition
         self.intake: Any = None
         """Where it came from, in the driver."""

@@ -64,6 +64,8 @@ class HandlerLimits:
     ack_wait_s: float = 30.0
     max_messages: int = 1024
     max_bytes: int = 64 << 20
+    batch: int = 1
+    """Events of one call. If it fails, each is tried alone, one after the other."""
     has_transactions: bool = False
     """An attempt's effects are committed together, so a commit may succeed although its attempt has failed."""
 
@@ -145,6 +147,8 @@ class HandlerMachine:
         self._bucket = TokenBucket(items_per_s=limits.rate, burst=limits.burst) if limits.rate is not None else None
         self._circuit = Circuit(failures=breaker.failures, open_s=breaker.open_s) if breaker else None
         self._has_brakes = limits.rate is not None or breaker is not None
+        self._begun = 0
+        """How many items were handed out."""
         self._begin_at = 0.0
         """Not before: no token, or the breaker is open."""
         self._sweep_at = float("inf")
@@ -182,7 +186,7 @@ class HandlerMachine:
             return "held"
         if item.delivered > 1 and identity in self._settled:
             return "done"
-        item.touched_at = item.heard_at = now
+        item.came_at = item.touched_at = item.heard_at = now
         if not self._held:
             self._sweep_at = now + self.limits.ack_wait_s / PROGRESS_PART / 2
         self._held[identity] = item
@@ -238,6 +242,7 @@ class HandlerMachine:
             self._deadlines[item] = now + self.limits.timeout_s
         item.is_taken = True
         self.running += 1
+        self._begun += 1
         return item
 
     def restart_clock(self, item: WorkItem, now: float) -> None:
@@ -386,10 +391,11 @@ class HandlerMachine:
         """An event that makes no progress for longer than this is stalled.
 
         An earlier one of its key may be with another worker, which is given its ``ack_wait``, an attempt that times
-        out, the waits in its lane, and as much again.
+        out, the waits in its lane, and as much again. The events of a batch are attempted together, and then alone.
         """
         limits = self.limits
-        return 2 * (limits.ack_wait_s + limits.timeout_s) + self.policy.in_lane_s
+        attempts = 1 if limits.batch == 1 else 1 + limits.batch
+        return 2 * (limits.ack_wait_s + limits.timeout_s * attempts) + self.policy.in_lane_s
 
     def stalled(self, now: float) -> list[Stalled]:
         """Keys that made no progress for :attr:`patience_s`, by their first events, the longest first.
@@ -398,17 +404,27 @@ class HandlerMachine:
         """
         before, self._standing = self._standing, {}
         found = []
-        for item, reason, waits_for in self._standing_still():
-            which = item, f"{reason} {item.attempts}", waits_for
+        for item, reason, waits_for in self._standing_still(now):
+            # It is not stalled while others begin before it.
+            which = item, f"{reason} {self._begun if reason == 'ready' else item.attempts}", waits_for
             since = self._standing[which] = before.get(which, now)
             if now - since >= self.patience_s:
                 found.append(Stalled(item, reason, waits_for, now - since))
         return sorted(found, key=lambda each: -each.seconds)
 
-    def _standing_still(self) -> Iterator[tuple[WorkItem, Literal["expected", "ready", "running"], int]]:
+    def forget_stalls(self) -> None:
+        """There was no connection, without which nothing can make progress: count from here."""
+        self._standing.clear()
+
+    def oldest_s(self, now: float) -> float:
+        """For how long the oldest of the held events is held."""
+        return max((now - item.came_at for item in self._held.values()), default=0.0)
+
+    def _standing_still(self, now: float) -> Iterator[tuple[WorkItem, Literal["expected", "ready", "running"], int]]:
         if self.is_stopping:
             return
         waiting = {id(item) for _, _, item in self._waiting}
+        places = self.limits.concurrency if self.limits.batch == 1 else 1  # one batch runs at a time
         for item in self._held.values():
             lane = item.lane
             if item.is_taken:
@@ -417,7 +433,7 @@ class HandlerMachine:
                 continue  # behind another event of its key, or between two attempts
             elif not lane.is_busy and not lane.may_begin():
                 yield item, "expected", min(lane.expected or (0,))
-            elif not self._has_brakes and self.running < self.limits.concurrency:
+            elif self.running < places and self._begin_at <= now:
                 yield item, "ready", 0
 
     # ---- small steps -------------------------------------------------------------------------------------------

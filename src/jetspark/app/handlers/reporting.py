@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 from jetspark.app.contracts.envelope import Decoded
 from jetspark.app.handlers.retry import Bury, Decided, Skip, WaitHere, WaitLong
 from jetspark.app.handlers.settling import CloseLetter, TellDropped, WriteLetter
-from jetspark.app.telemetry import AttemptOutcome, AttemptResult, HandlerAttempt, HandlerObserver, LetterChange
+from jetspark.app.telemetry import (
+    AttemptOutcome,
+    AttemptResult,
+    HandlerAttempt,
+    HandlerObserver,
+    HeldEvents,
+    LetterChange,
+)
 
 if TYPE_CHECKING:
     from jetspark.app.handlers.handler_spec import HandlerSpec
@@ -110,6 +117,9 @@ class HandlerReports:
             attempts=item.attempts,
         )
         self._tell("on_letter", change)
+
+    def held(self, held: HeldEvents) -> None:
+        self._tell("on_held", held)
 
     def paused(self, seconds: float) -> None:
         self._tell("on_paused", self._spec.name, seconds)
