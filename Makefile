@@ -81,8 +81,9 @@ format: setup
 generate: setup
 	$(BIN)/python tools/unasync.py
 
+# `make bench ARGS="core-subscribe --repeats 7"` passes arguments on.
 bench: setup
-	$(BIN)/jetspark bench
+	PYTHONPATH=. $(BIN)/python -m benchmarks $(ARGS)
 
 docs: setup
 	$(BIN)/python docs/generate.py

@@ -1,4 +1,4 @@
-"""The page of benchmark results, made of the files that ``jetspark bench --json`` wrote: nothing in it is typed."""
+"""The page of benchmark results, made of the files that ``benchmarks --json`` wrote: nothing in it is typed."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ INTRODUCTION = """# Coverage
 
 Which part of the lines of each module the tests run, in percent. `make coverage` made this page, by running
 `tests/unit`, `tests/conformance`, `tests/simulation` and what of `tests/integration` needs no Spark, with every process
-they start. Not measured: what Spark runs in its own workers (most of `spark`, and what needs a Spark in
-`bench` and the command line), and the watchdog of an embedded server, which starts without site packages.
+they start. Not measured: what Spark runs in its own workers (most of `spark`, and what needs a Spark in the command
+line), and the watchdog of an embedded server, which starts without site packages.
 
 A line that a test runs is not a line that a test checks: `make mutants` plants mistakes to see whether anybody notices.
 """

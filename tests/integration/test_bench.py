@@ -13,27 +13,30 @@ from collections.abc import Iterator
 from operator import truediv
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from support.zygote import Zygote
 
-from jetspark.bench import peers
-from jetspark.bench.extras import SPARK
-from jetspark.bench.peers import Peer
-from jetspark.bench.runner import Plan, contenders_of, run
-from jetspark.bench.sample import UVLOOP_SUFFIX
-from jetspark.bench.spark import descendants, peak_mib
-from jetspark.bench.workloads import WORKLOADS
+from benchmarks import peers
+from benchmarks.extras import SPARK
+from benchmarks.peers import Peer
+from benchmarks.processes import REPOSITORY, descendants, environment, peak_mib
+from benchmarks.runner import Plan, contenders_of, run
+from benchmarks.sample import UVLOOP_SUFFIX
+from benchmarks.workloads import WORKLOADS
 from jetspark.blocking import connect
 from jetspark.errors import ConfigError, ConnectionLost, JetSparkError
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 from jetspark.server import NatsServer
 
-COMMAND = [sys.executable, "-c", "import typer; from jetspark.cli.bench import bench; typer.run(bench)"]
+COMMAND = [sys.executable, "-m", "benchmarks"]
 
 
 def bench(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=250, check=False)
+    return subprocess.run(
+        [*COMMAND, *options], env=environment(), capture_output=True, text=True, timeout=250, check=False
+    )
 
 
 def test_the_memory_of_a_server_is_not_taken_for_that_of_python() -> None:
@@ -47,8 +50,9 @@ def test_the_memory_of_a_server_is_not_taken_for_that_of_python() -> None:
 def zygotes() -> Iterator[dict[bool, Zygote]]:
     """For measurements without Spark, a process each, and with it, in one process that has one JVM."""
     with (
-        Zygote("jetspark.bench.sample", "jetspark.app", "jetspark.blocking.client", "nats", "uvloop") as forking,
-        Zygote("jetspark.bench.sample", forks=False) as staying,
+        mock.patch.dict(os.environ, environment()),
+        Zygote("benchmarks.sample", "jetspark.app", "jetspark.blocking.client", "nats", "uvloop") as forking,
+        Zygote("benchmarks.sample", forks=False) as staying,
     ):
         yield {False: forking, True: staying}
 
@@ -62,12 +66,12 @@ def _measures_cheaply(zygotes: dict[bool, Zygote], monkeypatch: pytest.MonkeyPat
     run_any = subprocess.run
 
     def run_cheaply(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        if command[1:3] != ["-m", "jetspark.bench.sample"]:
+        if command[1:3] != ["-m", "benchmarks.sample"]:
             return run_any(command, **options)
         request = json.loads(command[3])
         contenders = WORKLOADS[request["workload"]].contenders
         [needs] = [each.needs for each in contenders if each.name == request["contender"].removesuffix(UVLOOP_SUFFIX)]
-        code = f"from jetspark.bench.sample import main\nmain({request!r})"
+        code = f"from benchmarks.sample import main\nmain({request!r})"
         return zygotes[needs == SPARK].run(code, timeout=options["timeout"])
 
     monkeypatch.setattr(subprocess, "run", run_cheaply)
@@ -160,7 +164,9 @@ def test_an_interrupted_run_says_how_far_it_came_in_one_line(tmp_path: Path) -> 
         watching = client.subscribe("bench.data.>")
         client.flush()
         command = [*COMMAND, "core-publish", "--no-peers", "--url", server.url, "--json", str(path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
             watching.next(timeout=250)
             process.send_signal(signal.SIGINT)
             out, notes = process.communicate(timeout=250)
@@ -170,7 +176,7 @@ def test_an_interrupted_run_says_how_far_it_came_in_one_line(tmp_path: Path) -> 
 
 
 def test_a_contender_that_fails_is_an_error_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetspark.bench.runner.SAMPLE_TIMEOUT_S", 0.001)
+    monkeypatch.setattr("benchmarks.runner.SAMPLE_TIMEOUT_S", 0.001)
     report = run(Plan(workloads=("core-publish",), is_quick=True, has_peers=False))
     assert len(report.errors) == 3
     assert "core-publish, bare: not done after" in report.errors[0]
@@ -289,17 +295,18 @@ def test_a_server_that_cannot_be_used_ends_the_run_with_the_reason() -> None:
 
 
 def test_two_trees_are_compared_with_the_work_of_this_one(tmp_path: Path) -> None:
-    repository = Path(__file__).parents[2]
     other = tmp_path / "src" / "jetspark"
-    shutil.copytree(repository / "src" / "jetspark", other, ignore=shutil.ignore_patterns("__pycache__", "bench"))
+    shutil.copytree(REPOSITORY / "src" / "jetspark", other, ignore=shutil.ignore_patterns("__pycache__"))
     with (other / "aio" / "pull.py").open("a") as module:
         module.write("PullConsumer.fetch = 'of the other tree'\n")
-    command = [sys.executable, "tools/bench_against.py", str(tmp_path), "js-pull", "--quick", "--repeats", "1"]
+    command = [sys.executable, "-m", "benchmarks.against", str(tmp_path), "js-pull", "--quick", "--repeats", "1"]
     command += ["--at-least", "0", "--contenders"]
-    same = subprocess.run([*command, "jetspark"], cwd=repository, capture_output=True, text=True, check=True)
+    same = subprocess.run([*command, "jetspark"], env=environment(), capture_output=True, text=True, check=True)
     assert [line.split()[:3] for line in same.stdout.splitlines()[1:]] == [
         ["js-pull", "jetspark", "messages_per_s"],
         ["js-pull", "jetspark", "cpu_s_per_million"],
     ]
-    broken = subprocess.run([*command, "jetspark-fetch"], cwd=repository, capture_output=True, text=True, check=False)
+    broken = subprocess.run(
+        [*command, "jetspark-fetch"], env=environment(), capture_output=True, text=True, check=False
+    )
     assert "'str' object is not callable" in broken.stderr

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from support.spark_starts import started
 
+from benchmarks.processes import environment
 from jetspark.blocking import connect
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import StreamConfig
@@ -86,7 +87,7 @@ def replay(spark, servers):
 def stream_installed(spark, servers):
     # An application that is installed where workers run.
     import asyncio, jetspark.spark, jetspark.blocking
-    from jetspark.bench.order_totals import app, messages
+    from benchmarks.order_totals import app, messages
     asyncio.run(app.apply(servers))
     with jetspark.blocking.connect(servers) as client, client.jetstream().fast_batch() as batch:
         batch.add_many(messages(30))
@@ -132,16 +133,16 @@ def servers() -> Iterator[str]:
 def run(program: str, servers: str, *, finds_python: bool = False) -> str:
     """What the program wrote to stderr."""
     code = READ_AND_WRITE + program
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
+    variables = {name: value for name, value in environment().items() if not name.startswith("PYSPARK_")}
     if not finds_python:
-        environment["PYSPARK_PYTHON"] = WORKER_PYTHON
+        variables["PYSPARK_PYTHON"] = WORKER_PYTHON
     finished = subprocess.run(
         [sys.executable, "-c", code, servers],
         capture_output=True,
         text=True,
         timeout=580,
         check=False,
-        env=environment | {"SPARK_LOCAL_IP": "127.0.0.1"},
+        env=variables | {"SPARK_LOCAL_IP": "127.0.0.1"},
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr[-4000:]
     assert "done" in finished.stdout

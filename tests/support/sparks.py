@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jetspark.bench.spark import descendants
+from benchmarks.processes import descendants
 from jetspark.blocking import JetStream, connect
 from jetspark.server import NatsServer
 from jetspark.spark import connections

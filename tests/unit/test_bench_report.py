@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from jetspark.bench.report import Report, Sample, WorkloadResult, summarise
-from jetspark.bench.runner import Plan, contenders_of, total_samples
-from jetspark.bench.workload import Bar, Contender, Job, Metric, Stopwatch, Values, Workload, payload_of, percentile
-from jetspark.bench.workloads import WORKLOADS, choose
+from benchmarks.report import Report, Sample, WorkloadResult, summarise
+from benchmarks.runner import Plan, contenders_of, total_samples
+from benchmarks.workload import Bar, Contender, Job, Metric, Stopwatch, Values, Workload, payload_of, percentile
+from benchmarks.workloads import WORKLOADS, choose
 from jetspark.errors import ConfigError
 
 

@@ -44,7 +44,7 @@ LAYERS: dict[str, set[str]] = {
     "app": _APP | {"testing", "server"},
     "spark": _APP | {"app"},
     "testing": _DRIVERS | {"server"},
-    "bench": _APP | {"app", "spark", "server"},
+    "bench": _DRIVERS,
     "dashboard": _APP | {"app"},
     "demo": _APP | {"app", "spark", "server"},
     "cli": (_EVERYTHING - {"cli"}) | {ROOT},
@@ -299,6 +299,8 @@ def violations(source: str, path: str) -> list[str]:
             target = rest.split(".")[0] if rest else ROOT
             if target not in allowed:
                 found.append((each.line, f"{row} may not import {each.module}"))
+        elif top == "benchmarks":
+            found.append((each.line, "benchmarks are not in the wheel"))
         elif is_pure and top in IMPURE_MODULES - PURE_EXCEPTIONS.get(".".join(parts), set()):
             found.append((each.line, f"{row} is pure and may not import {each.module}"))
         elif top not in sys.stdlib_module_names and each.runs_on_import and top not in THIRD_PARTY.get(row, set()):
@@ -386,6 +388,7 @@ def test_nobody_rolls_the_dice_that_a_program_has_seeded() -> None:
         ("core/__init__.py", "def helper(): ...", "only re-exports, but has FunctionDef"),
         ("core/__init__.py", "if TYPE_CHECKING:\n    x = 1", "only re-exports, but has If"),
         ("core/__init__.py", "if TYPE_CHECKING:\n    import x\nelse:\n    def f(): ...", "only re-exports, but has If"),
+        ("bench/x.py", "def f():\n    from benchmarks import runner", "benchmarks are not in the wheel"),
         ("utils/x.py", "", "'utils' is not in the layer table"),
         ("app/attic/x.py", "", "'attic' is not in the list of rooms"),
         (

@@ -1,1 +1,1 @@
-"""Our numbers next to our peers', measured in one interleaved run: ``jetspark bench``."""
+"""Measurements of a server that users run: ``jetspark bench``."""
