@@ -31,10 +31,11 @@ $(READY): requirements.lock pyproject.toml
 	@touch $(READY)
 
 # The archive of Spark's Java classes halves what Java does until the first batch is folded. It is written once for all
-# demos; without Java the demo itself says what to install.
+# demos and benchmarks; without Java these say what to install.
+WITH_ARCHIVE := SPARK_SUBMIT_OPTS="$$($(BIN)/python tools/class_archive.py)"
+
 demo: setup
-	@$(BIN)/python -m jetspark.spark.class_archive 2>/dev/null || true
-	@$(BIN)/jetspark demo
+	@$(WITH_ARCHIVE) $(BIN)/jetspark demo
 
 picture: setup
 	@$(BIN)/python tools/demo_picture.py
@@ -83,7 +84,7 @@ generate: setup
 
 # `make bench ARGS="core-subscribe --repeats 7"` passes arguments on.
 bench: setup
-	PYTHONPATH=. $(BIN)/python -m benchmarks $(ARGS)
+	PYTHONPATH=. $(WITH_ARCHIVE) $(BIN)/python -m benchmarks $(ARGS)
 
 docs: setup
 	$(BIN)/python docs/generate.py

@@ -1,4 +1,4 @@
-"""Java classes that Spark loads at its start, parsed beforehand: ``python -m support.class_archive <file>``.
+"""Java classes that Spark loads at its start, parsed beforehand: an archive for the suite.
 
 A Spark that maps this file, a class data sharing archive, starts with half the processor time: 4 seconds instead of 8.
 The suite starts some forty, so :func:`begin` has the file written while the first tests run. Java checks that it fits
@@ -12,14 +12,9 @@ import importlib.util
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from support import scratch
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -50,36 +45,10 @@ def begin() -> subprocess.Popen[bytes] | None:
     if archive is None or archive.exists():
         return None
     return subprocess.Popen(
-        [sys.executable, "-m", "support.class_archive", str(archive)],
-        cwd=TESTS,
+        [sys.executable, str(TESTS.parent / "tools" / "class_archive.py"), str(archive)],
         env=os.environ | {"JDK_JAVA_OPTIONS": f"{JAVA_OPTIONS} {scratch.java_option()}"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-
-
-def _collect(batch: DataFrame, _: int) -> None:
-    batch.collect()
-
-
-def _more(spark: SparkSession) -> None:
-    """Python functions of a frame and of a micro-batch, which tests use besides the formats."""
-    spark.range(1).mapInArrow(lambda batches: batches, "id long").collect()
-    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
-    rate.writeStream.foreachBatch(_collect).trigger(availableNow=True).start().awaitTermination()
-
-
-def write(archive: Path) -> None:
-    from jetspark.spark.class_archive import note_classes
-
-    archive.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
-        fresh = Path(folder) / "archive"
-        note_classes(fresh, _more)
-        os.replace(fresh, archive)
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]))

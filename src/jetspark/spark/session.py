@@ -70,7 +70,7 @@ def session(
     if master is not None and server_of(master) is CONNECT:
         check_somebody_listens(master)
         return _connect_session(app_name, master, py_files, conf or {})
-    java = find_java()
+    find_java()
     from pyspark.sql import SparkSession
 
     from jetspark.spark.registration import register
@@ -81,7 +81,7 @@ def session(
     is_local = master is None or master.startswith("local")
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else workers of a cluster could not reach the driver
-    settings = _settings(java, is_short=is_short)
+    settings = _settings(is_short=is_short)
     if is_local:
         settings["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 2) if cores == "*" else str(cores)
     builder = SparkSession.builder.appName(app_name).master(master or f"local[{cores},{TASK_ATTEMPTS}]")
@@ -128,16 +128,13 @@ def _end_java(error: BaseException) -> None:
                 java.wait()
 
 
-def _settings(java: str, *, is_short: bool) -> dict[str, str]:
-    from jetspark.spark.class_archive import archive_options
-
-    flags = f"-Dlog4j2.configurationFile=file:{logging_file()} {archive_options(java)}"
+def _settings(*, is_short: bool) -> dict[str, str]:
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
-        "spark.driver.extraJavaOptions": flags.strip(),
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{logging_file()}",
     }
     if is_short:
         settings["spark.driver.extraJavaOptions"] += f" {SHORT_JOB_FLAGS}"

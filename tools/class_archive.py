@@ -1,11 +1,14 @@
-"""Java classes that Spark loads, parsed beforehand: ``python -m jetspark.spark.class_archive`` writes them to a file.
+"""Java classes that Spark loads, parsed beforehand: ``python tools/class_archive.py`` writes them to a file, once.
 
 Half of what Java does until the first query has ended is finding and reading some twenty thousand classes in Spark's
-JAR files. A Java that maps this file, a class data sharing archive, does without. It is made once for each Java and
-Spark, some 160 MB in the user's cache folder (``XDG_CACHE_HOME``, or ``~/.cache``), and every session of
-:func:`jetspark.spark.session` on this machine uses it from then on. Java compares it with its own version and with the
-class path, and goes without where something has changed. The file decides what Java runs: one that others may write to
-is not used.
+JAR files. A Java that maps this file, a class data sharing archive, does without. It is written once for each Java and
+Spark, some 170 MB in the user's cache folder (``XDG_CACHE_HOME``, or ``~/.cache``). The options that make Java use it
+are printed, for ``SPARK_SUBMIT_OPTS``::
+
+    SPARK_SUBMIT_OPTS="$(python tools/class_archive.py)" jetspark demo
+
+Java compares the file with its own version and with the class path, and does without it where something has changed.
+The file decides what Java runs: one that others may write to is not used.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +35,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from jetspark.errors import ConfigError
 
-__all__ = ["archive_options", "archive_path", "note_classes", "write_archive"]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 # Java says on standard output what does not fit, unless it is told not to.
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
@@ -53,27 +56,25 @@ def archive_path(java: str) -> Path:
 
 
 def archive_options(java: str) -> str:
-    """What to tell Java, if there is an archive that it may use; else nothing."""
+    """Java's options for an archive that it may use; empty without one."""
     path = archive_path(java)
     if any(character.isspace() for character in str(path)) or not _is_ours(path):
         return ""
     return f"-XX:SharedArchiveFile={path} {_QUIET}"
 
 
-def write_archive(java: str) -> Path:
-    """Write the archive anew, in processes of its own: 40 seconds of processor time.
+def write_archive(path: Path) -> None:
+    """Write an archive, in processes of its own: 40 seconds of processor time.
 
     Raises:
-        subprocess.CalledProcessError: Spark did not run; what it said is on standard error.
+        subprocess.CalledProcessError: Spark did not run; its messages are on standard error.
     """
-    path = archive_path(java)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         fresh = Path(folder) / "archive"
-        subprocess.run([sys.executable, "-m", __spec__.name, "--into", str(fresh)], check=True)
+        subprocess.run([sys.executable, __file__, "--note", str(fresh)], check=True, stdout=sys.stderr)
         os.chmod(fresh, 0o600)
         os.replace(fresh, path)
-    return path
 
 
 def _is_ours(path: Path) -> bool:
@@ -150,12 +151,19 @@ class _ArchiveFormat(DataSource):
         return _NothingStreamWriter()
 
 
-def note_classes(archive: Path, more: Callable[[SparkSession], object] = lambda spark: None) -> None:
-    """Do a little of everything, and have Java write the classes it has loaded when it ends.
+def _collect(batch: DataFrame, _: int) -> None:
+    batch.collect()
 
-    Args:
-        more: Does something else whose classes are to be there, too.
-    """
+
+def _use_functions(spark: SparkSession) -> None:
+    """Run Python functions of a frame and of a micro-batch, as verifications and tests do."""
+    spark.range(1).mapInArrow(lambda batches: batches, "id long").collect()
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    rate.writeStream.foreachBatch(_collect).trigger(availableNow=True).start().awaitTermination()
+
+
+def note_classes(archive: Path) -> None:
+    """Do a little of everything, and have Java write the classes it has loaded when it ends."""
     from pyspark import SparkContext
 
     from jetspark.spark.logs import logging_file
@@ -173,7 +181,7 @@ def note_classes(archive: Path, more: Callable[[SparkSession], object] = lambda 
         query = writer.start()
         query.processAllAvailable()
         query.stop()
-    more(spark)
+    _use_functions(spark)
     spark.stop()
     gateway: Any = getattr(SparkContext, "_gateway", None)  # there is no public way to its process
     gateway.shutdown()
@@ -181,19 +189,26 @@ def note_classes(archive: Path, more: Callable[[SparkSession], object] = lambda 
     gateway.proc.wait()
 
 
-def _main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
+    """Arguments: none, the file to write instead of that of the cache, or ``--note`` and a file, in the process whose
+    classes are noted."""
     from jetspark.spark.session import find_java
 
+    if arguments[:1] == ["--note"]:
+        note_classes(Path(arguments[1]))
+        return
     if arguments:
-        _, into = arguments
-        note_classes(Path(into))
+        write_archive(Path(arguments[0]))
         return
     java = find_java()
-    if archive_options(java):
-        return
-    print("Writing an archive of Spark's Java classes (once)...")
-    print(write_archive(java))
+    if not archive_options(java):
+        print("Writing an archive of Spark's Java classes (once)...", file=sys.stderr)
+        write_archive(archive_path(java))
+    print(archive_options(java))
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except ConfigError as error:  # there is no Java
+        sys.exit(f"no archive of Spark's Java classes: {error}")
