@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.handlers import bench_app, encoded_events, events_of
-from benchmarks.workload import Bar, Contender, Job, Stopwatch, Values, Workload
+from benchmarks.workload import Bar, Contender, Job, Rounds, Values, Workload
 from jetspark.aio import connect
 from jetspark.errors import ConnectionLost
 
@@ -33,13 +33,11 @@ async def add_many(job: Job) -> Values:
     await app.apply(job.url)
     async with connect(job.url) as client:
         js = client.jetstream(timeout=30.0)
-        for first, count in ((0, job.warmup), (job.warmup, job.count)):
-            watch = Stopwatch()
+        for count, first in zip(rounds := Rounds(job), (0, job.warmup), strict=True):
             async with js.fast_batch() as fast:
                 await fast.add_many(items[first : first + count])
-            watch.stop()
         await _check_and_delete(js, app, job)
-    return watch.values(job.count)
+    return rounds.values()
 
 
 async def jetspark(job: Job) -> Values:
@@ -47,13 +45,11 @@ async def jetspark(job: Job) -> Values:
     events = list(events_of(job, event))
     await app.apply(job.url)
     async with app.connect(job.url) as client:
-        for first, count in ((0, job.warmup), (job.warmup, job.count)):
-            watch = Stopwatch()
+        for count, first in zip(rounds := Rounds(job), (0, job.warmup), strict=True):
             async with client.bulk() as bulk:
                 await bulk.publish_many(events[first : first + count])
-            watch.stop()
         await _check_and_delete(client.js, app, job)
-    return watch.values(job.count)
+    return rounds.values()
 
 
 async def _check_and_delete(js: JetStream, app: App, job: Job) -> None:

@@ -12,11 +12,9 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from benchmarks.js_publish_async import nats_py
-from benchmarks.streams import stream_for
+from benchmarks.streams import publishing, publishing_blocking, stream_for
 from benchmarks.wire import READ_BYTES, dial
-from benchmarks.workload import Bar, Contender, Job, Stopwatch, Values, Workload, payload_of
-from jetspark.aio import connect
-from jetspark.blocking import connect as connect_blocking
+from benchmarks.workload import Bar, Contender, Job, Rounds, Values, Workload, payload_of
 from jetspark.errors import ConnectionLost
 
 __all__ = ["ATOMIC_10", "ATOMIC_100", "ATOMIC_1000"]
@@ -37,12 +35,12 @@ def _bare(size: int) -> Callable[[Job], Values]:
                 inbox = f"_INBOX.{job.subject}"
                 connection.sendall(f"SUB {inbox} 1\r\n".encode())
                 number = 0
-                for count in (job.warmup, job.count):
+                for count in (rounds := Rounds(job)):
                     batches = []
                     for each in _sizes(count, size):
                         number += 1
                         batches.append(_frames(job, inbox, f"{job.subject}-{number}".replace(".", "-"), each))
-                    watch = Stopwatch()
+                    rounds.begin()
                     for first, rest in batches:
                         if first:
                             connection.sendall(first)
@@ -50,8 +48,7 @@ def _bare(size: int) -> Callable[[Job], Values]:
                         connection.sendall(rest)
                         if b'"count"' not in (answer := _answer(connection)):
                             raise ConnectionLost(answer.decode(errors="replace"))
-                    watch.stop()
-        return watch.values(job.count)
+        return rounds.values()
 
     return run
 
@@ -86,53 +83,42 @@ def _answer(connection: socket.socket) -> bytes:
 
 def _jetspark(size: int) -> Callable[[Job], Awaitable[Values]]:
     async def run(job: Job) -> Values:
-        with stream_for(job, allow_atomic=True):
-            async with connect(job.url) as client:
-                js = client.jetstream()
-                message = (job.subject, payload_of(job.payload_bytes))
-                for count in (job.warmup, job.count):
-                    watch = Stopwatch()
-                    for each in _sizes(count, size):
-                        async with js.atomic_batch() as batch:
-                            await batch.add_many(message for _ in range(each - 1))
-                            await batch.commit(*message)
-                    watch.stop()
-        return watch.values(job.count)
+        async with publishing(job, allow_atomic=True) as js:
+            message = (job.subject, payload_of(job.payload_bytes))
+            for count in (rounds := Rounds(job)):
+                for each in _sizes(count, size):
+                    async with js.atomic_batch() as batch:
+                        await batch.add_many(message for _ in range(each - 1))
+                        await batch.commit(*message)
+        return rounds.values()
 
     return run
 
 
 def _jetspark_add(size: int) -> Callable[[Job], Awaitable[Values]]:
     async def run(job: Job) -> Values:
-        with stream_for(job, allow_atomic=True):
-            async with connect(job.url) as client:
-                js = client.jetstream()
-                message = (job.subject, payload_of(job.payload_bytes))
-                for count in (job.warmup, job.count):
-                    watch = Stopwatch()
-                    for each in _sizes(count, size):
-                        async with js.atomic_batch() as batch:
-                            for _ in range(each):
-                                await batch.add(*message)
-                    watch.stop()
-        return watch.values(job.count)
+        async with publishing(job, allow_atomic=True) as js:
+            message = (job.subject, payload_of(job.payload_bytes))
+            for count in (rounds := Rounds(job)):
+                for each in _sizes(count, size):
+                    async with js.atomic_batch() as batch:
+                        for _ in range(each):
+                            await batch.add(*message)
+        return rounds.values()
 
     return run
 
 
 def _jetspark_blocking(size: int) -> Callable[[Job], Values]:
     def run(job: Job) -> Values:
-        with stream_for(job, allow_atomic=True), connect_blocking(job.url) as client:
-            js = client.jetstream()
+        with publishing_blocking(job, allow_atomic=True) as js:
             message = (job.subject, payload_of(job.payload_bytes))
-            for count in (job.warmup, job.count):
-                watch = Stopwatch()
+            for count in (rounds := Rounds(job)):
                 for each in _sizes(count, size):
                     with js.atomic_batch() as batch:
                         batch.add_many(message for _ in range(each - 1))
                         batch.commit(*message)
-                watch.stop()
-        return watch.values(job.count)
+        return rounds.values()
 
     return run
 

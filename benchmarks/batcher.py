@@ -21,7 +21,7 @@ from benchmarks.workload import (
     Contender,
     Job,
     Metric,
-    Stopwatch,
+    Rounds,
     Values,
     Workload,
     payload_of,
@@ -63,12 +63,10 @@ async def plain_list(job: Job) -> Values:
     async def add(item: int) -> None:
         items.append(item)
 
-    for count in (job.warmup, job.count):
-        watch = Stopwatch()
+    for count in (rounds := Rounds(job)):
         for number in range(count):
             await add(number)
-        watch.stop()
-    return _values(job, watch)
+    return _values(job, rounds)
 
 
 async def one_producer(job: Job) -> Values:
@@ -80,7 +78,7 @@ async def eight_producers(job: Job) -> Values:
 
 
 async def _produce(job: Job, producers: int) -> Values:
-    for count in (job.warmup, job.count):
+    for count in (rounds := Rounds(job)):
         batcher = Batcher[int](
             BatcherConfig(sink=_Nowhere(), max_batch_size=MAX_BATCH_SIZE, max_batch_delay=MAX_BATCH_DELAY_S)
         )
@@ -89,15 +87,15 @@ async def _produce(job: Job, producers: int) -> Values:
             for number in numbers:
                 await batcher.add(number)
 
-        watch = Stopwatch()
+        rounds.begin()
         if producers == 1:
             await produce(range(count))
         else:
             await asyncio.gather(*(produce(range(first, count, producers)) for first in range(producers)))
         await batcher.shutdown()
-        watch.stop()
+        rounds.end()
         _check(count, batcher.stats().flushed_ok)
-    return _values(job, watch)
+    return _values(job, rounds)
 
 
 def one_thread(job: Job) -> Values:
@@ -109,7 +107,7 @@ def eight_threads(job: Job) -> Values:
 
 
 def _produce_blocking(job: Job, producers: int) -> Values:
-    for count in (job.warmup, job.count):
+    for count in (rounds := Rounds(job)):
         batcher = threads.Batcher[int](
             BatcherConfig(sink=_NowhereBlocking(), max_batch_size=MAX_BATCH_SIZE, max_batch_delay=MAX_BATCH_DELAY_S)
         )
@@ -121,15 +119,15 @@ def _produce_blocking(job: Job, producers: int) -> Values:
         workers = [
             threading.Thread(target=produce, args=(range(first, count, producers),)) for first in range(producers)
         ]
-        watch = Stopwatch()
+        rounds.begin()
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
         batcher.shutdown()
-        watch.stop()
+        rounds.end()
         _check(count, batcher.stats().flushed_ok)
-    return _values(job, watch)
+    return _values(job, rounds)
 
 
 def _check(count: int, flushed: int) -> None:
@@ -137,9 +135,9 @@ def _check(count: int, flushed: int) -> None:
         raise ConnectionLost(f"{flushed} of {count} items reached the sink")
 
 
-def _values(job: Job, watch: Stopwatch) -> Values:
-    values = watch.values(job.count)
-    return values | {"items_per_s": values["messages_per_s"], "ns_per_item": watch.elapsed_s / job.count * 1e9}
+def _values(job: Job, rounds: Rounds) -> Values:
+    values = rounds.values()
+    return values | {"items_per_s": values["messages_per_s"], "ns_per_item": rounds.elapsed_s / job.count * 1e9}
 
 
 BATCHER = Workload(
@@ -193,33 +191,31 @@ async def ingest(job: Job) -> Values:
     payload = payload_of(job.payload_bytes)
     with stream_for(job, allow_batched=True):
         async with connect(job.url) as client:
-            for count in (job.warmup, job.count):
-                watch = Stopwatch()
+            for count in (rounds := Rounds(job)):
                 async with (
                     FastIngestSink[bytes](client.jetstream(), job.subject) as sink,
                     Batcher(_into_stream(sink)) as batcher,
                 ):
                     for _ in range(count):
                         await batcher.add(payload)
-                watch.stop()
+                rounds.end()
                 _check(count, batcher.stats().flushed_ok)
-    return watch.values(job.count)
+    return rounds.values()
 
 
 def ingest_blocking(job: Job) -> Values:
     payload = payload_of(job.payload_bytes)
     with stream_for(job, allow_batched=True), connect_blocking(job.url) as client:
-        for count in (job.warmup, job.count):
-            watch = Stopwatch()
+        for count in (rounds := Rounds(job)):
             with (
                 threads.FastIngestSink[bytes](client.jetstream(), job.subject) as sink,
                 threads.Batcher(_into_stream(sink)) as batcher,
             ):
                 for _ in range(count):
                     batcher.add(payload)
-            watch.stop()
+            rounds.end()
             _check(count, batcher.stats().flushed_ok)
-    return watch.values(job.count)
+    return rounds.values()
 
 
 BATCHER_INGEST = Workload(

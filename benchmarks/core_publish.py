@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from benchmarks.peers import NATS_C
 from benchmarks.wire import Blast, await_pong, dial
-from benchmarks.workload import Bar, Contender, Job, Stopwatch, Values, Workload, payload_of
+from benchmarks.workload import Bar, Contender, Job, Rounds, Values, Workload, payload_of
 from jetspark.aio import connect
 from jetspark.blocking import connect as connect_blocking
 
@@ -19,13 +19,11 @@ def bare(job: Job) -> Values:
     connection, _ = dial(job.url)
     blast = Blast(job.subject, payload_of(job.payload_bytes))
     with connection:
-        for count in (job.warmup, job.count):
-            watch = Stopwatch()
+        for count in (rounds := Rounds(job)):
             blast.send(connection, count)
             connection.sendall(b"PING\r\n")
             await_pong(connection)
-            watch.stop()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 async def nats_py(job: Job) -> Values:
@@ -33,14 +31,12 @@ async def nats_py(job: Job) -> Values:
 
     client = await nats.connect(job.url)
     publish, subject, payload = client.publish, job.subject, payload_of(job.payload_bytes)
-    for count in (job.warmup, job.count):
-        watch = Stopwatch()
+    for count in (rounds := Rounds(job)):
         for _ in range(count):
             await publish(subject, payload)
         await client.flush(FLUSH_TIMEOUT_S)
-        watch.stop()
     await client.close()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 def nats_c(job: Job) -> Values:
@@ -50,25 +46,21 @@ def nats_c(job: Job) -> Values:
 async def jetspark(job: Job) -> Values:
     async with connect(job.url) as client:
         publish, subject, payload = client.publish, job.subject, payload_of(job.payload_bytes)
-        for count in (job.warmup, job.count):
-            watch = Stopwatch()
+        for count in (rounds := Rounds(job)):
             for _ in range(count):
                 await publish(subject, payload)
             await client.flush(FLUSH_TIMEOUT_S)
-            watch.stop()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 def jetspark_blocking(job: Job) -> Values:
     with connect_blocking(job.url) as client:
         publish, subject, payload = client.publish, job.subject, payload_of(job.payload_bytes)
-        for count in (job.warmup, job.count):
-            watch = Stopwatch()
+        for count in (rounds := Rounds(job)):
             for _ in range(count):
                 publish(subject, payload)
             client.flush(FLUSH_TIMEOUT_S)
-            watch.stop()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 CORE_PUBLISH = Workload(

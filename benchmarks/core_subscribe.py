@@ -15,7 +15,7 @@ from dataclasses import asdict
 from benchmarks.helper import FEED_SUBJECT
 from benchmarks.peers import NATS_C
 from benchmarks.wire import READ_BYTES, dial
-from benchmarks.workload import Bar, Contender, Job, Stopwatch, Values, Workload
+from benchmarks.workload import Bar, Contender, Job, Rounds, Values, Workload
 from jetspark.aio import Message, connect
 from jetspark.blocking import connect as connect_blocking
 
@@ -33,13 +33,11 @@ def bare(job: Job) -> Values:
     connection, _ = dial(job.url)
     with connection:
         connection.sendall(f"SUB {job.subject} 1\r\n".encode())
-        for count in (job.warmup, job.count):
+        for count in (rounds := Rounds(job)):
             order = _order(job, count)
-            watch = Stopwatch()
             connection.sendall(b"PUB %b %d\r\n%b\r\n" % (FEED_SUBJECT.encode(), len(order), order))
             _read(connection, count)
-            watch.stop()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 def _read(connection: socket.socket, count: int) -> bytes:
@@ -88,14 +86,12 @@ async def nats_py(job: Job) -> Values:
 
     await client.subscribe(job.subject, cb=count_one, pending_msgs_limit=NO_BOUND, pending_bytes_limit=NO_BOUND)
     await client.flush()
-    for count in (job.warmup, job.count):
+    for count in (rounds := Rounds(job)):
         received, wanted, done = 0, count, asyncio.get_running_loop().create_future()
-        watch = Stopwatch()
         await client.publish(FEED_SUBJECT, _order(job, count))
         await done
-        watch.stop()
     await client.close()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 async def nats_py_iterator(job: Job) -> Values:
@@ -105,17 +101,15 @@ async def nats_py_iterator(job: Job) -> Values:
     subscription = await client.subscribe(job.subject, pending_msgs_limit=NO_BOUND, pending_bytes_limit=NO_BOUND)
     await client.flush()
     messages = subscription.messages
-    for count in (job.warmup, job.count):
+    for count in (rounds := Rounds(job)):
         received = 0
-        watch = Stopwatch()
         await client.publish(FEED_SUBJECT, _order(job, count))
         async for _ in messages:
             received += 1
             if received == count:
                 break
-        watch.stop()
     await client.close()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 def nats_c(job: Job) -> Values:
@@ -126,16 +120,14 @@ async def jetspark(job: Job) -> Values:
     async with connect(job.url, max_pending_messages=NO_BOUND, max_pending_bytes=NO_BOUND) as client:
         subscription = await client.subscribe(job.subject)
         await client.flush()
-        for count in (job.warmup, job.count):
+        for count in (rounds := Rounds(job)):
             received = 0
-            watch = Stopwatch()
             await client.publish(FEED_SUBJECT, _order(job, count))
             async for _ in subscription:
                 received += 1
                 if received == count:
                     break
-            watch.stop()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 async def jetspark_callback(job: Job) -> Values:
@@ -151,29 +143,25 @@ async def jetspark_callback(job: Job) -> Values:
     async with connect(job.url, max_pending_messages=NO_BOUND, max_pending_bytes=NO_BOUND) as client:
         await client.subscribe(job.subject, callback=count_one)
         await client.flush()
-        for count in (job.warmup, job.count):
+        for count in (rounds := Rounds(job)):
             received, wanted, done = 0, count, asyncio.get_running_loop().create_future()
-            watch = Stopwatch()
             await client.publish(FEED_SUBJECT, _order(job, count))
             await done
-            watch.stop()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 def jetspark_blocking(job: Job) -> Values:
     with connect_blocking(job.url, max_pending_messages=NO_BOUND, max_pending_bytes=NO_BOUND) as client:
         subscription = client.subscribe(job.subject)
         client.flush()
-        for count in (job.warmup, job.count):
+        for count in (rounds := Rounds(job)):
             received = 0
-            watch = Stopwatch()
             client.publish(FEED_SUBJECT, _order(job, count))
             for _ in subscription:
                 received += 1  # noqa: SIM113 - the same loop as its asynchronous twin's
                 if received == count:
                     break
-            watch.stop()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 CORE_SUBSCRIBE = Workload(

@@ -11,15 +11,14 @@ from __future__ import annotations
 import re
 import socket
 import uuid
+from collections.abc import Callable
 from zlib import crc32
 
 from benchmarks.js_publish_async import nats_py
 from benchmarks.peers import NATS_JETSTREAM, NATS_JS, Peer
-from benchmarks.streams import stream_for
+from benchmarks.streams import publishing, publishing_blocking, stream_for
 from benchmarks.wire import CHUNK_BYTES, READ_BYTES, dial
-from benchmarks.workload import Bar, Contender, Job, Stopwatch, Values, Workload, payload_of
-from jetspark.aio import connect
-from jetspark.blocking import connect as connect_blocking
+from benchmarks.workload import Bar, Contender, Job, Rounds, Values, Workload, payload_of
 from jetspark.errors import ConnectionLost
 
 __all__ = ["FAST_INGEST"]
@@ -33,17 +32,25 @@ _FINAL = re.compile(rb'"batch":"[^"]*","count":([0-9]+)')
 
 def bare(job: Job) -> Values:
     """One thread, send and recv in turns, every frame made before the clock starts."""
+    return _bare(job, _frames)
+
+
+def bare_ids(job: Job) -> Values:
+    """The same with a message id for each: what is sent again is stored once."""
+    return _bare(job, _frames_with_ids)
+
+
+def _bare(job: Job, frames_of: Callable[[Job, str, int], list[bytes]]) -> Values:
     with stream_for(job, allow_batched=True):
         connection, _ = dial(job.url)
         with connection:
-            for number, count in enumerate((job.warmup, job.count), 1):
+            for number, count in enumerate((rounds := Rounds(job)), 1):
                 batch = f"_INBOX.{job.subject.replace('.', '-')}-{number}"
                 connection.sendall(f"SUB {batch}.> {number}\r\n".encode())
-                frames = _frames(job, batch, count)
-                watch = Stopwatch()
+                frames = frames_of(job, batch, count)
+                rounds.begin()
                 _pump(connection, frames)
-                watch.stop()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 def _frames(job: Job, batch: str, count: int) -> list[bytes]:
@@ -54,21 +61,6 @@ def _frames(job: Job, batch: str, count: int) -> list[bytes]:
         b"%b%d.%d.$FI %d\r\n%b\r\n" % (head, sequence, operation, len(payload), payload)
         for sequence, operation in enumerate(operations, 1)
     ]
-
-
-def bare_ids(job: Job) -> Values:
-    """The same with a message id for each: what is sent again is stored once."""
-    with stream_for(job, allow_batched=True):
-        connection, _ = dial(job.url)
-        with connection:
-            for number, count in enumerate((job.warmup, job.count), 1):
-                batch = f"_INBOX.{job.subject.replace('.', '-')}-{number}"
-                connection.sendall(f"SUB {batch}.> {number}\r\n".encode())
-                frames = _frames_with_ids(job, batch, count)
-                watch = Stopwatch()
-                _pump(connection, frames)
-                watch.stop()
-    return watch.values(job.count)
 
 
 def _frames_with_ids(job: Job, batch: str, count: int) -> list[bytes]:
@@ -138,86 +130,63 @@ def _elsewhere(peer: Peer, job: Job, **how: bool) -> Values:
 
 
 async def jetspark(job: Job) -> Values:
-    with stream_for(job, allow_batched=True):
-        async with connect(job.url) as client:
-            js = client.jetstream()
-            subject, payload = job.subject, payload_of(job.payload_bytes)
-            for count in (job.warmup, job.count):
-                watch = Stopwatch()
-                async with js.fast_batch() as fast:
-                    await fast.add_many((subject, payload) for _ in range(count))
-                watch.stop()
-    return watch.values(job.count)
+    async with publishing(job, allow_batched=True) as js:
+        subject, payload = job.subject, payload_of(job.payload_bytes)
+        for count in (rounds := Rounds(job)):
+            async with js.fast_batch() as fast:
+                await fast.add_many((subject, payload) for _ in range(count))
+    return rounds.values()
 
 
 async def jetspark_add(job: Job) -> Values:
-    with stream_for(job, allow_batched=True):
-        async with connect(job.url) as client:
-            js = client.jetstream()
-            subject, payload = job.subject, payload_of(job.payload_bytes)
-            for count in (job.warmup, job.count):
-                watch = Stopwatch()
-                async with js.fast_batch() as fast:
-                    for _ in range(count):
-                        await fast.add(subject, payload)
-                watch.stop()
-    return watch.values(job.count)
+    async with publishing(job, allow_batched=True) as js:
+        subject, payload = job.subject, payload_of(job.payload_bytes)
+        for count in (rounds := Rounds(job)):
+            async with js.fast_batch() as fast:
+                for _ in range(count):
+                    await fast.add(subject, payload)
+    return rounds.values()
 
 
 async def publish_async_ids(job: Job) -> Values:
     """Windowed publishing with the publisher's guarantee: a message that is sent again is stored once."""
-    with stream_for(job):
-        async with connect(job.url) as client:
-            js = client.jetstream()
-            subject, payload, source = job.subject, payload_of(job.payload_bytes), uuid.uuid4().hex
-            for part, count in enumerate((job.warmup, job.count)):
-                watch = Stopwatch()
-                futures = [
-                    await js.publish_async(subject, payload, msg_id=f"{source}-{part}-{n}") for n in range(count)
-                ]
-                await js.publish_async_complete()
-                watch.stop()
-                for future in futures:
-                    future.result()
-    return watch.values(job.count)
+    async with publishing(job) as js:
+        subject, payload, source = job.subject, payload_of(job.payload_bytes), uuid.uuid4().hex
+        for part, count in enumerate(rounds := Rounds(job)):
+            futures = [await js.publish_async(subject, payload, msg_id=f"{source}-{part}-{n}") for n in range(count)]
+            await js.publish_async_complete()
+            rounds.end()
+            for future in futures:
+                future.result()
+    return rounds.values()
 
 
 async def jetspark_publisher(job: Job) -> Values:
-    with stream_for(job, allow_batched=True):
-        async with connect(job.url) as client:
-            js = client.jetstream()
-            subject, payload = job.subject, payload_of(job.payload_bytes)
-            for count in (job.warmup, job.count):
-                watch = Stopwatch()
-                async with js.fast_publisher(message_ids=True) as publisher:
-                    await publisher.publish_many((subject, payload) for _ in range(count))
-                watch.stop()
-    return watch.values(job.count)
+    async with publishing(job, allow_batched=True) as js:
+        subject, payload = job.subject, payload_of(job.payload_bytes)
+        for count in (rounds := Rounds(job)):
+            async with js.fast_publisher(message_ids=True) as publisher:
+                await publisher.publish_many((subject, payload) for _ in range(count))
+    return rounds.values()
 
 
 def jetspark_blocking(job: Job) -> Values:
-    with stream_for(job, allow_batched=True), connect_blocking(job.url) as client:
-        js = client.jetstream()
+    with publishing_blocking(job, allow_batched=True) as js:
         subject, payload = job.subject, payload_of(job.payload_bytes)
-        for count in (job.warmup, job.count):
-            watch = Stopwatch()
+        for count in (rounds := Rounds(job)):
             with js.fast_batch() as fast:
                 fast.add_many((subject, payload) for _ in range(count))
-            watch.stop()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 def jetspark_blocking_add(job: Job) -> Values:
-    with stream_for(job, allow_batched=True), connect_blocking(job.url) as client:
-        js = client.jetstream()
+    with publishing_blocking(job, allow_batched=True) as js:
         subject, payload = job.subject, payload_of(job.payload_bytes)
-        for count in (job.warmup, job.count):
-            watch = Stopwatch()
+        for count in (rounds := Rounds(job)):
             with js.fast_batch() as fast:
                 for _ in range(count):
                     fast.add(subject, payload)
-            watch.stop()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 FAST_INGEST = Workload(

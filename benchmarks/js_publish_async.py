@@ -13,7 +13,7 @@ from dataclasses import asdict
 from benchmarks.peers import NATS_C
 from benchmarks.streams import stream_for
 from benchmarks.wire import CHUNK_BYTES, READ_BYTES, dial
-from benchmarks.workload import Bar, Contender, Job, Stopwatch, Values, Workload, payload_of
+from benchmarks.workload import Bar, Contender, Job, Rounds, Values, Workload, payload_of
 from jetspark.aio import connect
 from jetspark.aio.publisher import WindowedPublisher
 from jetspark.blocking import connect as connect_blocking
@@ -42,13 +42,13 @@ def bare(job: Job) -> Values:
                 payload_of(job.payload_bytes),
             )
             first = 0
-            for count in (job.warmup, job.count):
+            for count in (rounds := Rounds(job)):
                 frames = [frame % number for number in range(first, first + count)]
-                watch = Stopwatch()
+                rounds.begin()
                 _pump(connection, frames, inbox.encode())
-                watch.stop()
+                rounds.end()
                 first += count
-    return watch.values(job.count)
+    return rounds.values()
 
 
 def _pump(connection: socket.socket, frames: list[bytes], inbox: bytes) -> None:
@@ -78,15 +78,14 @@ async def nats_py(job: Job) -> Values:
         client = await nats.connect(job.url)
         js = client.jetstream(publish_async_max_pending=WINDOW)
         subject, payload = job.subject, payload_of(job.payload_bytes)
-        for count in (job.warmup, job.count):
-            watch = Stopwatch()
+        for count in (rounds := Rounds(job)):
             futures = [await js.publish_async(subject, payload) for _ in range(count)]
             await js.publish_async_completed()
-            watch.stop()
+            rounds.end()
             for future in futures:
                 future.result()
         await client.close()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 def nats_c(job: Job) -> Values:
@@ -99,28 +98,26 @@ async def jetspark(job: Job) -> Values:
         async with connect(job.url) as client:
             publisher = WindowedPublisher(client, WindowOptions(max_outstanding=WINDOW))
             publish, subject, payload = publisher.publish, job.subject, payload_of(job.payload_bytes)
-            for count in (job.warmup, job.count):
-                watch = Stopwatch()
+            for count in (rounds := Rounds(job)):
                 futures = [await publish(subject, payload) for _ in range(count)]
                 await publisher.complete(TIMEOUT_S)
-                watch.stop()
+                rounds.end()
                 for future in futures:
                     future.result()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 def jetspark_blocking(job: Job) -> Values:
     with stream_for(job), connect_blocking(job.url) as client:
         publisher = BlockingPublisher(client, WindowOptions(max_outstanding=WINDOW))
         publish, subject, payload = publisher.publish, job.subject, payload_of(job.payload_bytes)
-        for count in (job.warmup, job.count):
-            watch = Stopwatch()
+        for count in (rounds := Rounds(job)):
             futures = [publish(subject, payload) for _ in range(count)]
             publisher.complete(TIMEOUT_S)
-            watch.stop()
+            rounds.end()
             for future in futures:
                 future.result()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 JS_PUBLISH_ASYNC = Workload(

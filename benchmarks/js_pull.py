@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import asdict
 from time import monotonic, sleep
 from typing import Any, Literal, cast
 
 from benchmarks.peers import NATS_C
 from benchmarks.wire import READ_BYTES, dial
-from benchmarks.workload import Bar, Contender, Job, Stopwatch, Values, Workload, payload_of
-from jetspark.aio import connect
+from benchmarks.workload import Bar, Contender, Job, Rounds, Values, Workload, payload_of
+from jetspark.aio import Client, connect
+from jetspark.aio.pull import PullConsumer
+from jetspark.blocking import Client as BlockingClient
 from jetspark.blocking import connect as connect_blocking
+from jetspark.blocking.pull import PullConsumer as BlockingPullConsumer
 from jetspark.errors import ConnectionLost
 from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 
@@ -33,9 +36,11 @@ BATCH = 4096
 ACKS_PROCESSED_S = 30.0
 CONSUMER = "bench"
 
+AckPolicy = Literal["none", "explicit"]
+
 
 @contextlib.contextmanager
-def _filled(job: Job, ack_policy: Literal["none", "explicit"]) -> Iterator[str]:
+def _filled(job: Job, ack_policy: AckPolicy) -> Iterator[str]:
     """The name of a stream with warm-up and measurement in it, and a consumer."""
     name = job.subject.replace(".", "-")
     total = job.warmup + job.count
@@ -64,6 +69,19 @@ def _check_acks(job: Job, stream: str) -> None:
             if monotonic() > deadline:
                 raise ConnectionLost(f"{info.ack_floor.stream_sequence} acked of {job.warmup + job.count}")
             sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def _consuming(job: Job, ack_policy: AckPolicy) -> AsyncIterator[tuple[Client, PullConsumer]]:
+    with _filled(job, ack_policy) as stream:
+        async with connect(job.url) as client:
+            yield client, await (await client.jetstream().stream(stream)).consumer(CONSUMER)
+
+
+@contextlib.contextmanager
+def _consuming_blocking(job: Job, ack_policy: AckPolicy) -> Iterator[tuple[BlockingClient, BlockingPullConsumer]]:
+    with _filled(job, ack_policy) as stream, connect_blocking(job.url) as client:
+        yield client, client.jetstream().stream(stream).consumer(CONSUMER)
 
 
 # ---- nothing to acknowledge ----------------------------------------------------------------------------------------
@@ -101,9 +119,8 @@ def read_bare(job: Job, stream: str, *, requests: int = 2, verb: bytes = b"MSG "
         connection.sendall(ask * requests)
         data, wanted = b"", batch
         received = 0
-        for count in (job.warmup, job.count):
+        for count in (rounds := Rounds(job)):
             received -= count
-            watch = Stopwatch()
             payload = b""
             while received < 0:
                 chunk = connection.recv(READ_BYTES)
@@ -128,22 +145,19 @@ def read_bare(job: Job, stream: str, *, requests: int = 2, verb: bytes = b"MSG "
                         connection.sendall(ask)
                         wanted = batch
                 data = data[position:]
-            watch.stop()
             assert payload
-    return watch.values(job.count)
+    return rounds.values()
 
 
 async def nats_py(job: Job) -> Values:
     with _filled(job, "none") as stream:
         client, subscription = await _nats_py_consumer(job, stream)
-        for count in (job.warmup, job.count):
+        for count in (rounds := Rounds(job)):
             received = 0
-            watch = Stopwatch()
             while received < count:
                 received += len(await subscription.fetch(min(BATCH, count - received), timeout=30))
-            watch.stop()
         await client.close()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 def nats_c(job: Job) -> Values:
@@ -152,85 +166,65 @@ def nats_c(job: Job) -> Values:
 
 
 async def jetspark(job: Job) -> Values:
-    with _filled(job, "none") as stream:
-        async with connect(job.url) as client:
-            consumer = await (await client.jetstream().stream(stream)).consumer(CONSUMER)
-            async with consumer.messages() as messages:
-                for count in (job.warmup, job.count):
-                    received = 0
-                    watch = Stopwatch()
-                    async for _ in messages:
-                        received += 1
-                        if received == count:
-                            break
-                    watch.stop()
-    return watch.values(job.count)
+    async with _consuming(job, "none") as (_client, consumer), consumer.messages() as messages:
+        for count in (rounds := Rounds(job)):
+            received = 0
+            async for _ in messages:
+                received += 1
+                if received == count:
+                    break
+    return rounds.values()
 
 
 async def jetspark_fetch(job: Job) -> Values:
-    with _filled(job, "none") as stream:
-        async with connect(job.url) as client:
-            consumer = await (await client.jetstream().stream(stream)).consumer(CONSUMER)
-            for count in (job.warmup, job.count):
-                received = 0
-                watch = Stopwatch()
-                while received < count:
-                    received += len(await consumer.fetch(min(BATCH, count - received), timeout=30))
-                watch.stop()
-    return watch.values(job.count)
+    async with _consuming(job, "none") as (_client, consumer):
+        for count in (rounds := Rounds(job)):
+            received = 0
+            while received < count:
+                received += len(await consumer.fetch(min(BATCH, count - received), timeout=30))
+    return rounds.values()
 
 
 def jetspark_blocking_messages(job: Job) -> Values:
-    with _filled(job, "none") as stream, connect_blocking(job.url) as client:
-        consumer = client.jetstream().stream(stream).consumer(CONSUMER)
-        with consumer.messages() as messages:
-            for count in (job.warmup, job.count):
-                watch = Stopwatch()
-                for received, _ in enumerate(messages, 1):
-                    if received == count:
-                        break
-                watch.stop()
-    return watch.values(job.count)
+    with _consuming_blocking(job, "none") as (_client, consumer), consumer.messages() as messages:
+        for count in (rounds := Rounds(job)):
+            for received, _ in enumerate(messages, 1):
+                if received == count:
+                    break
+    return rounds.values()
 
 
 def jetspark_blocking(job: Job) -> Values:
-    with _filled(job, "none") as stream, connect_blocking(job.url) as client:
-        consumer = client.jetstream().stream(stream).consumer(CONSUMER)
-        for count in (job.warmup, job.count):
+    with _consuming_blocking(job, "none") as (_client, consumer):
+        for count in (rounds := Rounds(job)):
             received = 0
-            watch = Stopwatch()
             while received < count:
                 received += len(consumer.fetch(min(BATCH, count - received), timeout=30))
-            watch.stop()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 async def jetspark_ordered(job: Job) -> Values:
     with _filled(job, "none") as stream:
         async with connect(job.url) as client:
             messages = (await client.jetstream().stream(stream)).ordered_consumer().messages()
-            for count in (job.warmup, job.count):
+            for count in (rounds := Rounds(job)):
                 received = 0
-                watch = Stopwatch()
                 async for _ in messages:
                     received += 1
                     if received == count:
                         break
-                watch.stop()
             await cast("AsyncGenerator[object, None]", messages).aclose()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 def jetspark_blocking_ordered(job: Job) -> Values:
     with _filled(job, "none") as stream, connect_blocking(job.url) as client:
         messages = client.jetstream().stream(stream).ordered_consumer().messages()
-        for count in (job.warmup, job.count):
-            watch = Stopwatch()
+        for count in (rounds := Rounds(job)):
             for received, _ in enumerate(messages, 1):
                 if received == count:
                     break
-            watch.stop()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 # ---- an ack for each -----------------------------------------------------------------------------------------------
@@ -239,18 +233,16 @@ def jetspark_blocking_ordered(job: Job) -> Values:
 async def nats_py_ack(job: Job) -> Values:
     with _filled(job, "explicit") as stream:
         client, subscription = await _nats_py_consumer(job, stream)
-        for count in (job.warmup, job.count):
+        for count in (rounds := Rounds(job)):
             received = 0
-            watch = Stopwatch()
             while received < count:
                 messages = await subscription.fetch(min(BATCH, count - received), timeout=30)
                 for message in messages:
                     await message.ack()
                 received += len(messages)
             await client.flush()
-            watch.stop()
         await client.close()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 def nats_c_ack(job: Job) -> Values:
@@ -259,54 +251,42 @@ def nats_c_ack(job: Job) -> Values:
 
 
 async def jetspark_ack(job: Job) -> Values:
-    with _filled(job, "explicit") as stream:
-        async with connect(job.url) as client:
-            consumer = await (await client.jetstream().stream(stream)).consumer(CONSUMER)
-            async with consumer.messages() as messages:
-                for count in (job.warmup, job.count):
-                    received = 0
-                    watch = Stopwatch()
-                    async for message in messages:
-                        await message.ack()
-                        received += 1
-                        if received == count:
-                            break
-                    await client.flush()
-                    watch.stop()
-    return watch.values(job.count)
+    async with _consuming(job, "explicit") as (client, consumer), consumer.messages() as messages:
+        for count in (rounds := Rounds(job)):
+            received = 0
+            async for message in messages:
+                await message.ack()
+                received += 1
+                if received == count:
+                    break
+            await client.flush()
+    return rounds.values()
 
 
 async def jetspark_fetch_ack(job: Job) -> Values:
-    with _filled(job, "explicit") as stream:
-        async with connect(job.url) as client:
-            consumer = await (await client.jetstream().stream(stream)).consumer(CONSUMER)
-            for count in (job.warmup, job.count):
-                received = 0
-                watch = Stopwatch()
-                while received < count:
-                    messages = await consumer.fetch(min(BATCH, count - received), timeout=30)
-                    for message in messages:
-                        await message.ack()
-                    received += len(messages)
-                await client.flush()
-                watch.stop()
-    return watch.values(job.count)
+    async with _consuming(job, "explicit") as (client, consumer):
+        for count in (rounds := Rounds(job)):
+            received = 0
+            while received < count:
+                messages = await consumer.fetch(min(BATCH, count - received), timeout=30)
+                for message in messages:
+                    await message.ack()
+                received += len(messages)
+            await client.flush()
+    return rounds.values()
 
 
 def jetspark_blocking_ack(job: Job) -> Values:
-    with _filled(job, "explicit") as stream, connect_blocking(job.url) as client:
-        consumer = client.jetstream().stream(stream).consumer(CONSUMER)
-        for count in (job.warmup, job.count):
+    with _consuming_blocking(job, "explicit") as (client, consumer):
+        for count in (rounds := Rounds(job)):
             received = 0
-            watch = Stopwatch()
             while received < count:
                 messages = consumer.fetch(min(BATCH, count - received), timeout=30)
                 for message in messages:
                     message.ack()
                 received += len(messages)
             client.flush()
-            watch.stop()
-    return watch.values(job.count)
+    return rounds.values()
 
 
 async def _nats_py_consumer(job: Job, stream: str) -> tuple[Any, Any]:

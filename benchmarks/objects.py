@@ -17,12 +17,11 @@ import io
 import json
 import re
 import socket
-from collections.abc import Iterator
-from time import perf_counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from benchmarks.wire import READ_BYTES, dial
-from benchmarks.workload import Bar, Contender, Job, Metric, Values, Workload, payload_of
+from benchmarks.workload import Bar, Contender, Job, Metric, Rounds, Values, Workload, payload_of
 from jetspark.aio import connect
 from jetspark.blocking import connect as connect_blocking
 from jetspark.errors import ConnectionLost
@@ -50,13 +49,13 @@ def _bucket(job: Job) -> str:
     return job.subject.replace(".", "-")
 
 
-def _objects(job: Job) -> tuple[tuple[str, int], tuple[str, int]]:
-    """Names and sizes in chunks: one to warm up with, one to measure."""
-    return ("small", job.warmup), ("large", job.count)
+def _objects(counts: Iterable[int]) -> Iterator[tuple[int, str]]:
+    """Sizes in chunks and names: one to warm up with, one to measure."""
+    return zip(counts, ("small", "large"), strict=True)
 
 
-def _speed(job: Job, elapsed_s: float) -> Values:
-    return {"megabytes_per_s": job.count * job.payload_bytes / elapsed_s / 1e6}
+def _speed(job: Job, rounds: Rounds) -> Values:
+    return {"megabytes_per_s": rounds.values()["messages_per_s"] * job.payload_bytes / 1e6}
 
 
 @contextlib.contextmanager
@@ -83,7 +82,7 @@ def _filled(job: Job) -> Iterator[str]:
         js = client.jetstream(timeout=30.0)
         try:
             store = js.create_object_store(bucket)
-            for name, count in _objects(job):
+            for count, name in _objects((job.warmup, job.count)):
                 store.put(name, payload_of(count * job.payload_bytes))
             yield bucket
         finally:
@@ -98,15 +97,14 @@ def bare_put(job: Job) -> Values:
     with _empty(job) as bucket:
         connection, _ = dial(job.url)
         with connection:
-            for number, (name, count) in enumerate(_objects(job), 1):
+            for number, (count, name) in enumerate(_objects(rounds := Rounds(job)), 1):
                 data = memoryview(payload_of(count * job.payload_bytes))
                 inbox = f"_INBOX.{bucket}-{name}"
                 connection.sendall(f"SUB {inbox}.> {number}\r\n".encode())
                 heads = _heads(job, f"PUB {chunk_subject(bucket, name)} {inbox}", count)
-                started = perf_counter()
+                rounds.begin()
                 _pump(connection, heads, data, job.payload_bytes)
-                elapsed = perf_counter() - started
-    return _speed(job, elapsed)
+    return _speed(job, rounds)
 
 
 def _heads(job: Job, beginning: str, count: int) -> list[bytes]:
@@ -157,25 +155,23 @@ async def nats_py_put(job: Job) -> Values:
     with _empty(job) as bucket:
         client = await nats.connect(job.url)
         store = await client.jetstream(timeout=30).object_store(bucket)
-        for name, count in _objects(job):
+        for count, name in _objects(rounds := Rounds(job)):
             data = payload_of(count * job.payload_bytes)
-            started = perf_counter()
+            rounds.begin()
             await store.put(name, data)
-            elapsed = perf_counter() - started
         await client.close()
-    return _speed(job, elapsed)
+    return _speed(job, rounds)
 
 
 async def jetspark_put(job: Job) -> Values:
     with _empty(job) as bucket:
         async with connect(job.url) as client:
             store = await client.jetstream().object_store(bucket)
-            for name, count in _objects(job):
+            for count, name in _objects(rounds := Rounds(job)):
                 data = payload_of(count * job.payload_bytes)
-                started = perf_counter()
+                rounds.begin()
                 await store.put(name, data)
-                elapsed = perf_counter() - started
-    return _speed(job, elapsed)
+    return _speed(job, rounds)
 
 
 async def jetspark_put_plain(job: Job) -> Values:
@@ -184,23 +180,21 @@ async def jetspark_put_plain(job: Job) -> Values:
             js = client.jetstream()
             await js.update_stream(StreamConfig(name=stream_of(bucket), allow_batched=False))
             store = await js.object_store(bucket)
-            for name, count in _objects(job):
+            for count, name in _objects(rounds := Rounds(job)):
                 data = payload_of(count * job.payload_bytes)
-                started = perf_counter()
+                rounds.begin()
                 await store.put(name, data)
-                elapsed = perf_counter() - started
-    return _speed(job, elapsed)
+    return _speed(job, rounds)
 
 
 def jetspark_blocking_put(job: Job) -> Values:
     with _empty(job) as bucket, connect_blocking(job.url) as client:
         store = client.jetstream().object_store(bucket)
-        for name, count in _objects(job):
+        for count, name in _objects(rounds := Rounds(job)):
             data = payload_of(count * job.payload_bytes)
-            started = perf_counter()
+            rounds.begin()
             store.put(name, data)
-            elapsed = perf_counter() - started
-    return _speed(job, elapsed)
+    return _speed(job, rounds)
 
 
 # ---- out -------------------------------------------------------------------------------------------------------------
@@ -214,13 +208,12 @@ def bare_get(job: Job) -> Values:
         connection, _ = dial(job.url)
         with connection:
             connection.sendall(f"SUB _INBOX.{bucket} 1\r\n".encode())
-            for name, count in _objects(job):
-                started = perf_counter()
+            for count, name in _objects(rounds := Rounds(job)):
                 digest = _read(connection, bucket, chunk_subject(bucket, infos[name].nuid), job.payload_bytes, count)
-                elapsed = perf_counter() - started
+                rounds.end()
                 if digest != hashlib.sha256(payload_of(count * job.payload_bytes)).digest():
                     raise ConnectionLost("that is not the object that was put")
-    return _speed(job, elapsed)
+    return _speed(job, rounds)
 
 
 def _read(connection: socket.socket, bucket: str, subject: str, chunk_bytes: int, wanted: int) -> bytes:
@@ -274,51 +267,47 @@ async def nats_py_get(job: Job) -> Values:
     with _filled(job) as bucket:
         client = await nats.connect(job.url)
         store = await client.jetstream(timeout=30).object_store(bucket)
-        for name, count in _objects(job):
+        for count, name in _objects(rounds := Rounds(job)):
             target: Any = io.BytesIO()
-            started = perf_counter()
+            rounds.begin()
             await store.get(name, writeinto=target)
-            elapsed = perf_counter() - started
+            rounds.end()
             assert len(target.getbuffer()) == count * job.payload_bytes
         await client.close()
-    return _speed(job, elapsed)
+    return _speed(job, rounds)
 
 
 async def jetspark_get(job: Job) -> Values:
     with _filled(job) as bucket:
         async with connect(job.url) as client:
             store = await client.jetstream().object_store(bucket)
-            for name, count in _objects(job):
-                started = perf_counter()
+            for count, name in _objects(rounds := Rounds(job)):
                 data = await store.get_bytes(name)
-                elapsed = perf_counter() - started
+                rounds.end()
                 assert len(data) == count * job.payload_bytes
                 del data  # as much memory as before
-    return _speed(job, elapsed)
+    return _speed(job, rounds)
 
 
 async def jetspark_get_chunks(job: Job) -> Values:
     with _filled(job) as bucket:
         async with connect(job.url) as client:
             store = await client.jetstream().object_store(bucket)
-            for name, _ in _objects(job):
-                started = perf_counter()
+            for _, name in _objects(rounds := Rounds(job)):
                 async for _ in store.chunks(name):
                     pass
-                elapsed = perf_counter() - started
-    return _speed(job, elapsed)
+    return _speed(job, rounds)
 
 
 def jetspark_blocking_get(job: Job) -> Values:
     with _filled(job) as bucket, connect_blocking(job.url) as client:
         store = client.jetstream().object_store(bucket)
-        for name, count in _objects(job):
-            started = perf_counter()
+        for count, name in _objects(rounds := Rounds(job)):
             data = store.get_bytes(name)
-            elapsed = perf_counter() - started
+            rounds.end()
             assert len(data) == count * job.payload_bytes
             del data  # as much memory as before
-    return _speed(job, elapsed)
+    return _speed(job, rounds)
 
 
 OBJECT_PUT = Workload(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from time import perf_counter
 
 from benchmarks.helper import ECHO_SUBJECT
@@ -53,26 +54,24 @@ async def nats_py(job: Job) -> Values:
     import nats
 
     client = await nats.connect(job.url)
+    values = await _one_by_one(job, client.request)
+    await client.close()
+    return values
+
+
+async def jetspark(job: Job) -> Values:
+    async with connect(job.url) as client:
+        return await _one_by_one(job, client.request)
+
+
+async def _one_by_one(job: Job, request: Callable[..., Awaitable[object]]) -> Values:
     payload, times = payload_of(job.payload_bytes), []
     watch = Stopwatch()
     for _ in range(job.warmup + job.count):
         started = perf_counter()
-        await client.request(ECHO_SUBJECT, payload, timeout=5.0)
+        await request(ECHO_SUBJECT, payload, timeout=5.0)
         times.append(perf_counter() - started)
     watch.stop()
-    await client.close()
-    return _latencies(job, times, watch)
-
-
-async def jetspark(job: Job) -> Values:
-    payload, times = payload_of(job.payload_bytes), []
-    async with connect(job.url) as client:
-        watch = Stopwatch()
-        for _ in range(job.warmup + job.count):
-            started = perf_counter()
-            await client.request(ECHO_SUBJECT, payload, timeout=5.0)
-            times.append(perf_counter() - started)
-        watch.stop()
     return _latencies(job, times, watch)
 
 

@@ -22,7 +22,7 @@ from benchmarks import fast_ingest, js_pull
 from benchmarks.extras import SPARK
 from benchmarks.processes import descendants, peak_mib
 from benchmarks.streams import stream_for
-from benchmarks.workload import MESSAGES_PER_S, Bar, Contender, Job, Metric, Values, Workload, payload_of
+from benchmarks.workload import MESSAGES_PER_S, Bar, Contender, Job, Metric, Rounds, Values, Workload, payload_of
 from jetspark.blocking import connect
 from jetspark.jetstream.config import StreamConfig
 
@@ -108,12 +108,11 @@ def _writing(job: Job, partitions: int = 2, **options: str) -> Values:
     payload = payload_of(job.payload_bytes).decode()
     columns = [f"'{job.subject}' AS subject", f"CAST('{payload}' AS binary) AS data"]
     with stream_for(job, allow_batched=True), _session(2) as spark:
-        for count in (job.warmup, job.count):
+        for count in (rounds := Rounds(job)):
             rows = spark.range(0, count, 1, partitions).selectExpr(*columns)
-            started = perf_counter()
+            rounds.begin()
             rows.write.format("jetstream").options(servers=job.url, **options).mode("append").save()
-            elapsed = perf_counter() - started
-    return {"messages_per_s": job.count / elapsed}
+    return rounds.values()
 
 
 def write(job: Job) -> Values:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.workload import Job
 from jetspark.aio import connect as connect_aio
 from jetspark.aio.jetstream import JetStream
+from jetspark.blocking import JetStream as BlockingJetStream
 from jetspark.blocking import connect
 from jetspark.errors import ConnectionLost, StreamNotFound
 
 if TYPE_CHECKING:
     from jetspark.app import App
 
-__all__ = ["app_stream", "stream_for"]
+__all__ = ["app_stream", "publishing", "publishing_blocking", "stream_for"]
 
 
 @contextlib.contextmanager
@@ -41,6 +42,21 @@ def stream_for(job: Job, **config: Any) -> Iterator[None]:
                 raise ConnectionLost(f"{info['state']['messages']} stored of {job.warmup + job.count}")
         finally:
             client.request(f"$JS.API.STREAM.DELETE.{name}")
+
+
+@contextlib.asynccontextmanager
+async def publishing(job: Job, **config: Any) -> AsyncIterator[JetStream]:
+    """A context of asyncio for the stream of :func:`stream_for`."""
+    with stream_for(job, **config):
+        async with connect_aio(job.url) as client:
+            yield client.jetstream()
+
+
+@contextlib.contextmanager
+def publishing_blocking(job: Job, **config: Any) -> Iterator[BlockingJetStream]:
+    """The same in threads."""
+    with stream_for(job, **config), connect(job.url) as client:
+        yield client.jetstream()
 
 
 @contextlib.asynccontextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Literal, TypeAlias
@@ -17,6 +17,7 @@ __all__ = [
     "Contender",
     "Job",
     "Metric",
+    "Rounds",
     "Stopwatch",
     "Values",
     "Workload",
@@ -88,6 +89,45 @@ class Stopwatch:
     def values(self, count: int) -> Values:
         """Of ``count`` messages."""
         return {"messages_per_s": count / self.elapsed_s, "cpu_s_per_million": self.cpu_s / count * 1e6}
+
+
+class Rounds:
+    """The warm-up and the measurement, one after the other; the clock runs in the body of the loop::
+
+    for count in (rounds := Rounds(job)):
+        ...  # that many operations
+    return rounds.values()
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._watch = Stopwatch()
+        self._has_ended = False
+
+    def __iter__(self) -> Iterator[int]:
+        for count in (self._job.warmup, self._job.count):
+            self.begin()
+            yield count
+            if not self._has_ended:
+                self.end()
+
+    def begin(self) -> None:
+        """Start the clock again: the body was a preparation so far."""
+        self._has_ended = False
+        self._watch = Stopwatch()
+
+    def end(self) -> None:
+        """Stop the clock: the rest of the body is a check."""
+        self._watch.stop()
+        self._has_ended = True
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of the last round."""
+        return self._watch.elapsed_s
+
+    def values(self) -> Values:
+        return self._watch.values(self._job.count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

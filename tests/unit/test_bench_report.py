@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.report import Report, Sample, WorkloadResult, summarise
 from benchmarks.runner import Plan, contenders_of, total_samples
-from benchmarks.workload import Bar, Contender, Job, Metric, Stopwatch, Values, Workload, payload_of, percentile
+from benchmarks.workload import Bar, Contender, Job, Metric, Rounds, Stopwatch, Values, Workload, payload_of, percentile
 from benchmarks.workloads import WORKLOADS, choose
 from jetspark.errors import ConfigError
 
@@ -281,3 +281,24 @@ def test_a_stopwatch_counts_the_processor_time_of_all_threads_and_no_waiting() -
     values = watch.values(500_000)
     assert values["cpu_s_per_million"] == pytest.approx(watch.cpu_s * 2)
     assert values["messages_per_s"] == pytest.approx(500_000 / watch.elapsed_s)
+
+
+def test_a_round_is_timed_from_the_loop_body_or_its_preparation_to_its_end_or_its_checks() -> None:
+    job = Job(url="", subject="", count=4, warmup=1, payload_bytes=0)
+    counts = []
+    for count in (rounds := Rounds(job)):
+        counts.append(count)
+        began = time.perf_counter()
+        time.sleep(0.05)  # of the preparation
+        rounds.begin()
+        time.sleep(0.01)
+        rounds.end()
+        time.sleep(0.05)  # of the checks
+    assert counts == [1, 4]
+    assert 0.01 <= rounds.elapsed_s <= time.perf_counter() - began - 0.1
+    assert rounds.values()["messages_per_s"] == pytest.approx(4 / rounds.elapsed_s)
+    for _ in (rounds := Rounds(job)):
+        time.sleep(0.01)
+    found = rounds.elapsed_s
+    time.sleep(0.01)
+    assert rounds.elapsed_s == found >= 0.01
