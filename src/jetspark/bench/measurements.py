@@ -35,7 +35,7 @@ class BenchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Results of one measurement. Figures are None where it has none, and all of them if it failed."""
+    """Results of one measurement. A figure that was not measured is None; with an ``error`` all of them are."""
 
     name: str
     count: int
@@ -203,7 +203,7 @@ def choose(names: list[str]) -> dict[str, Measurement]:
     """The named measurements, or all of them.
 
     Raises:
-        ConfigError: There is no measurement of that name.
+        ConfigError: A name is unknown.
     """
     if unknown := [name for name in names if name not in MEASUREMENTS]:
         raise ConfigError(f"unknown measurement {', '.join(unknown)}: expected some of {', '.join(MEASUREMENTS)}")
@@ -211,7 +211,7 @@ def choose(names: list[str]) -> dict[str, Measurement]:
 
 
 async def measure(names: list[str], servers: dict[str, Any], settings: BenchSettings) -> AsyncIterator[Measured]:
-    """Measure one after the other. A measurement that the server refuses has an ``error``; the others go on.
+    """Measure one after the other. A measurement that the server refuses has an ``error``; the others are still done.
 
     Args:
         servers: Arguments of :func:`jetspark.connect`.
