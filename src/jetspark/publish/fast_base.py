@@ -15,7 +15,7 @@ from jetspark.core.running import PacedRunnerBase
 from jetspark.errors import BufferFull, JetSparkError, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.publish.block import Block
-from jetspark.publish.fast import FastMachine
+from jetspark.publish.fast_batch import FastMachine
 from jetspark.publish.fast_options import Refusal
 from jetspark.publish.fast_publisher import FastPublisherMachine
 from jetspark.publish.outgoing import Item
