@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from jetspark.core.connection import Connection
+from jetspark.core.driver_base import PacedRunnerBase
 from jetspark.core.link import WRITE_AT_BYTES, DriverLink
-from jetspark.core.running import PacedRunnerBase
 from jetspark.errors import BufferFull, JetSparkError, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.publish.block import Block
