@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jetspark.core.course import Course
+from jetspark.core.step_runner import Course
 from jetspark.errors import ConnectionLost
 
 

@@ -7,8 +7,8 @@ answers to it may arrive; then the subscriptions end, and with the answer to a l
 from __future__ import annotations
 
 from jetspark.core import frames
+from jetspark.core.confirmations import Pings, SentPing
 from jetspark.core.outbox import Outbox
-from jetspark.core.pings import Pings, SentPing
 from jetspark.core.subscriptions import Subscriptions
 from jetspark.errors import ConnectionLost
 

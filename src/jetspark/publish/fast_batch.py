@@ -8,17 +8,20 @@ States, and who moves them::
        nothing was stored, try again       └──final ack, 10208, no answer, connection over──────────────────> ENDED
 
 Whatever the server has to say about the batch arrives in one inbox, over the reply subjects of its messages
-(``fast_wire``), and is told apart by its content alone: on a replicated stream the final acknowledgement may come on
-another message's reply subject.
+(``fast_sending``), and is told apart by its content alone (``fast_replies``): on a replicated stream the final
+acknowledgement may come on another message's reply subject.
 
-This module has the states, and what answers mean to them. Its parts: ``fast_inbox`` is where answers arrive,
-``fast_replies`` reads them; ``fast_sending`` numbers and paces what goes out, ``fast_wire`` spells it;
-``fast_losses`` keeps what the server reported as not stored, and ``fast_denials`` what it denied; ``fast_opening``
-has the attempts to open the batch, and ``fast_silence`` knows when to ask, and when to give up.
+Opening (``FastOpening``). Two answers say that nothing was stored and that no batch is open. "Too many" (10211, 10167)
+comes from a stream and passes; the first message is sent again for ``timeout``. "Nobody listens" (503) means that no
+stream stores the subject, that JetStream is off, or that a leader is being elected. Only the last one passes, and it
+looks like the others, so the message is sent again for ``wait_for_stream_s``. Once a stream has answered, whatever it
+said, it can only be an election, and ``timeout`` holds for a 503, too.
 
-Silence is answered by a ping with the highest sequence sent. It brings the last ack again, reports a lost tail as a
-gap, and keeps the batch of a slow producer alive (the server forgets one after ten idle seconds). What it does not
-tell is how much is stored: only an ack, or the final one, does.
+Silence (``FastSilence``) is answered by a ping with the highest sequence sent. It brings the last ack again, reports a
+lost tail as a gap, and keeps the batch of a slow producer alive (the server forgets one after ten idle seconds). What
+it does not report is how much is stored: only an ack, or the final one, does. A ping is sent for three reasons: a
+message was not taken (``HOLE_PING_S``), the server owes an answer (``ping_after_s``), or the batch is idle and would be
+forgotten (``keep_alive_s``). After ``timeout`` without progress or a message of ours, the batch is given up.
 
 A denied message is lost on the way, and the connection hears of its subject first. So the server is asked, and the loss
 that it reports ends the batch with ``PermissionDenied``, in both modes. Pings go to the first subject: when that is
@@ -35,8 +38,10 @@ server said that the batch is over. What cannot be explained leaves the batch in
 from __future__ import annotations
 
 import enum
+import math
 
 from jetspark.codes import Code
+from jetspark.core.backoff import Backoff
 from jetspark.core.connection import Connection
 from jetspark.core.events import Closed, ConnectionEvent, Disconnected, ErrorReported, Reconnected
 from jetspark.core.machine import Reader
@@ -48,6 +53,7 @@ from jetspark.errors import (
     ConnectionClosed,
     FeatureUnavailable,
     JetSparkError,
+    JetStreamUnavailable,
     PermissionDenied,
     ProtocolError,
     RequestTimeout,
@@ -56,18 +62,131 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.errors import unavailable
 from jetspark.jetstream.info import PubAck
-from jetspark.publish.fast_denials import FastDenials
-from jetspark.publish.fast_inbox import FastInbox
-from jetspark.publish.fast_losses import FastLosses
-from jetspark.publish.fast_opening import FastOpening
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
-from jetspark.publish.fast_replies import FlowAck, GapReport, NobodyListens, PlainAck, StrayError, no_answer, read_reply
-from jetspark.publish.fast_sending import FastSender
-from jetspark.publish.fast_silence import FastSilence
-from jetspark.publish.fast_wire import FrameKind, check_range
+from jetspark.publish.fast_replies import (
+    FastDenials,
+    FastInbox,
+    FastLosses,
+    FlowAck,
+    GapReport,
+    NobodyListens,
+    PlainAck,
+    StrayError,
+    check_range,
+    no_answer,
+    read_reply,
+)
+from jetspark.publish.fast_sending import FastSender, FrameKind
 from jetspark.publish.outgoing import Item
 
-__all__ = ["FastMachine", "FastState"]
+__all__ = ["HOLE_PING_S", "REOPEN", "FastMachine", "FastOpening", "FastSilence", "FastState"]
+
+# ---- opening ---------------------------------------------------------------------------------------------------------
+
+
+REOPEN = Backoff(first_s=0.05, max_s=1.0)
+
+
+class FastOpening:
+    """The attempts to open one batch."""
+
+    def __init__(self, options: FastBatchOptions) -> None:
+        self._options = options
+        self.reopen_at: float | None = None
+        """The server could not open the batch for the moment: when to try again."""
+        self.reopen_error: Exception | None = None
+        """Why it could not; None as soon as it is tried again, which may succeed."""
+        self.is_stream_known = False
+        """A stream answered, if only to refuse: "nobody listens" means from now on that it has no leader."""
+        self._since: float | None = None
+        self._unavailable_since: float | None = None
+        self._times = 0
+
+    def begin(self, now: float) -> None:
+        """The first message is about to be sent, for the first time or again."""
+        if self._since is None:
+            self._since = now
+
+    def on_sent(self) -> None:
+        """It was sent."""
+        self.reopen_at = self.reopen_error = None
+
+    def on_refused(self, error: Exception, now: float) -> bool:
+        """Whether there is time for another attempt, and then when: ``reopen_at``."""
+        give_up_at = self._give_up_at(error, now)
+        if now >= give_up_at:
+            return False
+        self.reopen_error = error
+        self._times += 1
+        # The last attempt is made when the time is over, so that all of it is used.
+        self.reopen_at = min(now + REOPEN.wait_s(self._times), give_up_at)
+        return True
+
+    def _give_up_at(self, error: Exception, now: float) -> float:
+        assert self._since is not None
+        give_up_at = self._since + self._options.timeout
+        if not isinstance(error, JetStreamUnavailable):
+            self.is_stream_known = True
+            self._unavailable_since = None
+            return give_up_at
+        if self._unavailable_since is None:
+            self._unavailable_since = now
+        found_none_at = self._unavailable_since + self._options.wait_for_stream_s
+        return max(give_up_at, found_none_at) if self.is_stream_known else found_none_at
+
+
+# ---- silence ---------------------------------------------------------------------------------------------------------
+
+
+# A message the server has not taken for the moment (no leader, too many requests) is looked into after this long.
+HOLE_PING_S = 0.1
+
+
+class FastSilence:
+    """The clock of one batch. ``sent_at`` arguments are when its last message was sent."""
+
+    def __init__(self, options: FastBatchOptions) -> None:
+        self._options = options
+        self._moved_at = self._pinged_at = 0.0
+        self._look_at: float | None = None
+        """When to look into a message that the server has not taken."""
+
+    def on_progress(self, now: float) -> None:
+        """The server is done with more than before, or has opened the batch."""
+        self._moved_at = now
+
+    def on_hole(self, now: float) -> None:
+        """A message did not reach the batch. The server notices with the next one; if there is none, with a ping."""
+        if self._look_at is None:
+            self._look_at = now + HOLE_PING_S
+
+    def on_ping(self, now: float) -> None:
+        """The server is asked."""
+        self._look_at = None
+        self._pinged_at = now
+
+    def begin_again(self) -> None:
+        """There is no batch to ask about."""
+        self._look_at = None
+
+    def gives_up_at(self, sent_at: float) -> float:
+        """When to give up, if the server is to act."""
+        return max(self._moved_at, sent_at) + self._options.timeout
+
+    def next_deadline(self, sent_at: float, *, is_waiting: bool, is_connected: bool) -> float | None:
+        """When to ask, or to give up; ``is_waiting`` if the server is to act next, and not the caller."""
+        look_at = self._look_at or math.inf
+        last_sent_at = max(sent_at, self._pinged_at)
+        if not is_waiting:  # the caller is to act; the server only must not forget the batch
+            return min(last_sent_at + self._options.keep_alive_s, look_at) if is_connected else None
+        if not is_connected:  # nobody could be asked, but time goes by
+            return self.gives_up_at(sent_at)
+        ask_at = max(self._moved_at, last_sent_at) + self._options.ping_after_s
+        return min(self.gives_up_at(sent_at), ask_at, look_at)
+
+
+# ---- the batch -------------------------------------------------------------------------------------------------------
+
 
 # After these the server has no such batch any more.
 _FATAL = frozenset(

@@ -15,8 +15,8 @@ from jetspark.core.events import (
     ReconnectFailed,
     ServersDiscovered,
     SlowConsumer,
+    log_event,
 )
-from jetspark.core.logs import log_event
 from jetspark.errors import ConnectionLost, PermissionDenied
 
 LOGGER = logging.getLogger("jetspark.test")
@@ -74,5 +74,5 @@ def test_an_error_that_was_raised_is_logged_with_its_traceback(caplog: pytest.Lo
     except KeyError as error:
         raised = error
     log_event(LOGGER, ErrorReported(raised))
-    assert "test_logs.py" in caplog.text
+    assert "test_events.py" in caplog.text
     assert "KeyError" in caplog.text

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.readers import SilentReader
 
+from jetspark.core.closing import INTERRUPTED_S, AwaitAcks, Confirm, Ending, ReadUp, Step, close, drain, leaving_s, lost
 from jetspark.core.connection import Connection, Failed
-from jetspark.core.ending import INTERRUPTED_S, AwaitAcks, Confirm, Ending, ReadUp, Step, close, drain, leaving_s, lost
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import Server
 from jetspark.errors import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jetspark.core.leaving import LINGER_S, Leaving
+from jetspark.core.confirmations import Pings
+from jetspark.core.lame_duck import LINGER_S, Leaving
 from jetspark.core.outbox import Outbox
-from jetspark.core.pings import Pings
 from jetspark.core.subscription import SubscriptionState
 from jetspark.core.subscriptions import Subscriptions
 from jetspark.errors import ConnectionLost

@@ -1,7 +1,8 @@
-"""One fast batch, reply by reply. Time is stated; the server is a list of lines."""
+"""One fast batch, reply by reply; its attempts to open, and silence. Time is stated; the server is a list of lines."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import re
@@ -35,8 +36,8 @@ from jetspark.errors import (
     UsageError,
     WrongLastSequence,
 )
-from jetspark.publish import fast_losses
-from jetspark.publish.fast import FastMachine, FastState
+from jetspark.publish import fast_replies
+from jetspark.publish.fast_batch import HOLE_PING_S, FastMachine, FastOpening, FastSilence, FastState
 from jetspark.publish.fast_options import FastBatchKeywords, FastBatchOptions, Refusal
 from jetspark.publish.outgoing import Item, are_plain, take
 
@@ -774,7 +775,7 @@ def test_an_answer_that_makes_no_sense_leaves_the_batch_in_doubt(answer: dict[st
 
 
 def test_too_many_losses_to_remember_end_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_losses, "MAX_REPORTS", 2)
+    monkeypatch.setattr(fast_replies, "MAX_REPORTS", 2)
     peer = Peer(gap="ok")
     batch = peer.open()
     peer.add(5)
@@ -1411,3 +1412,136 @@ def test_what_came_before_a_bad_item_or_a_broken_iterator_was_sent() -> None:
 )
 def test_plain_messages_are_told_from_all_others(items: list[Any], plain: bool) -> None:
     assert are_plain(Peer().connection, items) is plain
+
+
+# ---- attempts to open ------------------------------------------------------------------------------------------------
+
+
+NOBODY = JetStreamUnavailable("s.a")
+TOO_MANY = TooManyBatches(429, 10211, "too many inflight")
+
+
+def _opening(*, timeout: float = 30.0, wait_for_stream_s: float = 1.0) -> FastOpening:
+    opening = FastOpening(FastBatchOptions(timeout=timeout, wait_for_stream_s=wait_for_stream_s))
+    opening.begin(NOW)
+    opening.on_sent()
+    return opening
+
+
+def _waits(opening: FastOpening) -> bool:
+    """Whether another attempt is to be made, and why."""
+    return opening.reopen_at is not None or opening.reopen_error is not None
+
+
+def _refuse(opening: FastOpening, error: Exception, *, until: float = 1e9) -> list[float]:
+    """When it was tried, as long as it is worth it."""
+    now, times = NOW, [NOW]
+    while now < until and opening.on_refused(error, now):
+        assert opening.reopen_error is error
+        assert opening.reopen_at is not None
+        now = opening.reopen_at
+        times.append(now)
+        opening.begin(now)
+        opening.on_sent()
+        assert not _waits(opening)
+    return times
+
+
+def test_attempts_double_their_distance_and_the_last_is_made_when_time_is_over() -> None:
+    times = _refuse(_opening(timeout=4.0), TOO_MANY)
+    waits = [after - before for before, after in itertools.pairwise(times)]
+    assert waits == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 0.45])
+    assert times[-1] == NOW + 4.0
+
+
+def test_nobody_listening_is_given_less_time_than_a_stream_that_refuses() -> None:
+    assert _refuse(_opening(), NOBODY)[-1] == NOW + 1.0
+    assert _refuse(_opening(), TOO_MANY)[-1] == NOW + 30.0
+    assert not _opening(wait_for_stream_s=0.0).on_refused(NOBODY, NOW)
+
+
+def test_a_stream_that_has_answered_is_there_and_has_the_longer_of_both_times() -> None:
+    for wait_s, until in ((1.0, 30.0), (40.0, 40.0)):
+        opening = _opening(wait_for_stream_s=wait_s)
+        known = [opening.is_stream_known]
+        assert opening.on_refused(TOO_MANY, NOW)
+        assert [*known, opening.is_stream_known] == [False, True]
+        assert _refuse(opening, NOBODY)[-1] == NOW + until
+
+
+def test_the_wait_for_a_stream_begins_anew_after_another_answer() -> None:
+    opening = _opening(timeout=1.5)
+    assert opening.on_refused(NOBODY, NOW)
+    assert opening.on_refused(TOO_MANY, NOW + 0.9)
+    assert opening.on_refused(NOBODY, NOW + 1.6)
+    assert opening.on_refused(NOBODY, NOW + 2.5)
+    assert not opening.on_refused(NOBODY, NOW + 2.6)
+
+
+# ---- silence ---------------------------------------------------------------------------------------------------------
+
+
+PATIENT = FastBatchOptions(timeout=30.0, ping_after_s=1.0, keep_alive_s=4.0)
+
+
+def _silence(now: float = 100.0) -> FastSilence:
+    silence = FastSilence(PATIENT)
+    silence.on_progress(now)
+    return silence
+
+
+def _looks(silence: FastSilence, sent_at: float, *, is_waiting: bool = True, is_connected: bool = True) -> float | None:
+    return silence.next_deadline(sent_at, is_waiting=is_waiting, is_connected=is_connected)
+
+
+def test_a_server_that_owes_an_answer_is_asked_again_and_again_until_the_time_is_over() -> None:
+    silence = _silence()
+    assert _looks(silence, 110.0) == 111.0
+    silence.on_ping(111.0)
+    assert _looks(silence, 110.0) == 112.0
+    silence.on_ping(139.5)
+    assert _looks(silence, 110.0) == silence.gives_up_at(110.0) == 140.0
+
+
+def test_progress_and_messages_of_ours_begin_the_time_anew() -> None:
+    silence = _silence()
+    assert silence.gives_up_at(90.0) == 130.0
+    assert silence.gives_up_at(105.0) == 135.0
+    silence.on_progress(120.0)
+    assert silence.gives_up_at(105.0) == 150.0
+
+
+def test_pings_do_not_begin_the_time_anew() -> None:
+    silence = _silence()
+    silence.on_ping(129.0)
+    assert silence.gives_up_at(100.0) == 130.0
+
+
+def test_a_batch_that_waits_for_its_caller_is_kept_alive_and_not_given_up() -> None:
+    silence = _silence()
+    assert _looks(silence, 110.0, is_waiting=False) == 114.0
+    silence.on_ping(114.0)
+    assert _looks(silence, 110.0, is_waiting=False) == 118.0
+
+
+def test_without_a_session_nobody_is_asked_but_time_goes_by() -> None:
+    silence = _silence()
+    silence.on_hole(100.0)
+    assert _looks(silence, 110.0, is_connected=False) == 140.0
+    assert _looks(silence, 110.0, is_waiting=False, is_connected=False) is None
+
+
+def test_a_message_that_was_not_taken_is_looked_into_soon_and_once() -> None:
+    silence = _silence()
+    silence.on_hole(110.0)
+    silence.on_hole(110.05)  # the first one counts
+    assert _looks(silence, 110.0) == _looks(silence, 110.0, is_waiting=False) == 110.0 + HOLE_PING_S
+    silence.on_ping(110.1)
+    assert _looks(silence, 110.0) == 111.1
+
+
+def test_a_batch_that_begins_again_has_no_message_to_look_into() -> None:
+    silence = _silence()
+    silence.on_hole(110.0)
+    silence.begin_again()
+    assert _looks(silence, 110.0) == 111.0
