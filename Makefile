@@ -11,7 +11,7 @@ help:
 	@echo "make demo        an application end to end: publish, fold on Spark and live, crash, replay, rebuild, redrive"
 	@echo "make test        the whole test suite (test-quick leaves out what is marked slow)"
 	@echo "make check       ruff, format check, the generated half of the blocking driver, mypy strict, the layer test"
-	@echo "make coverage    which lines the tests without Spark run, by module; writes docs/coverage.md"
+	@echo "make coverage    which lines the tests without Spark run, by module; writes docs/evidence/coverage.md"
 	@echo "make generate    write the blocking driver's twins of asyncio modules"
 	@echo "make bench       our numbers next to our peers', in one interleaved run"
 	@echo "make mutants     plant mistakes in the pure modules, and list those no unit test notices"

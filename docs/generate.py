@@ -35,8 +35,8 @@ WIDTH = 118
 
 def pages() -> dict[str, str]:
     """Path from here to content: those that are generated, and the figures in those that are written."""
-    generated = {"cli.md": cli_reference(), "reference.md": name_reference(), "results.md": results_page()}
-    written = ["../README.md", *(page.name for page in sorted(DOCS.glob("*.md")) if page.name not in generated)]
+    generated = {"cli.md": cli_reference(), "reference.md": name_reference(), "evidence/results.md": results_page()}
+    written = ["../README.md", *({page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} - generated.keys())]
     return generated | {name: with_figures((DOCS / name).read_text(encoding="utf-8")) for name in written}
 
 

@@ -1,4 +1,4 @@
-"""Make ``docs/coverage.md`` from the JSON report of ``coverage``: lines, by module.
+"""Make ``docs/evidence/coverage.md`` from the JSON report of ``coverage``: lines, by module.
 
 ``make coverage`` runs it. Modules below ``LOW_PERCENT`` are listed first, with the lines no test runs.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PAGE = REPOSITORY / "docs" / "coverage.md"
+PAGE = REPOSITORY / "docs" / "evidence" / "coverage.md"
 LOW_PERCENT = 80.0
 
 INTRODUCTION = """# Coverage

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from jetspark import StreamConfig
 from jetspark.core.events import ConnectionEvent
-from jetspark.publish.fast import FastMachine
+from jetspark.publish.fast_batch import FastMachine
 from jetspark.publish.fast_options import FastBatchOptions
 from jetspark.testing import ModelServer
 from jetspark.testing.network import Front, Network, Publication, VirtualClock

@@ -1,4 +1,4 @@
-"""The specification of the batcher clause by clause, on both drivers; ``docs/batcher-rules.md`` is the list.
+"""The specification of the batcher clause by clause, on both drivers; ``docs/evidence/batcher-rules.md`` is the list.
 
 Tests are coroutines; on threads each call runs in a thread of its own. Time is a fake clock's. Around every call into
 the machine, in every test, the accounting law is checked against an independent count of what the machine holds.
@@ -1811,7 +1811,7 @@ VIOLATIONS = [f"V{number}" for number in range(1, 9)]
 
 
 def test_the_page_of_rules_has_every_clause_with_tests_that_exist() -> None:
-    page = (REPOSITORY / "docs" / "batcher-rules.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "evidence" / "batcher-rules.md").read_text(encoding="utf-8")
     rows = {row.split("|")[1].strip(): row for row in page.splitlines() if row.startswith("| ")}
     tests = set(re.findall(r"def (test_\w+)\(", Path(__file__).read_text(encoding="utf-8")))
     suite = set(Conformance.checks()) | {"test_E2_an_add_that_is_cancelled_while_it_waits_is_not_enqueued"}

@@ -51,9 +51,9 @@ HELD = {
     "jetspark.core.parser._Run": 1,
     "jetspark.core.info.ServerInfo": 2,
     "jetspark.errors.ConnectionLost": 1,
-    "jetspark.core.outcomes.Done": 2,
-    "jetspark.core.outcomes.Failed": 2,
-    "jetspark.core.outcomes.Ready": 2,
+    "jetspark.core.dispatcher.Done": 2,
+    "jetspark.core.dispatcher.Failed": 2,
+    "jetspark.core.dispatcher.Ready": 2,
     "jetspark.blocking.waiter.Waiter": 2,
     "jetspark.blocking.message.Message": 2,
 }

@@ -21,7 +21,7 @@ from jetspark.errors import (
     TooManyBatches,
     UsageError,
 )
-from jetspark.publish.fast import FastState
+from jetspark.publish.fast_batch import FastState
 from jetspark.publish.fast_options import Refusal
 from jetspark.publish.outgoing import CHUNK_MESSAGES
 from jetspark.testing.network import Publication

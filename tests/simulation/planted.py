@@ -22,12 +22,11 @@ from jetspark.jetstream.operations import Api
 from jetspark.jetstream.operations import Operation as Asking
 from jetspark.publish import atomic_resolve
 from jetspark.publish.atomic import AtomicMachine, Outcome
-from jetspark.publish.fast import FastMachine
-from jetspark.publish.fast_losses import FastLosses
+from jetspark.publish.fast_batch import FastMachine
 from jetspark.publish.fast_options import FastBatchOptions, Refusal
 from jetspark.publish.fast_publisher import FastPublisherMachine
-from jetspark.publish.fast_sending import FastSender
-from jetspark.publish.fast_wire import FrameKind
+from jetspark.publish.fast_replies import FastLosses
+from jetspark.publish.fast_sending import FastSender, FrameKind
 from jetspark.publish.outgoing import Item
 
 # ---- fast batches ----------------------------------------------------------------------------------------------------

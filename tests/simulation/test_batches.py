@@ -33,10 +33,9 @@ from simulation.world import STREAM, BatchRun, Burst, EndlessRun, Run, World, so
 from support import seeds
 
 from jetspark.publish.atomic import AtomicMachine
-from jetspark.publish.fast import FastMachine
-from jetspark.publish.fast_options import FastBatchOptions, GapMode
+from jetspark.publish.fast_batch import FastMachine
+from jetspark.publish.fast_options import FastBatchOptions, FastPublisherOptions, GapMode, Refused
 from jetspark.publish.fast_publisher import FastPublisherMachine
-from jetspark.publish.fast_publisher_options import FastPublisherOptions, Refused
 from jetspark.testing import BatchLimits
 from jetspark.testing.simulation import FaultPlan
 

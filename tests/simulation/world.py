@@ -17,10 +17,9 @@ from jetspark.core.events import ConnectionEvent, Disconnected
 from jetspark.core.options import ConnectOptions
 from jetspark.errors import BufferFull, JetSparkError
 from jetspark.jetstream.config import StreamConfig
-from jetspark.publish.fast import FastMachine, FastState
-from jetspark.publish.fast_options import FastBatchOptions, Refusal
+from jetspark.publish.fast_batch import FastMachine, FastState
+from jetspark.publish.fast_options import FastBatchOptions, FastPublisherOptions, Refusal
 from jetspark.publish.fast_publisher import FastPublisherMachine
-from jetspark.publish.fast_publisher_options import FastPublisherOptions
 from jetspark.publish.outgoing import CHUNK_MESSAGES, Item
 from jetspark.testing import BatchLimits, Delivery, ModelServer
 from jetspark.testing.network import Front, Network, NetworkTimer, VirtualClock

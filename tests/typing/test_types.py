@@ -27,7 +27,7 @@ def test_users_see_the_types_they_should(path: Path, cache: Path) -> None:
 def test_every_example_of_the_documentation_is_well_typed(tmp_path: Path, cache: Path) -> None:
     blocks = tmp_path / "blocks"
     blocks.mkdir()
-    for page in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]:
+    for page in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]:
         found = re.finditer(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
         for number, block in enumerate(found):
             stem = page.stem.replace("-", "_")

@@ -29,7 +29,7 @@ from jetspark.core.events import (
     SlowConsumer,
 )
 from jetspark.core.info import ServerInfo
-from jetspark.core.leaving import LINGER_S
+from jetspark.core.lame_duck import LINGER_S
 from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import Server

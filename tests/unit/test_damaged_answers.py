@@ -35,10 +35,9 @@ from jetspark.jetstream.operations import Api, Operation, Request
 from jetspark.jetstream.ordered import OrderedOptions, OrderedPuller, OrderedReader
 from jetspark.jetstream.publishing import publish
 from jetspark.jetstream.pull import Fetch, Puller
-from jetspark.publish.fast import FastMachine
-from jetspark.publish.fast_options import HIGHEST_FLOW, FastBatchOptions, GapMode
+from jetspark.publish.fast_batch import FastMachine
+from jetspark.publish.fast_options import HIGHEST_FLOW, FastBatchOptions, FastPublisherOptions, GapMode
 from jetspark.publish.fast_publisher import FastPublisherMachine
-from jetspark.publish.fast_publisher_options import FastPublisherOptions
 from jetspark.publish.outgoing import Item
 
 SEED = 20261116

@@ -29,10 +29,10 @@ from jetspark.errors import (
     UsageError,
     WrongLastSequence,
 )
+from jetspark.publish.fast_backlog import KEPT_OVERHEAD_BYTES
 from jetspark.publish.fast_base import FastPublisherBase
-from jetspark.publish.fast_places import KEPT_OVERHEAD_BYTES
+from jetspark.publish.fast_options import FastPublisherKeywords, FastPublisherOptions, Refused
 from jetspark.publish.fast_publisher import PIECE_MESSAGES, FastPublisherMachine, _question
-from jetspark.publish.fast_publisher_options import FastPublisherKeywords, FastPublisherOptions, Refused
 from jetspark.publish.outgoing import Item
 
 NOW = 100.0

@@ -1,4 +1,4 @@
-"""Answers to a fast batch, as the server writes them, and what is read of them."""
+"""Answers to a fast batch: where they arrive, what is read of them, and losses, checked against sets."""
 
 from __future__ import annotations
 
@@ -6,12 +6,86 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.readers import SilentReader
 
+from jetspark.core.connection import Connection
 from jetspark.core.message import CoreMessage
-from jetspark.errors import BatchUnknown, JetSparkError, ProtocolError, ServerError
+from jetspark.core.options import ConnectOptions
+from jetspark.core.reconnect import parse_servers
+from jetspark.errors import BatchUnknown, ConnectionClosed, JetSparkError, ProtocolError, ServerError, UsageError
 from jetspark.jetstream.info import PubAck
+from jetspark.publish import fast_replies
 from jetspark.publish.fast_options import Refusal
-from jetspark.publish.fast_replies import FlowAck, GapReport, NobodyListens, PlainAck, StrayError, read_reply
+from jetspark.publish.fast_replies import (
+    FLOW_ACK,
+    FastInbox,
+    FastLosses,
+    FlowAck,
+    GapReport,
+    NobodyListens,
+    PlainAck,
+    StrayError,
+    check_range,
+    number,
+    place_of,
+    read_reply,
+)
+
+
+def _inbox(batch_id: str | None = None) -> tuple[Connection, FastInbox]:
+    connection = Connection(ConnectOptions(), parse_servers("a"), inbox="_INBOX.me", jitter=lambda: 0.0)
+    return connection, FastInbox(connection, SilentReader(), batch_id)
+
+
+def test_each_opening_has_a_subject_and_an_id_of_its_own() -> None:
+    connection, inbox = _inbox()
+    assert (inbox.batch_id, inbox.subscription) == ("", None)
+    assert inbox.open() == "_INBOX.me-1"
+    first = inbox.subscription
+    assert first is not None
+    assert (inbox.batch_id, first.subject) == ("me-1", "_INBOX.me-1.>")
+    assert inbox.open() == "_INBOX.me-2"
+    assert first.is_finished
+    assert connection.subscriptions.all == [inbox.subscription]
+
+
+def test_an_id_that_is_given_stays_and_the_subject_is_another_one_all_the_same() -> None:
+    _, inbox = _inbox("mine")
+    assert inbox.batch_id == "mine"
+    assert [inbox.open(), inbox.open()] == ["_INBOX.me-1.mine", "_INBOX.me-2.mine"]
+    assert inbox.batch_id == "mine"
+
+
+def test_no_answer_is_dropped_and_none_is_worth_remembering() -> None:
+    connection, inbox = _inbox()
+    inbox.open()
+    assert inbox.subscription is not None
+    assert inbox.subscription.is_inbox
+    assert inbox.subscription.max_pending_messages > connection.options.max_pending_messages
+
+
+def test_closing_drops_interest_and_keeps_the_id() -> None:
+    connection, inbox = _inbox()
+    inbox.open()
+    inbox.close()
+    inbox.close()
+    assert (inbox.subscription, connection.subscriptions.all, inbox.batch_id) == (None, [], "me-1")
+
+
+def test_a_connection_that_is_closed_has_nothing_to_drop() -> None:
+    connection, inbox = _inbox()
+    inbox.open()
+    connection.close()
+    inbox.close()
+    assert inbox.subscription is None
+    with pytest.raises(ConnectionClosed):
+        inbox.open()
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
 
 ERROR = {"code": 400, "err_code": 10071, "description": "wrong last sequence: 4"}
 
@@ -82,3 +156,126 @@ def test_what_is_no_answer_is_shown_in_part() -> None:
     with pytest.raises(ProtocolError, match=r"that is none: b'\{\"type\":\"news\"") as caught:
         read_reply(_said({"type": "news", "text": "x" * 1000}))
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "subject", ["", "x", "_INBOX.me-1.500.fail.x.1.$FI", "_INBOX.me-1.500.fail.1.-1.$FI", "1.2.$FI"]
+)
+def test_a_subject_that_is_none_of_ours_has_no_place(subject: str) -> None:
+    assert place_of(subject) == (0, 0)
+
+
+def test_a_plain_acknowledgement_is_read_without_json() -> None:
+    found = FLOW_ACK.fullmatch(b'{"type":"ack","seq":12,"msgs":500}')
+    assert found is not None
+    assert (found[1], found[2]) == (b"12", b"500")
+    assert FLOW_ACK.fullmatch(b'{"type":"ack","seq":-1,"msgs":500}') is None
+
+
+@pytest.mark.parametrize("value", [None, "5", 1.5, True, [5]])
+def test_a_number_is_a_number(value: Any) -> None:
+    assert number({"seq": 5}, "seq") == 5
+    with pytest.raises(ProtocolError, match="'seq'"):
+        number({"seq": value}, "seq")
+
+
+def test_a_range_includes_both_ends() -> None:
+    check_range("ack", 0, 0, 3)
+    check_range("ack", 3, 0, 3)
+    for wrong in (-1, 4):
+        with pytest.raises(ProtocolError, match=f"ack of a fast batch for sequence {wrong}: expected 0 to 3"):
+            check_range("ack", wrong, 0, 3)
+
+
+# ---- losses ----------------------------------------------------------------------------------------------------------
+
+
+REFUSED = ServerError(400, 10071, "no")
+
+
+def _flat(ranges: list[range]) -> list[int]:
+    return [number for each in ranges for number in each]
+
+
+def test_a_message_is_reported_once_by_whichever_report_came_first() -> None:
+    losses = FastLosses()
+    losses.add_refusal(Refusal(3, REFUSED))
+    losses.add_gap(range(2, 6), 9)
+    losses.add_refusal(Refusal(4, REFUSED))
+    losses.add_gap(range(2, 8), 9)
+    assert losses.gaps == [range(2, 3), range(4, 6), range(6, 8)]
+    assert [each.sequence for each in losses.errors] == [3]
+    assert losses.news == [losses.errors[0], *losses.gaps]
+
+
+def test_an_end_is_no_message() -> None:
+    losses = FastLosses()
+    losses.ends.add(4)
+    losses.add_gap(range(3, 5), 4)
+    losses.add_refusal(Refusal(4, REFUSED))
+    losses.lose_session(2, 4)
+    assert (losses.gaps, losses.errors, losses.doubts) == ([range(3, 4)], [], [])
+    assert losses.stored(4) == 2
+    assert losses.explain(range(3, 5))
+
+
+def test_what_was_under_way_when_a_session_was_lost_is_in_doubt_until_it_is_reported() -> None:
+    losses = FastLosses()
+    losses.lose_session(2, 6)
+    losses.lose_session(2, 8)
+    assert _flat(losses.doubts) == [3, 4, 5, 6, 7, 8]
+    losses.lose_session(8, 8)
+    losses.add_gap(range(5, 7), 8)
+    assert _flat(losses.doubts) == [3, 4, 7, 8]
+    assert not losses.explain(range(3, 4))
+    assert losses.stored(8) == 2
+    losses.begin_again()
+    assert losses.doubts == []
+
+
+def test_the_reports_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_replies, "MAX_REPORTS", 2)
+    losses = FastLosses()
+    for sequence in (1, 2):
+        losses.add_refusal(Refusal(sequence, REFUSED))
+        losses.add_gap(range(10 * sequence, 10 * sequence + 1), 100)
+    with pytest.raises(UsageError, match="more than 2 losses"):
+        losses.add_refusal(Refusal(3, REFUSED))
+    with pytest.raises(UsageError, match="more than 2 losses"):
+        losses.add_gap(range(50, 51), 100)
+
+
+_REPORTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("gap"), st.integers(1, 12), st.integers(1, 12)),
+        st.tuples(st.just("refused"), st.integers(1, 12), st.just(0)),
+        st.tuples(st.just("lost session"), st.integers(0, 12), st.integers(0, 12)),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(_REPORTS, st.sets(st.integers(10, 12), max_size=2))
+def test_whatever_is_reported_the_sets_are_right(reports: list[tuple[str, int, int]], ends: set[int]) -> None:
+    losses = FastLosses()
+    losses.ends.update(ends)
+    gone: set[int] = set()
+    unheard: set[int] = set()
+    for kind, first, second in reports:
+        if kind == "gap":
+            losses.add_gap(range(first, second), 12)
+            gone |= set(range(first, second)) - ends
+        elif kind == "refused":
+            losses.add_refusal(Refusal(first, REFUSED))
+            gone |= {first} - ends
+        else:
+            losses.lose_session(first, second)
+            # Those up to an earlier loss were acknowledged since, or are in doubt already.
+            start = max(first + 1, max(unheard, default=0) + 1)
+            unheard |= set(range(start, second + 1))
+    told = _flat(losses.gaps) + [each.sequence for each in losses.errors]
+    assert sorted(told) == sorted(gone)
+    assert set(_flat(losses.doubts)) == unheard - gone - ends
+    assert losses.stored(12) == len(set(range(1, 13)) - gone - unheard - ends)
+    assert losses.explain(range(1, 13)) is (set(range(1, 13)) <= gone | ends)

@@ -28,10 +28,9 @@ from jetspark.core.machine import Machine
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import Server
 from jetspark.errors import ConnectionLost, PermissionDenied
-from jetspark.publish.fast import FastMachine
-from jetspark.publish.fast_options import FastBatchOptions
+from jetspark.publish.fast_batch import FastMachine
+from jetspark.publish.fast_options import FastBatchOptions, FastPublisherOptions
 from jetspark.publish.fast_publisher import FastPublisherMachine
-from jetspark.publish.fast_publisher_options import FastPublisherOptions
 from jetspark.publish.window import PublishWindow
 
 A = Server("a", 4222)

@@ -2,7 +2,43 @@
 
 from __future__ import annotations
 
-from jetspark.core.names import Names
+import random
+
+import pytest
+
+from jetspark.core.names import Names, new_inbox
+from jetspark.core.subjects import validate_subject
+from jetspark.errors import InvalidSubject
+
+
+def test_an_inbox_is_a_valid_subject_below_its_prefix() -> None:
+    chance = random.Random(1)
+    for _ in range(1000):
+        inbox = new_inbox("_INBOX", chance.getrandbits(128))
+        prefix, token = validate_subject(inbox).split(".")
+        assert prefix == "_INBOX"
+        assert token.isalnum()
+        assert 5 < len(token) <= 11
+
+
+def test_different_bits_give_different_inboxes() -> None:
+    small = range(10_000)
+    large = range((1 << 128) - 10_000, 1 << 128)
+    assert len({new_inbox("i", bits) for numbers in (small, large) for bits in numbers}) == 20_000
+
+
+def test_no_bits_are_a_token_all_the_same() -> None:
+    assert new_inbox("i", 0) == "i.0"
+
+
+def test_a_prefix_of_several_tokens_is_kept() -> None:
+    assert new_inbox("_INBOX.billing", 1) == "_INBOX.billing.1"
+
+
+@pytest.mark.parametrize("prefix", ["", "a b", "a.", "a.*", ">"])
+def test_a_prefix_that_is_no_subject_is_refused(prefix: str) -> None:
+    with pytest.raises(InvalidSubject):
+        new_inbox(prefix, 1)
 
 
 def test_no_number_is_used_twice_whatever_it_is_for() -> None:

@@ -54,7 +54,7 @@ from jetspark.jetstream.objects import (
     write_chunks,
 )
 from jetspark.jetstream.operations import Api, Operation, Request
-from jetspark.publish.fast_publisher_options import FastPublisherOptions
+from jetspark.publish.fast_options import FastPublisherOptions
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 META = ObjectMeta(name="report.pdf")

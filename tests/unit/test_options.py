@@ -12,8 +12,12 @@ import jetspark
 from jetspark.app.connecting import ConnectArguments
 from jetspark.core.options import ConnectKeywords, ConnectOptions, TLSConfig
 from jetspark.errors import ConfigError
-from jetspark.publish.fast_options import FastBatchKeywords, FastBatchOptions
-from jetspark.publish.fast_publisher_options import FastPublisherKeywords, FastPublisherOptions
+from jetspark.publish.fast_options import (
+    FastBatchKeywords,
+    FastBatchOptions,
+    FastPublisherKeywords,
+    FastPublisherOptions,
+)
 from jetspark.spark.engine.projection_options import ProjectionKeywords, ProjectionOptions, ReadingKeywords
 from jetspark.spark.options import describe
 from jetspark.spark.stream.source_options import SourceOptions

@@ -12,7 +12,7 @@ GENERATED = {"reference.md", "cli.md", "results.md"}
 PAGES = [
     REPOSITORY / "README.md",
     REPOSITORY / "CONTRIBUTING.md",
-    *sorted((REPOSITORY / "docs").glob("*.md")),
+    *sorted((REPOSITORY / "docs").rglob("*.md")),
     *sorted((REPOSITORY / "examples").rglob("*.py")),
     *sorted((REPOSITORY / "examples").rglob("*.md")),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "requirements.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "requirements.md"
 # A line for each: its number, and what it asks.
 CATALOGUE = Path(__file__).with_name("book_requirements.txt")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jetspark.core.dispatcher import Event, Ready
 from jetspark.core.events import SlowConsumer
-from jetspark.core.outcomes import Event, Ready
 from jetspark.core.subscription import SubscriptionState
 from jetspark.core.subscriptions import Subscriptions
 

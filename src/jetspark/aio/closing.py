@@ -9,8 +9,8 @@ import weakref
 from typing import TYPE_CHECKING
 
 from jetspark.aio.transport import Link
-from jetspark.core import ending
-from jetspark.core.logs import log_never_closed
+from jetspark.core.closing import lost
+from jetspark.core.events import log_never_closed
 
 if TYPE_CHECKING:
     from jetspark.aio.client import Client
@@ -57,7 +57,7 @@ class Closing:
             async with asyncio.timeout_at(deadline):
                 await asyncio.shield(self._ended)
         except TimeoutError:
-            failure = ending.lost(self._link.connection)
+            failure = lost(self._link.connection)
             self.end()
             if failure.unconfirmed_messages:
                 raise failure from None

@@ -21,11 +21,10 @@ from jetspark.jetstream.features import FAST_INGEST
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish.block import Block
-from jetspark.publish.fast import FastMachine
 from jetspark.publish.fast_base import FastBatchBase, FastPublisherBase
-from jetspark.publish.fast_options import FastBatchOptions, FastReceipt
+from jetspark.publish.fast_batch import FastMachine
+from jetspark.publish.fast_options import FastBatchOptions, FastPublisherOptions, FastReceipt
 from jetspark.publish.fast_publisher import FastPublisherMachine
-from jetspark.publish.fast_publisher_options import FastPublisherOptions
 from jetspark.publish.outgoing import (
     CHUNK_BYTES,
     CHUNK_MESSAGES,

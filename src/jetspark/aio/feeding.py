@@ -7,7 +7,7 @@ from functools import partial
 
 from jetspark.aio.runner import PacedRunner
 from jetspark.aio.transport import Link
-from jetspark.publish.fast import FastMachine
+from jetspark.publish.fast_batch import FastMachine
 from jetspark.publish.outgoing import Item
 
 __all__ = ["BatchFeed"]

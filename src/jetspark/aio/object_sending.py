@@ -15,7 +15,7 @@ from jetspark.errors import JetSparkError, JetStreamUnavailable, PermissionDenie
 from jetspark.jetstream.features import FAST_INGEST
 from jetspark.jetstream.objects import FLUSH_EVERY_S, WINDOW_BYTES, Progress
 from jetspark.jetstream.operations import Operation
-from jetspark.publish.fast_publisher_options import FastPublisherOptions
+from jetspark.publish.fast_options import FastPublisherOptions
 
 __all__ = ["FastSending", "Sending"]
 

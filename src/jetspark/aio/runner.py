@@ -1,4 +1,4 @@
-"""Waiting for machines with asyncio. Everything else that runs them is in :mod:`jetspark.core.running`."""
+"""Waiting for machines with asyncio. Everything else that runs them is in :mod:`jetspark.core.driver_base`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from jetspark.aio.transport import Link
 from jetspark.aio.waiter import Changed
+from jetspark.core.driver_base import PacedRunnerBase, RunnerBase
 from jetspark.core.link import WRITE_AT_BYTES
 from jetspark.core.machine import Machine, PacedMachine
-from jetspark.core.running import PacedRunnerBase, RunnerBase
 from jetspark.errors import BufferFull
 
 __all__ = ["MachineRunner", "PacedRunner"]

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias, cast
 from jetspark.aio.waiter import Changed, Waiter
 from jetspark.core.auth import Auth
 from jetspark.core.connection import Connection
-from jetspark.core.course import Course
 from jetspark.core.dispatcher import Dispatcher
 from jetspark.core.lifecycle import (
     AskSecret,
@@ -30,6 +29,7 @@ from jetspark.core.lifecycle import (
 )
 from jetspark.core.link import READ_BYTES, InterruptGuard, time_left_s
 from jetspark.core.options import TLSConfig
+from jetspark.core.step_runner import Course
 from jetspark.core.tls import describe_error, tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 

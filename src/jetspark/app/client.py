@@ -25,7 +25,7 @@ from jetspark.core.headers import encode as encode_headers
 from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect
-from jetspark.publish.fast_publisher_options import FastPublisherKeywords
+from jetspark.publish.fast_options import FastPublisherKeywords
 from jetspark.publish.outgoing import Item
 
 if TYPE_CHECKING:

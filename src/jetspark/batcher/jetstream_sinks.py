@@ -38,7 +38,7 @@ from jetspark.errors import (
 from jetspark.jetstream.features import END_OF_BATCH, facts_of
 from jetspark.jetstream.publishing import header_block, publish_headers
 from jetspark.publish.atomic_resolve import IMPOSSIBLE
-from jetspark.publish.fast_publisher_options import FastPublisherKeywords, FastPublisherOptions
+from jetspark.publish.fast_options import FastPublisherKeywords, FastPublisherOptions
 from jetspark.publish.outgoing import Item, are_plain, data_of
 
 __all__ = ["Atomic", "Ingest", "ItemMessages", "ToMessage", "Turn", "check_publisher"]

@@ -26,7 +26,7 @@ from jetspark.batcher.rate_limit import TokenBucket
 from jetspark.batcher.retry import IsRetryable, Retry, is_retryable
 from jetspark.core.arguments import flag, function, unfit
 from jetspark.core.connection import Connection
-from jetspark.publish.fast_publisher_options import FastPublisherKeywords
+from jetspark.publish.fast_options import FastPublisherKeywords
 
 __all__ = [
     "AtomicSinkBase",

@@ -20,21 +20,21 @@ from jetspark.blocking.message import Message
 from jetspark.blocking.publisher import WindowedPublisher
 from jetspark.blocking.subscription import Callback, Subscription, subscribe
 from jetspark.blocking.transport import DriverAuth, Link
-from jetspark.core import ending
+from jetspark.core import closing
 from jetspark.core.arguments import function
-from jetspark.core.client_base import ClientBase
+from jetspark.core.closing import AwaitAcks, Confirm, Ending, ReadUp
 from jetspark.core.connection import Connection
-from jetspark.core.course import Course
 from jetspark.core.dispatcher import Dispatcher
-from jetspark.core.ending import AwaitAcks, Confirm, Ending, ReadUp
+from jetspark.core.driver_base import ClientBase
 from jetspark.core.events import OnEvent
 from jetspark.core.headers import HeadersLike
-from jetspark.core.inbox import new_inbox as new_inbox_prefix
 from jetspark.core.link import WRITE_AT_BYTES, new_inbox
+from jetspark.core.names import new_inbox as new_inbox_prefix
 from jetspark.core.numbers import check_timeout, timeout_of, whole
 from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import Server
-from jetspark.core.reply_limits import Collector
+from jetspark.core.requests import Collector
+from jetspark.core.step_runner import Course
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout
 from jetspark.jetstream.operations import Api, api_prefix
@@ -300,7 +300,7 @@ class Client(ClientBase):
             PermissionDenied: As for :meth:`flush`; the server has the other messages.
         """
         timeout = timeout_of(timeout, self.options.drain_timeout_s)
-        self._end_by(ending.drain(self._machine, timeout), timeout)
+        self._end_by(closing.drain(self._machine, timeout), timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Send what is buffered, then end the connection and everything that waits on it.
@@ -315,7 +315,7 @@ class Client(ClientBase):
             PermissionDenied: As for :meth:`flush`; the server has the other messages.
         """
         timeout = timeout_of(timeout, self.options.drain_timeout_s)
-        self._end_by(ending.close(self._machine), timeout)
+        self._end_by(closing.close(self._machine), timeout)
 
     def _end_by(self, steps: Ending, timeout_s: float) -> None:
         deadline = self._link.deadline(timeout_s)
@@ -337,7 +337,7 @@ class Client(ClientBase):
             self._closing.end()
             course.close()
 
-    def _perform(self, step: ending.Step, deadline: float) -> Any:
+    def _perform(self, step: closing.Step, deadline: float) -> Any:
         may_wait, left_s = self._link.may_wait(), max(0.0, deadline - self._link.now())
         match step:
             case ReadUp(subscriptions):
@@ -372,7 +372,7 @@ class Client(ClientBase):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.close(ending.leaving_s(self.options, kind))
+            self.close(closing.leaving_s(self.options, kind))
         except JetSparkError as failure:
             if error is None:
                 raise

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from jetspark.blocking.transport import Link
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Waiter
-from jetspark.core import ending
-from jetspark.core.logs import log_closed_at_exit
+from jetspark.core.closing import lost
+from jetspark.core.events import log_closed_at_exit
 from jetspark.errors import JetSparkError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Closing:
         if link.is_over:
             link.close()  # the first one may have been interrupted
             return
-        is_late, failure = not self._ended.done(), ending.lost(link.connection)
+        is_late, failure = not self._ended.done(), lost(link.connection)
         self._end()
         if is_late and failure.unconfirmed_messages:
             raise failure

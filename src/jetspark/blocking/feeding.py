@@ -8,7 +8,7 @@ from functools import partial
 
 from jetspark.blocking.runner import PacedRunner
 from jetspark.blocking.transport import Link
-from jetspark.publish.fast import FastMachine
+from jetspark.publish.fast_batch import FastMachine
 from jetspark.publish.outgoing import Item
 
 __all__ = ["BatchFeed"]

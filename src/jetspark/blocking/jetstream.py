@@ -29,8 +29,13 @@ from jetspark.jetstream.kv import KVConfig, check_bucket, create_bucket, create_
 from jetspark.jetstream.objects import ObjectStoreConfig, stream_of
 from jetspark.jetstream.objects import create_bucket as create_object_bucket
 from jetspark.jetstream.publishing import Expect, publish, publish_headers, publish_with_ttl
-from jetspark.publish.fast_options import FastBatchKeywords, FastBatchOptions, GapMode
-from jetspark.publish.fast_publisher_options import FastPublisherKeywords, FastPublisherOptions
+from jetspark.publish.fast_options import (
+    FastBatchKeywords,
+    FastBatchOptions,
+    FastPublisherKeywords,
+    FastPublisherOptions,
+    GapMode,
+)
 
 __all__ = ["JetStream"]
 

@@ -49,7 +49,7 @@ from jetspark.jetstream.objects import (
 )
 from jetspark.jetstream.ordered import Patience
 from jetspark.jetstream.part_file import PartFile
-from jetspark.publish.fast_publisher_options import FastPublisherOptions
+from jetspark.publish.fast_options import FastPublisherOptions
 
 __all__ = ["ObjectStore"]
 

@@ -1,5 +1,5 @@
 # Generated from aio/runner.py by tools/unasync.py; edit that file.
-"""Waiting for machines from threads. Everything else that runs them is in :mod:`jetspark.core.running`."""
+"""Waiting for machines from threads. Everything else that runs them is in :mod:`jetspark.core.driver_base`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from jetspark.blocking.transport import Link
 from jetspark.blocking.waiter import Changed
+from jetspark.core.driver_base import PacedRunnerBase, RunnerBase
 from jetspark.core.link import WRITE_AT_BYTES
 from jetspark.core.machine import Machine, PacedMachine
-from jetspark.core.running import PacedRunnerBase, RunnerBase
 from jetspark.errors import BufferFull
 
 __all__ = ["MachineRunner", "PacedRunner"]

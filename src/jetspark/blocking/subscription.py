@@ -15,7 +15,7 @@ from jetspark.blocking.message import Message
 from jetspark.blocking.transport import Link
 from jetspark.blocking.waiter import Changed
 from jetspark.core.arguments import function
-from jetspark.core.client_base import SubscriptionBase, SubscriptionReaderBase
+from jetspark.core.driver_base import SubscriptionBase, SubscriptionReaderBase
 from jetspark.core.link import drop_reader, unsubscribe
 from jetspark.core.numbers import check_timeout, timeout_of
 from jetspark.core.subscription import SubscriptionKind

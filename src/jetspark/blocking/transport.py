@@ -39,15 +39,13 @@ from jetspark.blocking.credentials import SecretAsking
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Changed, Waiter
 from jetspark.blocking.watching import SocketWatch
 from jetspark.core.connection import Connection, Event
-from jetspark.core.course import Course
 from jetspark.core.dispatcher import Dispatcher
-from jetspark.core.gathering import LINGER_S, Gathering
-from jetspark.core.lease import LEASE_S, ReadingLease
 from jetspark.core.lifecycle import AskSecret, Converse, Delay, Dial, Hangup, Step, UpgradeToTLS, establish
 from jetspark.core.lifecycle import AuthSource as DriverAuth
 from jetspark.core.link import READ_BYTES, InterruptGuard, time_left_s
+from jetspark.core.link_sharing import LEASE_S, LINGER_S, Gathering, Passing, ReadingLease
 from jetspark.core.options import TLSConfig
-from jetspark.core.passing import Passing
+from jetspark.core.step_runner import Course
 from jetspark.core.tls import describe_error, tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 

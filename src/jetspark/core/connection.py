@@ -22,7 +22,7 @@ were handed over and that no PONG confirms. How many those are is known exactly 
 ``flush`` that waited for them fails with the same number.
 
 A server that announces its end (lame duck) is left in good order, if another one is known: see
-:mod:`jetspark.core.leaving`.
+:mod:`jetspark.core.lame_duck`.
 
 ``handle`` arguments are the driver's (a future, a waiter); they come back in events and are never looked at. ``reader``
 arguments are woken by the dispatcher that passes the events on: see :mod:`jetspark.core.machine`.
@@ -36,7 +36,8 @@ from typing import Any
 
 from jetspark.core import frames
 from jetspark.core.auth import Auth
-from jetspark.core.denials import Claimant, DeniedPublishes
+from jetspark.core.confirmations import Claimant, DeniedPublishes, Pings, SentPing
+from jetspark.core.dispatcher import Done, Event, Failed, Ready
 from jetspark.core.events import (
     Closed,
     Connected,
@@ -50,16 +51,14 @@ from jetspark.core.events import (
 from jetspark.core.handshake import Handshake
 from jetspark.core.headers import HeadersLike
 from jetspark.core.info import ServerInfo, is_about_credentials, parse_permission_denied
-from jetspark.core.leaving import Leaving
+from jetspark.core.lame_duck import Leaving
 from jetspark.core.machine import Reader
 from jetspark.core.message import CoreMessage
 from jetspark.core.names import Names
 from jetspark.core.numbers import whole
 from jetspark.core.options import ConnectOptions
 from jetspark.core.outbox import Outbox
-from jetspark.core.outcomes import Done, Event, Failed, Ready
 from jetspark.core.parser import Control, Info, Ping, Pong
-from jetspark.core.pings import Pings, SentPing
 from jetspark.core.reconnect import Server, ServerPool
 from jetspark.core.requests import Requests
 from jetspark.core.subjects import check_line, validate_filter, validate_queue

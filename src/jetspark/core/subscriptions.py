@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from jetspark.core import frames
+from jetspark.core.dispatcher import Event, Ready
 from jetspark.core.events import SlowConsumer
 from jetspark.core.message import CoreMessage
-from jetspark.core.outcomes import Event, Ready
 from jetspark.core.parser import Parser
 from jetspark.core.subscription import SubscriptionState
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from jetspark.core.connection import Connection
+from jetspark.core.driver_base import PacedRunnerBase
 from jetspark.core.link import WRITE_AT_BYTES, DriverLink
-from jetspark.core.running import PacedRunnerBase
 from jetspark.errors import BufferFull, JetSparkError, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.publish.block import Block
-from jetspark.publish.fast import FastMachine
+from jetspark.publish.fast_batch import FastMachine
 from jetspark.publish.fast_options import Refusal
 from jetspark.publish.fast_publisher import FastPublisherMachine
 from jetspark.publish.outgoing import Item

@@ -1,4 +1,4 @@
-"""What callers of a fast batch give and get: options, receipts, refusals. Pure."""
+"""Options of fast batches and fast publishers, and what their callers get back: receipts and refusals. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypedDict
 
-from jetspark.core.arguments import function
+from jetspark.core.arguments import flag, function, text
+from jetspark.core.headers import HeadersLike
 from jetspark.core.numbers import seconds, seconds_above_0, whole
 from jetspark.core.options import check_keywords
 from jetspark.errors import ConfigError, ServerError
 from jetspark.jetstream.publishing import check_batch_id
 
-__all__ = ["FastBatchKeywords", "FastBatchOptions", "FastReceipt", "GapMode", "Refusal"]
+__all__ = [
+    "FastBatchKeywords",
+    "FastBatchOptions",
+    "FastPublisherKeywords",
+    "FastPublisherOptions",
+    "FastReceipt",
+    "GapMode",
+    "Refusal",
+    "Refused",
+]
 
 GapMode = Literal["fail", "ok"]
 
@@ -98,3 +108,86 @@ class FastBatchKeywords(TypedDict, total=False):
     keep_alive_s: float
     on_gap: Callable[[range], None] | None
     on_error: Callable[[Refusal], None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A message the stream would not store, and what it said."""
+
+    position: int
+    subject: str
+    data: bytes
+    headers: HeadersLike | bytes | None
+    error: ServerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastPublisherOptions:
+    """How a fast publisher behaves."""
+
+    message_ids: bool = False
+    """Give every message an id, so that those in doubt are stored once; costs the server a look at each."""
+    id_prefix: str | None = None
+    """Ids are this, a dash and the position. By default it is unique; give one to have the same ids in every run."""
+    max_pending_messages: int = 10_000
+    """Accepted and not yet known to be stored; then ``publish`` waits."""
+    max_pending_bytes: int = 64 << 20
+    flow: int = 500
+    max_outstanding_acks: int = 2
+    patience_s: float = 120.0
+    """Longest time without progress before giving up. A stream's duplicate window, which ids rely on, is as long."""
+    batch_timeout_s: float = 15.0
+    """Longest time without an answer before a batch is given up for the next."""
+    wait_for_stream_s: float = WAIT_FOR_STREAM_S
+    """How long to try again when nobody listens to the very first message: then ``JetStreamUnavailable`` says that
+    JetStream is off, no stream stores the subject, or it has no leader, and nothing is stored. From the first answer on
+    ``patience_s`` holds instead."""
+    on_refused: Callable[[Refused], None] | None = None
+    """Called with each message the stream refuses, which is then skipped. Without it a refusal ends the publisher."""
+
+    def __post_init__(self) -> None:
+        flag("message_ids", self.message_ids)
+        if self.id_prefix is not None:
+            text("id_prefix", self.id_prefix)
+        if self.on_refused is not None:
+            function("on_refused", self.on_refused)
+        for name in ("max_pending_messages", "max_pending_bytes"):
+            whole(name, getattr(self, name))
+        for name in ("patience_s", "batch_timeout_s"):
+            seconds_above_0(name, getattr(self, name))
+        seconds("wait_for_stream_s", self.wait_for_stream_s)
+        if self.id_prefix is not None and not self.message_ids:
+            raise ConfigError(f"id_prefix={self.id_prefix!r}: expected message_ids=True beside it")
+        if self.id_prefix is not None and (not self.id_prefix.isprintable() or self.id_prefix[:1] in ("", " ")):
+            raise ConfigError(f"id_prefix={self.id_prefix!r}: expected printable characters, no blank first")
+        FastBatchOptions(flow=self.flow, max_outstanding_acks=self.max_outstanding_acks)  # has checks of its own
+
+    def batch_options(self, *, is_stream_known: bool) -> FastBatchOptions:
+        return FastBatchOptions(
+            gap="fail",
+            # An acknowledgement has to come before there is no room for more to send.
+            flow=max(1, min(self.flow, self.max_pending_messages // (self.max_outstanding_acks + 1))),
+            max_outstanding_acks=self.max_outstanding_acks,
+            timeout=self.batch_timeout_s,
+            wait_for_stream_s=self.batch_timeout_s if is_stream_known else self.wait_for_stream_s,
+        )
+
+    @classmethod
+    def of(cls, message_ids: bool, given: FastPublisherKeywords) -> FastPublisherOptions:
+        """From keywords; an unknown one is an error that lists the known ones."""
+        check_keywords(cls, "fast publisher", given)
+        return cls(message_ids=message_ids, **given)
+
+
+class FastPublisherKeywords(TypedDict, total=False):
+    """The fields of :class:`FastPublisherOptions` as keywords of ``fast_publisher``, for type checkers."""
+
+    id_prefix: str | None
+    max_pending_messages: int
+    max_pending_bytes: int
+    flow: int
+    max_outstanding_acks: int
+    patience_s: float
+    batch_timeout_s: float
+    wait_for_stream_s: float
+    on_refused: Callable[[Refused], None] | None

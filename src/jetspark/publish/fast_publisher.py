@@ -1,6 +1,6 @@
 """The fast publisher, endless over many batches: what was accepted is stored, in order, whatever happens. Pure.
 
-Every accepted message has a position, counted from 1, and is in one of four places (``fast_places``)::
+Every accepted message has a position, counted from 1, and is in one of four places (``fast_backlog``)::
 
     accept() ──> backlog ──pump()──> sent, in the present batch ──ack, final ack──> claimed ──proof──> published
                     ^                       │                                          │
@@ -30,8 +30,8 @@ While no batch was answered for, "nobody listens" most likely means that there i
 after ``wait_for_stream_s``, and nothing is stored then. Once there was an answer, or a batch ended in doubt, it means
 that a leader is being elected, and ``patience_s`` holds.
 
-Parts beside the places: ``fast_keeping`` makes of a message what is kept of it, and ``fast_wishes`` has what callers
-want to be stored soon. Each batch is a :class:`~jetspark.publish.fast.FastMachine`.
+``fast_backlog`` also makes of a message what is kept of it, and has what callers want to be stored soon. Each batch is
+a :class:`~jetspark.publish.fast_batch.FastMachine`.
 
 Invariants: ``published`` never goes back, and every message up to it is stored or was handed to ``on_refused``.
 Claimed messages are those directly after ``published``, and only those sent before are ever left claimed. At
@@ -66,11 +66,9 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.publish.atomic_resolve import IMPOSSIBLE
-from jetspark.publish.fast import FastMachine, FastState
-from jetspark.publish.fast_keeping import FastKeeping
-from jetspark.publish.fast_places import FastPlaces, has_id
-from jetspark.publish.fast_publisher_options import FastPublisherOptions, Refused
-from jetspark.publish.fast_wishes import FastWishes
+from jetspark.publish.fast_backlog import FastKeeping, FastPlaces, FastWishes, has_id
+from jetspark.publish.fast_batch import FastMachine, FastState
+from jetspark.publish.fast_options import FastPublisherOptions, Refused
 from jetspark.publish.outgoing import Item
 
 __all__ = ["FastPublisherMachine"]

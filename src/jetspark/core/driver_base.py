@@ -1,0 +1,288 @@
+"""Clients, subscriptions and runners of both drivers, but for the waiting.
+
+``ClientBase`` and ``SubscriptionBase`` are facts. The runners are everything between a
+:class:`~jetspark.core.machine.Machine` and a link.
+
+One runner runs one machine. It is the reader of the machine's inbox, it is attached to the link while the machine has
+something to hear of or to wait for, and its owner's callers wait in it. After each call into the machine it does the
+same: tell the owner, wake the callers, write what the machine sent by itself, and look when the next deadline is. How
+callers wait is each driver's own: see its ``runner.py``.
+
+With threads, the link's lock guards the machine. Callers of a runner hold it; methods that the link calls take it
+themselves. Time is watched by the connection's own thread, and by callers while they wait: a batch must be kept alive
+while its producer thinks. The program's callbacks are called without the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+from jetspark.core.connection import Connection
+from jetspark.core.events import ConnectionEvent
+from jetspark.core.info import ServerInfo
+from jetspark.core.link import WRITE_AT_BYTES, Crowd, DriverLink, drop_reader
+from jetspark.core.machine import Machine, PacedMachine
+from jetspark.core.options import ConnectOptions
+from jetspark.core.subscription import SubscriptionState
+from jetspark.errors import UsageError
+
+__all__ = ["ClientBase", "PacedRunnerBase", "RunnerBase", "SubscriptionBase", "SubscriptionReaderBase"]
+
+# ---- facts -----------------------------------------------------------------------------------------------------------
+
+
+class ClientBase:
+    """The facts of a connection."""
+
+    _machine: Connection
+
+    @property
+    def options(self) -> ConnectOptions:
+        return self._machine.options
+
+    @property
+    def is_connected(self) -> bool:
+        return self._machine.is_connected
+
+    @property
+    def is_closed(self) -> bool:
+        return self._machine.is_closed
+
+    @property
+    def server(self) -> str:
+        """The server of the present session, or of the last one."""
+        return str(self._machine.server)
+
+    @property
+    def servers(self) -> list[str]:
+        """Every server known: those named to ``connect`` and those the cluster announced."""
+        return [str(server) for server in self._machine.pool.servers]
+
+    @property
+    def server_info(self) -> ServerInfo:
+        return self._machine.info
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """The largest message, headers included, that the server accepts."""
+        return self._machine.info.max_payload_bytes
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Published and not yet handed to the network."""
+        return self._machine.out_bytes
+
+    @property
+    def unconfirmed_messages(self) -> int:
+        """Published and handed to the network, but not confirmed by the server; ``flush`` makes it 0."""
+        return self._machine.unconfirmed_messages
+
+
+class SubscriptionBase:
+    """The facts of a subscription."""
+
+    _state: SubscriptionState
+
+    @property
+    def subject(self) -> str:
+        return self._state.subject
+
+    @property
+    def queue(self) -> str:
+        return self._state.queue
+
+    @property
+    def pending_messages(self) -> int:
+        """Received and not yet read."""
+        return len(self._state.pending)
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._state.pending_bytes
+
+    @property
+    def received(self) -> int:
+        """Received in all, dropped ones included."""
+        return self._state.received
+
+    @property
+    def dropped(self) -> int:
+        """Lost because the reader was too slow."""
+        return self._state.dropped
+
+    @property
+    def is_finished(self) -> bool:
+        """Nothing more will arrive. Unread messages may still be there."""
+        return self._state.is_finished
+
+    def _is_readable(self) -> bool:
+        """Whether nobody has to wait any more: for a message, or for the end."""
+        return bool(self._state.pending) or self._state.is_finished
+
+
+class SubscriptionReaderBase:
+    """The reader of a subscription, but for the waiting."""
+
+    state: SubscriptionState
+
+    def __init__(self, link: DriverLink, changed: Crowd) -> None:
+        """``changed`` are those who wait for messages."""
+        self._link, self.changed = link, changed
+
+    def wake(self) -> None:
+        with self._link.lock:
+            self.changed.notify_all()
+
+    @property
+    def pending_messages(self) -> int:
+        return len(self.state.pending)
+
+
+# ---- running machines ------------------------------------------------------------------------------------------------
+
+
+M = TypeVar("M", bound=Machine)
+P = TypeVar("P", bound=PacedMachine)
+
+
+class RunnerBase(Generic[M]):
+    """Wakes one machine by answers, events and time, and wakes those who wait for it."""
+
+    machine: M
+    changed: Crowd
+    """Those who wait for the machine; the driver's, which makes it."""
+
+    def __init__(self, link: DriverLink, on_step: Callable[[], None], tell: Callable[[], None]) -> None:
+        """Two calls of the owner's.
+
+        ``on_step`` is called after each call into the machine, before its callers go on. ``tell`` is called after what
+        the link told us, and where there is a lock it is free then: to call the program back.
+        """
+        self._link: DriverLink = link
+        self._connection = link.connection
+        self._on_step, self._tell = on_step, tell
+        self.due_at: float | None = None
+        """When the machine is called at the latest; None while no alarm is set for it."""
+
+    def run(self, machine: M) -> M:
+        """This is the machine. It is given by a call of its own, because it is made with the runner as its reader."""
+        self.machine = machine
+        return machine
+
+    def attach(self) -> None:
+        """Hear of connection events and of time from now on."""
+        self._link.dispatcher.attach(self)
+
+    def detach(self) -> None:
+        self._link.dispatcher.detach(self)
+        self.due_at = None  # a deadline that nobody watches
+
+    def step(self, call: Callable[[float], None]) -> None:
+        """Call into the machine, with the time."""
+        try:
+            call(self._link.now())
+        except Exception as error:  # a mistake of ours: nobody must wait for what never comes
+            self.machine.fail(error)
+            raise
+        except BaseException as error:
+            self.on_interrupt(error)
+            raise
+        finally:
+            self.settle()
+
+    def on_interrupt(self, error: BaseException) -> None:
+        """A call into the machine did not return. If it was interrupted half-way, the session is given up: what the
+        machine and the connection know of each other may differ."""
+        self._link.doubt.after(error)
+
+    def settle(self) -> None:
+        """After every call into the machine."""
+        self._on_step()
+        self.changed.notify_all()
+        if self.due_at is None:  # else an alarm is set, and early enough: an answer moves the deadline away
+            self.watch_clock()
+
+    def watch_clock(self) -> None:
+        """Have the link call us at the machine's deadline. An alarm that is early enough stays: it is set anew then."""
+        deadline = self.machine.next_deadline()
+        if deadline is not None:
+            self.wake_at(deadline)
+
+    def wake_at(self, moment: float) -> None:
+        """Have the link call us then, or earlier."""
+        if self.due_at is None or moment < self.due_at:
+            self.due_at = moment
+            self._link.set_alarm(moment)
+
+    def look(self) -> None:
+        """Do what is due. Where threads wait, the connection's own may be busy with the program's ``on_event``."""
+        now = self._link.now()
+        if self.due_at is not None and now >= self.due_at:
+            self.on_time(now)
+
+    # ---- the link tells us -------------------------------------------------------------------------------------
+
+    def on_event(self, event: ConnectionEvent) -> None:
+        with self._link.lock:
+            self.step(partial(self.machine.on_event, event))
+        self._tell()
+
+    def next_deadline(self) -> float | None:
+        return self.due_at
+
+    def on_time(self, now: float) -> None:
+        with self._link.lock:
+            self.due_at = None
+            self.step(self.machine.on_time)
+        self._tell()
+
+    # ---- the reader of the machine's inbox ---------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """The server said something."""
+        with self._link.lock:
+            self.step(self.machine.on_replies)
+        self._tell()
+
+    @property
+    def pending_messages(self) -> int:
+        return 0
+
+
+class PacedRunnerBase(RunnerBase[P]):
+    """A runner whose callers also wait for the connection to take what they send."""
+
+    def on_interrupt(self, error: BaseException) -> None:
+        """A machine that was interrupted half-way is not used any more, either: what it has sent it may not know."""
+        super().on_interrupt(error)
+        if not isinstance(error, Exception):
+            self.machine.fail(UsageError(f"it was interrupted by {type(error).__name__}; begin another one"))
+            self.drop_inbox()
+            self.detach()
+
+    def settle(self) -> None:
+        super().settle()
+        self.watch_clock()  # a hole that is noticed brings the deadline nearer
+        if self.machine.failure is not None:
+            self._link.room.notify_all()  # those who wait for the connection, and not for the machine
+        out_bytes = self._connection.out_bytes
+        if out_bytes >= WRITE_AT_BYTES:
+            self._link.hand_over()
+        elif out_bytes:
+            self._link.flush_soon()
+
+    def next_deadline(self) -> float | None:
+        # Asked anew each time: callers send without a step, and what they send has to be watched.
+        deadline, due_at = self.machine.next_deadline(), self.due_at
+        if deadline is None or due_at is None:
+            return due_at if deadline is None else deadline
+        return min(deadline, due_at)
+
+    def _has_failed(self) -> bool:
+        return self.machine.failure is not None
+
+    def drop_inbox(self) -> None:
+        """An interrupt within ``subscribe`` leaves a subscription that the machine does not know."""
+        drop_reader(self._link, self)
