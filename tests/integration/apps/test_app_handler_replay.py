@@ -274,7 +274,10 @@ async def test_what_a_handler_does_through_its_context_is_held_back_and_counted(
 
     assert await replayed("typed") == (1, 0, {}, {})
     assert receipts == [Receipt(7, datetime.date(2026, 3, 20))] * 2  # what was recorded has its type
-    assert await replayed("together") == (0, 1, {}, {"one": 1, "other": 1})
+    *ended, held_back = await replayed("together")
+    assert ended == [0, 1, {}]
+    # The first one that is held back cancels its sibling, which may have been held back by then.
+    assert held_back in ({"one": 1, "other": 1}, {"one": 1}, {"other": 1})
     assert await replayed("bucket") == (0, 1, {}, {"ctx.js.kv": 1})
     assert await replayed("raw") == (1, 0, {"orders.raw": 1}, {})
     assert await replayed("ending") == (1, 0, {"order.billed": 1}, {})
