@@ -100,6 +100,16 @@ def test_what_was_published_before_the_first_denial_was_told_needs_no_telling(co
     assert _add(denials, "s.a", published=12, confirmed=confirmed) is is_told
 
 
+def test_the_latest_denial_of_a_subject_decides_which_one_is_forgotten_first() -> None:
+    denials = DeniedPublishes()
+    assert denials.count == 0
+    for subject in ("s.a", *map(str, range(MAX_SUBJECTS - 1)), "s.a", "one more"):
+        _add(denials, subject)
+    assert denials.count == MAX_SUBJECTS + 2
+    assert denials.since(0, "s.a".__eq__) is not None
+    assert denials.since(0, "0".__eq__) is None
+
+
 def _deny(connection: Connection, subject: bytes) -> None:
     connection.receive_data(b"-ERR 'Permissions Violation for Publish to \"%b\"'\r\n" % subject)
 

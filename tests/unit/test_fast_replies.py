@@ -8,18 +8,29 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.connections import connected
 from support.readers import SilentReader
 
 from jetspark.core.connection import Connection
+from jetspark.core.dispatcher import Done, Failed
 from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
-from jetspark.errors import BatchUnknown, ConnectionClosed, JetSparkError, ProtocolError, ServerError, UsageError
+from jetspark.errors import (
+    BatchUnknown,
+    ConnectionClosed,
+    JetSparkError,
+    PermissionDenied,
+    ProtocolError,
+    ServerError,
+    UsageError,
+)
 from jetspark.jetstream.info import PubAck
 from jetspark.publish import fast_replies
 from jetspark.publish.fast_options import Refusal
 from jetspark.publish.fast_replies import (
     FLOW_ACK,
+    FastDenials,
     FastInbox,
     FastLosses,
     FlowAck,
@@ -279,3 +290,51 @@ def test_whatever_is_reported_the_sets_are_right(reports: list[tuple[str, int, i
     assert set(_flat(losses.doubts)) == unheard - gone - ends
     assert losses.stored(12) == len(set(range(1, 13)) - gone - unheard - ends)
     assert losses.explain(range(1, 13)) is (set(range(1, 13)) <= gone | ends)
+
+
+def test_a_refusal_of_the_last_message_sent_is_in_no_gap() -> None:
+    losses = FastLosses()
+    losses.add_refusal(Refusal(4, REFUSED))
+    losses.add_gap(range(3, 5), 4)
+    assert losses.gaps == [range(3, 4)]
+
+
+# ---- denials ---------------------------------------------------------------------------------------------------------
+
+
+def _denials() -> tuple[Connection, FastDenials]:
+    connection = connected()
+    return connection, FastDenials(connection, {"s.a", "s.b"}.__contains__)
+
+
+def _deny(connection: Connection, *subjects: str) -> None:
+    for subject in subjects:
+        connection.receive_data(b"-ERR 'Permissions Violation for Publish to \"%b\"'\r\n" % subject.encode())
+
+
+def _subject(denied: PermissionDenied | None) -> str | None:
+    return None if denied is None else denied.subject
+
+
+def test_a_denial_is_found_when_it_is_of_a_subject_of_the_batch_and_came_since_it_began() -> None:
+    connection, denials = _denials()
+    _deny(connection, "s.a")
+    assert (denials.has_asked, _subject(denials.first()), _subject(denials.news())) == (False, "s.a", "s.a")
+    denials.has_asked = True
+    denials.begin()
+    assert (denials.has_asked, denials.first(), denials.news()) == (False, None, None)
+    _deny(connection, "other", "s.b", "s.a")
+    assert (_subject(denials.first()), _subject(denials.news()), denials.news()) == ("s.b", "s.b", None)
+
+
+@pytest.mark.parametrize(("is_over", "told"), [(False, Done), (True, Failed)])
+def test_a_flush_tells_of_a_denial_once_the_batch_is_over(is_over: bool, told: type[Done | Failed]) -> None:
+    connection, denials = _denials()
+    denials.begin()
+    if is_over:
+        denials.end()
+    connection.publish("s.a", b"")
+    connection.flush("flush")
+    _deny(connection, "s.a")
+    connection.receive_data(b"PONG\r\n")
+    assert [type(event) for event in connection.events() if isinstance(event, Done | Failed)] == [told]

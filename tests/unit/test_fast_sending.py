@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jetspark.core.connection import Connection
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
+from jetspark.core.subjects import MAX_SUBJECT_BYTES
 from jetspark.errors import BufferFull, ConfigError, InvalidSubject, PayloadTooLarge
 from jetspark.publish import fast_sending
 from jetspark.publish.fast_options import HIGHEST_FLOW, FastBatchOptions
@@ -63,6 +64,14 @@ def test_a_subject_that_comes_again_is_learned_and_one_that_comes_once_is_not() 
     frames.build([(subject, b"", BLOCK) for subject in subjects], 0, ready, 1 << 20)
     assert list(frames.heads) == ["s.b"]
     assert [frame.split(b" ")[1].decode() for frame in ready] == subjects
+
+
+def test_a_subject_that_comes_once_has_the_same_bound_as_any_other() -> None:
+    ready: list[bytes] = []
+    _frames().build([("s" * MAX_SUBJECT_BYTES, b"", BLOCK)], 0, ready, 1 << 20)
+    assert len(ready) == 1
+    with pytest.raises(InvalidSubject, match="are the most"):
+        _frames().build([("s" * (MAX_SUBJECT_BYTES + 1), b"", BLOCK)], 0, ready, 1 << 20)
 
 
 @pytest.mark.parametrize("operation", list(FrameKind))

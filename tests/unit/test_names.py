@@ -27,6 +27,10 @@ def test_different_bits_give_different_inboxes() -> None:
     assert len({new_inbox("i", bits) for numbers in (small, large) for bits in numbers}) == 20_000
 
 
+def test_bits_beyond_64_are_left_out() -> None:
+    assert new_inbox("i", (1 << 64) + 5) == new_inbox("i", 5)
+
+
 def test_no_bits_are_a_token_all_the_same() -> None:
     assert new_inbox("i", 0) == "i.0"
 
