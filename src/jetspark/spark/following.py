@@ -194,9 +194,12 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if self._ends:
             return
-        begin = Offset.from_json(start)
-        heads = [head for head in self._heads or self._ask(START_PATIENCE_S) if head.stream in begin.streams]
-        check_unchanged(Offset.from_json(end), heads)
+        begin, last = Offset.from_json(start), Offset.from_json(end)
+        heads = [head for head in self._heads if head.stream in last.streams]
+        if not heads or any(last.streams[head.stream].next > head.next for head in heads):
+            heads = self._ask(START_PATIENCE_S)  # the last look may be older than the offset
+        heads = [head for head in heads if head.stream in begin.streams]
+        check_unchanged(last, heads)
         self._note_loss(begin, heads)
 
     # ---- small steps -------------------------------------------------------------------------------------------
