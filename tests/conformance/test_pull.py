@@ -359,7 +359,8 @@ async def test_a_request_that_says_nothing_is_one_for_one_message_without_an_end
             await nc.jetstream().publish(f"{stream.name}.x", b"%d" % number)
         assert await said(answers, 1) == [b"0"]
         async with asyncio.timeout(PATIENCE_S):
-            while not (info := await consumer.info()).pending:  # the server counts it a moment after it is stored
+            # The server counts a message a moment after it is stored.
+            while not (info := await consumer.info()).pending:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         assert (info.delivered.stream_sequence, info.waiting_pulls, info.pending) == (1, 0, 1)
 

@@ -129,7 +129,7 @@ async def test_messages_hands_out_everything_when_the_leader_is_killed(
     name = f"killed_{whose}_{driver.name}"
     count, unacknowledged = 1_500, 200
     seen: dict[int, list[int]] = {}
-    is_flowing = asyncio.Event()
+    is_flowing, is_killed = asyncio.Event(), asyncio.Event()
     async with driver.connect(cluster.urls) as writer, driver.connect(cluster.urls) as reader:
         js = writer.jetstream(timeout=5)
         stream = await js.create_stream(StreamConfig(name=name, subjects=[f"{name}.>"], replicas=3))
@@ -147,6 +147,8 @@ async def test_messages_hands_out_everything_when_the_leader_is_killed(
                 await message.ack()
                 if len(seen) == count // 10:
                     is_flowing.set()
+                if is_flowing.is_set() and not is_killed.is_set():
+                    await asyncio.sleep(0.005)  # else all may be read before the leader is killed
 
         async def write() -> None:
             for number in range(count - 100, count):
@@ -168,6 +170,7 @@ async def test_messages_hands_out_everything_when_the_leader_is_killed(
             async with asyncio.timeout(30):
                 await is_flowing.wait()
             await asyncio.to_thread(node.kill)
+            is_killed.set()
             assert len(seen) < count - 100, "it was over before the leader died"
             writing = asyncio.ensure_future(write())
             await bring_back(cluster, node)
