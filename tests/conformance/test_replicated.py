@@ -219,10 +219,11 @@ async def test_a_subject_that_no_stream_stores_is_told_soon_and_a_lost_leader_by
     name = f"LEADERLESS_{driver.name}"
     async with driver.connect(cluster.urls) as nc:
         js = nc.jetstream()
+        # A cluster that has stored a stream has a leader, which can say that no stream stores a subject.
+        stream = await create_on_new_cluster(js, StreamConfig(name=name, subjects=(f"{name}.>",), replicas=1))
         async with asyncio.timeout(60):
             with pytest.raises(jetspark.JetStreamUnavailable, match=r"make one with js\.create_stream"):
                 await js.publish(f"nobody.{name}", b"", timeout=600)
-        stream = await create_on_new_cluster(js, StreamConfig(name=name, subjects=(f"{name}.>",), replicas=1))
         node = await leading_node(cluster, stream)
         others = [each.url for each in cluster.nodes if each is not node]
         async with driver.connect(others, ignore_discovered_servers=True) as other:
