@@ -25,6 +25,7 @@ from jetspark import KVConfig
 from jetspark.blocking import JetStream, KeyValue
 from jetspark.server import NatsServer
 from jetspark.spark import connections
+from jetspark.spark.options import Connecting
 from pyspark_jetstream_kv import DefaultSource as KVFormat
 
 pytest_plugins = ["support.sparks"]
@@ -161,3 +162,21 @@ def close_connections() -> None:
     """Those that a task's process would keep, while there is somebody to say goodbye to."""
     while connections._kept:
         connections._kept.popitem()[1].close()
+
+
+# ---- connections that are kept ---------------------------------------------------------------------------------------
+
+
+def test_a_kept_connection_whose_server_does_not_answer_is_closed_by_the_next_ones_without_an_error(
+    server: NatsServer, own: NatsServer
+) -> None:
+    gone = connections.client_for(Connecting(servers=(own.url,)))
+    own.pause()
+    gone.publish("nobody.hears", b"")
+    ways = [Connecting(servers=(server.url,), request_timeout_s=1.0 + way) for way in range(connections.MAX_KEPT)]
+    began = time.monotonic()
+    kept = [connections.client_for(way) for way in ways]
+    assert gone.is_closed
+    assert time.monotonic() - began < gone.options.drain_timeout_s
+    assert not any(client.is_closed for client in kept)
+    assert connections.client_for(ways[0]) is kept[0]

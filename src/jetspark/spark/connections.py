@@ -8,18 +8,23 @@ process that uses it: what a fork inherits is not used.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import threading
 
 from jetspark.blocking import Client, JetStream, connect
 from jetspark.blocking.steps import ProcedureRunner
+from jetspark.errors import JetSparkError
 from jetspark.spark.options import Connecting
 
 __all__ = ["client_for", "jetstream_for", "runner_for"]
 
 # Few: a worker serves few queries. What is beyond it is closed, the oldest first.
 MAX_KEPT = 8
+# A task waits for it: long enough for a server that answers.
+CLOSE_S = 1.0
 
+_logger = logging.getLogger("jetspark.spark")
 _lock = threading.Lock()
 _kept: dict[tuple[int, Connecting], Client] = {}
 
@@ -42,8 +47,16 @@ def client_for(options: Connecting) -> Client:
             pid, oldest = next(iter(_kept))
             spare = _kept.pop((pid, oldest))
             if pid == os.getpid():
-                spare.close()
+                _close(spare)
         return client
+
+
+def _close(spare: Client) -> None:
+    """Close a connection that no task uses. Its error is no task's: writers have waited for their acknowledgements."""
+    try:
+        spare.close(CLOSE_S)
+    except JetSparkError as error:
+        _logger.info("spare connection to %s closed: %s", spare.server, error)
 
 
 def _ways(options: Connecting) -> Connecting:
