@@ -24,6 +24,7 @@ import pytest
 
 from benchmarks.processes import descendants
 from jetspark.blocking import JetStream, connect
+from jetspark.errors import ConnectionLost
 from jetspark.server import NatsServer
 from jetspark.spark import connections
 from jetspark.spark.session import session
@@ -73,7 +74,9 @@ def _no_connection_is_left() -> Iterator[None]:
     """Tests that do a task's work themselves are its process, which would keep the connection for the next one."""
     yield
     while connections._kept:
-        connections._kept.popitem()[1].close()
+        # A test that has stopped its server leaves a request without an answer.
+        with contextlib.suppress(ConnectionLost):
+            connections._kept.popitem()[1].close()
 
 
 class Driver:

@@ -241,7 +241,8 @@ async def test_a_view_is_named_by_its_projection_or_by_the_class_of_it(server: N
         assert await client.view(Balances).get("a") is None
         with pytest.raises(ConfigError, match=r"view\(Account\): expected a projection of app 'bank': balances"):
             client.view(Account)  # type: ignore[arg-type]
-        app.projection("beside", events=[Opened], bucket="beside")(Balances)
+    app.projection("beside", events=[Opened], bucket="beside")(Balances)
+    async with app.connect(server.url) as client:
         with pytest.raises(ConfigError, match=r"view\(Balances\): projections 'balances', 'beside' are of this class"):
             client.view(Balances)
         assert client.view("beside").name == "beside"

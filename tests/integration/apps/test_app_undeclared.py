@@ -92,7 +92,8 @@ async def test_a_client_publishes_no_undeclared_event(server: NatsServer, js: Je
             assert SAID in str(raised.value)
         assert "orders.odd.o-1" not in await stored(js)
         assert await shop.entities("orders").get("o-1") is None
-        app.register(Odd)
+    app.register(Odd)
+    async with app.connect(server.url) as shop:
         await way(shop)
     assert Odd in app.catalogue
 
