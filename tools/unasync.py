@@ -47,6 +47,7 @@ GENERATED = (
     "push",
     "runner",
     "source",
+    "step_runner",
     "steps",
     "stream",
     "stream_message",

@@ -41,7 +41,7 @@ from jetspark.app.handlers.settling import (
     handle,
 )
 from jetspark.app.stored_events import FailureCause, LetterRef
-from jetspark.publish.steps import ReadClock
+from jetspark.core.step_runner import ReadClock
 
 ACK_WAIT_S = 30.0
 ITEM_BYTES = 10

@@ -12,8 +12,9 @@ from simulation.world import STREAM, Burst, Run, World
 
 from jetspark.core.headers import Headers
 from jetspark.core.message import CoreMessage
+from jetspark.core.step_runner import Sleep
 from jetspark.errors import BatchInDoubt, BufferFull, JetSparkError, JetStreamUnavailable, NoResponders, RequestTimeout
-from jetspark.jetstream.operations import LEADERLESS_RETRIES, LEADERLESS_WAIT_S, Api, Pause, Request
+from jetspark.jetstream.operations import LEADERLESS_RETRIES, LEADERLESS_WAIT_S, Api, Request
 from jetspark.publish.atomic import AtomicMachine
 from jetspark.testing.network import NODES, Publication
 
@@ -39,7 +40,7 @@ class AtomicRun(Run):
         self.checkers.append(AllOrNothing())
         self.batches: list[Sent] = []
         self._class = machine
-        self._script: Generator[Request | Pause, Any, None] | None = None
+        self._script: Generator[Request | Sleep, Any, None] | None = None
         self._timeout_s = 2.0
         self._is_over = False
 
@@ -54,12 +55,12 @@ class AtomicRun(Run):
         self._script = self._live()
         self._go(lambda script: next(script))
 
-    def _live(self) -> Generator[Request | Pause, Any, None]:
+    def _live(self) -> Generator[Request | Sleep, Any, None]:
         rng, number = self.world.rng, 1
         while not self.link.machine.is_connected:
-            yield Pause(0.05)
+            yield Sleep(0.05)
         for burst in self.bursts:
-            yield Pause(burst.after_s)
+            yield Sleep(burst.after_s)
             machine = self._class(
                 self.link.machine,
                 Api(),
@@ -82,14 +83,14 @@ class AtomicRun(Run):
                 if machine.outcome != "unknown":
                     break
                 # Before the commit has arrived perhaps, and while leaders change.
-                yield Pause(rng.choice([0.0, 0.01, 0.5, 3.0]))
+                yield Sleep(rng.choice([0.0, 0.01, 0.5, 3.0]))
                 yield from self._resolve(machine, began)
-        yield Pause(max(0.0, self.world.faults.over_at + CALM_AFTER_S - self.clock.now))
+        yield Sleep(max(0.0, self.world.faults.over_at + CALM_AFTER_S - self.clock.now))
         for batch in self.batches:
             if batch.machine.outcome == "unknown":
                 yield from self._resolve(batch.machine, batch.began)
 
-    def _resolve(self, machine: AtomicMachine, began: float) -> Generator[Request | Pause, Any, None]:
+    def _resolve(self, machine: AtomicMachine, began: float) -> Generator[Request | Sleep, Any, None]:
         try:
             yield from machine.resolve(self.clock.now - began)
         except BatchInDoubt:
@@ -97,7 +98,7 @@ class AtomicRun(Run):
 
     def _send(
         self, machine: AtomicMachine, numbers: range, *, ends_with_message: bool
-    ) -> Generator[Request | Pause, Any, None]:
+    ) -> Generator[Request | Sleep, Any, None]:
         last = numbers[-1] if ends_with_message else 0
         for number in numbers:
             item = self.item(number)
@@ -112,23 +113,23 @@ class AtomicRun(Run):
                         machine.add(item[0], item[1], headers)
                         break
                     except BufferFull:
-                        yield Pause(0.05)
+                        yield Sleep(0.05)
                 self.link.schedule_flush()
                 if self.world.rng.random() < 0.2:
-                    yield Pause(self.world.rng.choice([0.0, 0.01, 1.0, 11.0]))
+                    yield Sleep(self.world.rng.choice([0.0, 0.01, 1.0, 11.0]))
         if not last:
             yield from machine.commit()
 
     # ---- what the drivers' ``_run`` does -----------------------------------------------------------------------
 
-    def _go(self, advance: Callable[[Generator[Request | Pause, Any, None]], Request | Pause]) -> None:
+    def _go(self, advance: Callable[[Generator[Request | Sleep, Any, None]], Request | Sleep]) -> None:
         assert self._script is not None
         try:
             step = advance(self._script)
         except StopIteration:
             self._is_over = True
             return
-        if isinstance(step, Pause):
+        if isinstance(step, Sleep):
             self.clock.after(step.seconds, lambda: self._go(lambda script: script.send(None)))
         else:
             self._ask(step, LEADERLESS_RETRIES if step.may_be_leaderless else 0)

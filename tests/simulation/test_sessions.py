@@ -16,9 +16,10 @@ from support import seeds
 
 from jetspark.core.connection import Connection, Done, Failed, Ready
 from jetspark.core.events import Disconnected
-from jetspark.core.lifecycle import Converse, Delay, Dial, Hangup, establish
+from jetspark.core.lifecycle import Converse, Dial, Hangup, establish
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
+from jetspark.core.step_runner import Sleep
 from jetspark.errors import ConnectionLost
 
 SEEDS = range(150)
@@ -196,7 +197,7 @@ class World:
                     if not self.is_wired:
                         problem = ConnectionLost("cut")
                 else:
-                    assert isinstance(step, Delay | Hangup)
+                    assert isinstance(step, Sleep | Hangup)
                     self.is_wired = self.is_wired and not isinstance(step, Hangup)
                 yield
 

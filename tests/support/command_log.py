@@ -17,7 +17,6 @@ from jetspark.app.commands.deciding import (
     CommandSteps,
     Deciding,
     LastMessage,
-    PauseFor,
     ReadLasts,
     ReadSnapshot,
     ReadStreamEnd,
@@ -25,6 +24,7 @@ from jetspark.app.commands.deciding import (
     StreamEnd,
 )
 from jetspark.core.headers import Headers
+from jetspark.core.step_runner import Sleep
 from jetspark.core.subjects import matches
 from jetspark.jetstream.info import StoredMessage
 
@@ -75,7 +75,7 @@ class Log:
                 return self.snapshots.get(key, SnapshotState(None, 0))
             case Append():
                 return self.append(step)
-            case PauseFor():
+            case Sleep():
                 return None
         raise AssertionError(step)
 
@@ -117,7 +117,6 @@ class Worker:
             projections=app.projections,
             cache=BoundaryCache(cache),
             clock=lambda: log.now,
-            random=rng.random,
             random_bits=rng.getrandbits,
             timers_of=app.name if app.spec.has_timers else None,
         )

@@ -10,11 +10,12 @@ from typing import Any
 
 from jetspark.core.headers import decode, encode
 from jetspark.core.message import CoreMessage
+from jetspark.core.step_runner import ReadClock, Sleep
 from jetspark.core.subjects import matches
 from jetspark.errors import BatchInDoubt, ConnectionLost, ConsumerNotFound, RequestTimeout, WrongLastSequence
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.info import StoredMessage
-from jetspark.jetstream.operations import Api, Pause, Request
+from jetspark.jetstream.operations import Api, Request
 from jetspark.jetstream.pull import Ask, Puller, Wait
 from jetspark.publish.fast_options import Refusal
 from jetspark.publish.steps import (
@@ -27,8 +28,6 @@ from jetspark.publish.steps import (
     Procedure,
     PublishEach,
     Pull,
-    RandomPause,
-    ReadClock,
 )
 from jetspark.state.deliveries import delivery
 
@@ -62,7 +61,7 @@ class MemoryServer:
         match step:
             case ReadClock():
                 return self.now
-            case Pause(seconds) | RandomPause(seconds):
+            case Sleep(seconds):
                 self.now += seconds
                 return None
             case Connect():

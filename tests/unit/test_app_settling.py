@@ -52,7 +52,7 @@ from jetspark.app.handlers.settling import (
     prepare,
 )
 from jetspark.app.stored_events import FailureCause, LetterRef, LetterStatus
-from jetspark.publish.steps import ReadClock
+from jetspark.core.step_runner import ReadClock
 
 KEY = "k"
 SEQUENCE = 5

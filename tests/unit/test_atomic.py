@@ -17,6 +17,7 @@ from jetspark.core.connection import Connection
 from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import Server
+from jetspark.core.step_runner import Sleep
 from jetspark.errors import (
     AtomicPublishDisabled,
     BatchIncomplete,
@@ -38,7 +39,7 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.jetstream.advisories import BatchAbandoned, abandoned_subject
-from jetspark.jetstream.operations import Api, Operation, Pause, Request
+from jetspark.jetstream.operations import Api, Operation, Request
 from jetspark.jetstream.publishing import Expect, publish_headers
 from jetspark.publish import atomic_resolve
 from jetspark.publish.atomic import RETRY, AtomicBatchBase, AtomicMachine
@@ -93,7 +94,7 @@ class Bench:
             step = next(operation)
             while True:
                 answer: Answer = OK
-                if isinstance(step, Pause):
+                if isinstance(step, Sleep):
                     self.paused_s.append(step.seconds)
                 else:
                     self.asked.append(step)

@@ -12,7 +12,7 @@ import pytest
 from support.connections import connected
 
 from jetspark.batcher.blocking.jetstream import AtomicSink, FastIngestSink
-from jetspark.batcher.effects import Call, Steps
+from jetspark.batcher.effects import Call, SinkSteps
 from jetspark.batcher.jetstream_sinks import Atomic, Ingest, ItemMessages, check
 from jetspark.core.headers import Headers
 from jetspark.errors import (
@@ -37,7 +37,7 @@ MAX_PAYLOAD = 100
 CONNECTION = connected(max_payload=MAX_PAYLOAD, jetstream=True, api_lvl=4, version="2.14.0")
 
 
-def run(steps: Steps) -> None:
+def run(steps: SinkSteps) -> None:
     """As a driver does whose calls return at once."""
     answer: Any = None
     error: BaseException | None = None

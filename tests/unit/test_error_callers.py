@@ -23,9 +23,10 @@ from jetspark.app.patience import patiently
 from jetspark.app.projections.leases import Lease
 from jetspark.app.projections.projection_worker import ProjectionWorker
 from jetspark.batcher.retry import is_retryable
+from jetspark.core.step_runner import ReadClock
 from jetspark.errors import JetSparkError
 from jetspark.jetstream.ordered import OrderedOptions, OrderedReader
-from jetspark.publish.steps import Procedure, ReadClock
+from jetspark.publish.steps import Procedure
 from jetspark.spark.retrying import will_pass
 from jetspark.state.patience import Persistence
 from jetspark.testing import run_in_virtual_time
@@ -91,7 +92,7 @@ def command_read(error: JetSparkError) -> bool:
         async def _read(self, step: CommandStep) -> Any:
             return self.once()
 
-    return _in_virtual_time(lambda once: Store(once)._repeat(None), error)  # type: ignore[arg-type]
+    return _in_virtual_time(lambda once: Store(once)._perform(None), error)  # type: ignore[arg-type]
 
 
 def command_append(error: JetSparkError) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from jetspark.core.headers import Headers
 from jetspark.core.message import CoreMessage
+from jetspark.core.step_runner import Sleep
 from jetspark.errors import ConfigError, Conflict, KeyExists, KeyNotFound, PermissionDenied, RequestTimeout
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.config import External, StreamSource, SubjectTransform
@@ -29,7 +30,7 @@ from jetspark.jetstream.kv import (
     operation_of,
     watch_options,
 )
-from jetspark.jetstream.operations import Api, Operation, Pause, Request
+from jetspark.jetstream.operations import Api, Operation, Request
 
 
 def bucket(**config: Any) -> Bucket:
@@ -43,7 +44,7 @@ def run(operation: Operation[Any], *replies: dict[str, Any] | CoreMessage | Exce
     try:
         request = next(operation)
         while True:
-            if isinstance(request, Pause):
+            if isinstance(request, Sleep):
                 request = operation.send(CoreMessage("", b"", None, None, None))
                 continue
             requests.append(request)

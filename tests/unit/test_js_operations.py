@@ -14,6 +14,7 @@ from jetspark.core.connection import Connection
 from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import Server
+from jetspark.core.step_runner import Sleep
 from jetspark.core.subjects import MAX_SUBJECT_BYTES
 from jetspark.errors import (
     ConfigError,
@@ -38,7 +39,6 @@ from jetspark.jetstream.operations import (
     Api,
     Deadline,
     Operation,
-    Pause,
     Request,
     api_prefix,
     direct_get,
@@ -181,7 +181,7 @@ class Conversation:
             return self
         raise AssertionError(f"one request too many: {self.asked[-1]}")
 
-    def _note(self, step: Request | Pause) -> None:
+    def _note(self, step: Request | Sleep) -> None:
         assert isinstance(step, Request)
         # Whatever an operation asks, a connection must agree to send.
         connection = Connection(ConnectOptions(), [], inbox="_INBOX.me", jitter=lambda: 0.0)
@@ -886,7 +886,7 @@ def test_a_pause_that_was_only_proposed_is_waited_for() -> None:
     operation = API.pause_consumer("S", "c", datetime.datetime(2099, 1, 1, tzinfo=UTC), 1.0)
     next(operation)
     assert isinstance(operation.send(_message(PAUSED)), Request)
-    assert isinstance(operation.send(_message(_consumer())), Pause)
+    assert isinstance(operation.send(_message(_consumer())), Sleep)
     assert isinstance(operation.send(_message(b"")), Request)
     with pytest.raises(StopIteration):
         operation.send(_message(_consumer(pause_until="2099-01-01T00:00:00Z")))
@@ -899,7 +899,7 @@ def test_a_pause_that_never_comes_about_ends_in_time() -> None:
     def converse() -> None:
         step = next(operation)
         while sum(waits_s) < 10:
-            waits_s.append(step.seconds if isinstance(step, Pause) else 0.0)
+            waits_s.append(step.seconds if isinstance(step, Sleep) else 0.0)
             step = operation.send(_message(_consumer()))
 
     with pytest.raises(RequestTimeout, match=r"pause of consumer 'c' of stream 'S': no answer within 1 s"):

@@ -16,7 +16,6 @@ from jetspark.core.lifecycle import (
     AskSecret,
     AuthSource,
     Converse,
-    Delay,
     Dial,
     Hangup,
     Step,
@@ -25,6 +24,7 @@ from jetspark.core.lifecycle import (
 )
 from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import Server, parse_servers
+from jetspark.core.step_runner import Sleep
 from jetspark.core.tls import OUR_CERTIFICATE
 from jetspark.errors import (
     AuthenticationFailed,
@@ -75,7 +75,7 @@ class World:
 
     def perform(self, step: Step) -> Any:
         match step:
-            case Delay(seconds):
+            case Sleep(seconds):
                 self.log.append(f"pause {seconds:g}")
             case Dial(server, tls):
                 assert not self.is_open

@@ -6,8 +6,9 @@ import pytest
 from support.procedures import STEP_S, MemoryServer
 
 from jetspark.core.backoff import Backoff
+from jetspark.core.step_runner import ReadClock, Sleep
 from jetspark.errors import ConnectionLost, MessageNotFound, RequestTimeout
-from jetspark.publish.steps import Procedure, RandomPause, ReadClock
+from jetspark.publish.steps import Procedure
 from jetspark.state.patience import PAUSE, Attempts, Persistence
 
 
@@ -98,7 +99,7 @@ def test_an_error_that_does_not_pass_in_time_is_the_reason_that_is_raised() -> N
 def test_a_pause_is_as_long_as_the_rule_says_and_progress_begins_the_time_anew() -> None:
     persistence, server = Persistence(1.0), MemoryServer(0.0, None)
     waits: list[float] = []
-    server.before_step = lambda step: waits.append(step.seconds) if isinstance(step, RandomPause) else None
+    server.before_step = lambda step: waits.append(step.seconds) if isinstance(step, Sleep) else None
     server.run(persistence.progress())
     assert server.now == STEP_S
     server.run(persistence.pause(ConnectionLost("gone")))

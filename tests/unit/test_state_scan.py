@@ -200,7 +200,7 @@ def test_of_a_range_that_is_all_there_the_stream_is_asked_once(
         stream = Counted(100)
         stream.retention = retention
         assert stream.read(RangeScan(part(10, end, is_earliest=is_earliest))) == list(range(10, end))
-        assert [stream.steps.count(each) for each in ("STREAM.INFO", "STREAM.MSG.GET", "Pause")] == [1, 0, 0]
+        assert [stream.steps.count(each) for each in ("STREAM.INFO", "STREAM.MSG.GET", "Sleep")] == [1, 0, 0]
 
 
 def test_gaps_matter_only_where_everything_was_promised() -> None:
@@ -412,7 +412,7 @@ def test_a_full_batch_of_direct_gets_is_followed_by_another_without_a_pause(monk
     stream = Counted(100)
     stream.retention = "workqueue"
     assert stream.read(RangeScan(part(1, 101))) == list(range(1, 101))
-    assert stream.steps.count("Pause") == 0
+    assert stream.steps.count("Sleep") == 0
 
 
 def test_another_stream_of_the_same_name_is_not_read() -> None:

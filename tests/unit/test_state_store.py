@@ -13,6 +13,7 @@ from support.folds import Rows, chained, fold_into
 from support.procedures import MemoryBucket
 
 from jetspark.core.message import CoreMessage
+from jetspark.core.step_runner import Sleep
 from jetspark.errors import (
     BatchInDoubt,
     ConfigError,
@@ -26,7 +27,7 @@ from jetspark.errors import (
     UsageError,
     WrongLastSequence,
 )
-from jetspark.jetstream.operations import Pause, Request
+from jetspark.jetstream.operations import Request
 from jetspark.publish.fast_options import Refusal
 from jetspark.publish.steps import AskMany, IngestAll, IngestReport, PublishEach
 from jetspark.state.changes import Change, Current, Outcome
@@ -218,7 +219,7 @@ def test_every_attempt_asks_for_the_connection() -> None:
     assert bucket.steps.count("Connect") == 2
     bucket.steps.clear()
     bucket.run(store("b", [Change("a", b"1")]))
-    assert (bucket.steps.count("Connect"), bucket.steps.count("RandomPause")) == (2, 0)
+    assert (bucket.steps.count("Connect"), bucket.steps.count("Sleep")) == (2, 0)
 
 
 def test_a_mirror_is_read_and_not_written() -> None:
@@ -262,7 +263,7 @@ def test_the_time_begins_anew_with_every_change_that_is_stored(is_batched: bool)
     bucket._ingest, bucket._publish_one = ingest, publish_one  # type: ignore[method-assign]
     changes = [Change(str(number), b"1") for number in range(12)]
     assert bucket.run(store("b", changes, patience_s=1.0)) == Outcome(written=12)
-    assert bucket.steps.count("RandomPause") == 11
+    assert bucket.steps.count("Sleep") == 11
     assert len(bucket.log) == 12
 
 
@@ -356,7 +357,7 @@ def test_a_change_that_is_refused_though_the_key_looks_as_expected_is_sent_again
     bucket.put("a", b"0")
     refuse_once(bucket)
     assert bucket.run(store("b", [Change("a", b"1", sequence=1, revision=1)])) == Outcome(written=1)
-    assert (bucket.steps.count("IngestAll"), bucket.steps.count("RandomPause")) == (2, 1)
+    assert (bucket.steps.count("IngestAll"), bucket.steps.count("Sleep")) == (2, 1)
     assert not any("MSG.GET" in request for request in bucket.requests)  # the replica will have it in a moment
 
 
@@ -371,7 +372,7 @@ def test_a_replica_that_says_nothing_is_asked_for_something_that_must_be_there()
         "STREAM.MSG.GET.KV_b",
         "DIRECT.GET.KV_b",
     ]
-    assert bucket.steps.count("Pause") == 1
+    assert bucket.steps.count("Sleep") == 1
 
 
 @pytest.mark.parametrize("is_mirror", [True, False])
@@ -390,7 +391,7 @@ def test_an_answer_of_the_past_is_asked_for_again_and_in_the_end_the_leader_is_a
     assert len(asked) == (4 if is_mirror else 1)  # three keys and a witness; or the witness
     bucket.lag = lambda: 1
     assert bucket.run(load("b", ["k0", "k1", "never"])) == right
-    assert bucket.steps.count("Pause") < 20
+    assert bucket.steps.count("Sleep") < 20
 
 
 def test_what_was_seen_or_written_once_is_never_unseen() -> None:
@@ -520,9 +521,9 @@ def test_a_key_that_must_be_there_and_was_removed_is_replaced_by_another(caplog:
     with caplog.at_level("INFO", "jetspark.state"):
         assert bucket.run(target.load_all(["never"])) == {}
     assert "bucket b: who answers is behind 1: the leader is asked" in caplog.text
-    pauses = bucket.steps.count("Pause")
+    pauses = bucket.steps.count("Sleep")
     assert bucket.run(target.load_all(["never"])) == {}
-    assert bucket.steps.count("Pause") == pauses
+    assert bucket.steps.count("Sleep") == pauses
 
 
 def test_the_revisions_of_a_batch_with_a_refusal_are_not_guessed() -> None:
@@ -575,7 +576,7 @@ def test_a_bucket_that_was_emptied_has_nothing_and_that_is_no_replica_behind() -
     bucket.log.clear()
     for _ in range(3):
         assert bucket.run(target.load_all(["a"])) == {}
-    assert bucket.steps.count("Pause") < 10
+    assert bucket.steps.count("Sleep") < 10
     bucket.put("a", b"2")
     assert set(bucket.run(target.load_all(["a"]))) == {"a"}
 
@@ -620,8 +621,8 @@ def test_the_newest_are_written_and_the_others_counted_over_all_rounds() -> None
         "beyond": (b"0", 9),
         "new": (b"1", 5),
     }
-    sending = [step for step in bucket.steps if step in ("IngestAll", "RandomPause")]
-    assert sending == ["IngestAll", "RandomPause", "IngestAll"]
+    sending = [step for step in bucket.steps if step in ("IngestAll", "Sleep")]
+    assert sending == ["IngestAll", "Sleep", "IngestAll"]
     # What was known is not asked for; after the lost race it is: once for the conflict, once for the next round.
     assert bucket.steps.count("AskMany") == 2
 
@@ -735,7 +736,7 @@ def test_a_fold_that_loses_one_race_folds_that_key_again_and_counts_everything_o
         if isinstance(step, AskMany):
             assert isinstance(step.answers, Lookup)
             asked.append(list(step.answers.left))
-        if isinstance(step, Pause):
+        if isinstance(step, Sleep):
             pauses.append(step.seconds)
         if isinstance(step, IngestAll) and wins:
             wins -= 1

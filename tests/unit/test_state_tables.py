@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from support.tables import CREATED, MemoryTable
 
+from jetspark.core.step_runner import Sleep
 from jetspark.errors import ConfigError, ConnectionLost, ConsumerNotFound, StreamRecreated
 from jetspark.jetstream.acks import AckableMessage
-from jetspark.jetstream.operations import Pause, Request
+from jetspark.jetstream.operations import Request
 from jetspark.publish.steps import Connect, Pull
 from jetspark.state.deliveries import count_up_to, delivery
 from jetspark.state.scan import SILENCE_S
@@ -208,7 +209,7 @@ def test_a_snapshot_waits_for_a_replica_that_is_behind_what_the_leader_has() -> 
         table.hidden = hidden
 
         def catch_up(step: object) -> None:
-            if isinstance(step, Pause):
+            if isinstance(step, Sleep):
                 table.hidden -= 1
 
         table.before_step = catch_up
@@ -282,7 +283,7 @@ def test_a_snapshot_does_not_end_within_a_transaction() -> None:
     table.put("b", *HALF)
 
     def commit(step: object) -> None:
-        if isinstance(step, Pause) and table.last == 2:
+        if isinstance(step, Sleep) and table.last == 2:
             table.put("c", *WHOLE)
 
     table.before_step = commit

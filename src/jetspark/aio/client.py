@@ -17,6 +17,7 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.link_calls import ask, drain_all, until_done, when_there_is_room
 from jetspark.aio.message import Message
 from jetspark.aio.publisher import WindowedPublisher
+from jetspark.aio.step_runner import run_steps
 from jetspark.aio.subscription import Callback, Subscription, subscribe
 from jetspark.aio.transport import DriverAuth, Link
 from jetspark.core import closing
@@ -33,7 +34,7 @@ from jetspark.core.numbers import check_timeout, timeout_of, whole
 from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import Server
 from jetspark.core.requests import Collector
-from jetspark.core.step_runner import Course
+from jetspark.core.step_runner import StepRun
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout
 from jetspark.jetstream.operations import Api, api_prefix
@@ -324,20 +325,10 @@ class Client(ClientBase):
         if not self._closing.begin():
             await self._closing.wait(deadline)
             return
-        course = Course(steps)
         try:
-            while True:
-                with self._link.lock:
-                    step = course.next_step()
-                if step is None:
-                    break
-                try:
-                    course.answer = await self._perform(step, deadline)
-                except JetSparkError as error:
-                    course.problem = error
+            await run_steps(StepRun(steps), lambda step: self._perform(step, deadline), lock=self._link.lock)
         finally:
             self._closing.end()
-            course.close()
 
     async def _perform(self, step: closing.Step, deadline: float) -> Any:
         may_wait, left_s = self._link.may_wait(), max(0.0, deadline - self._link.now())

@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, TypeVar, Unpack
 from jetspark.aio import clock
 from jetspark.aio.message import Message
 from jetspark.aio.publisher import WindowedPublisher
+from jetspark.aio.step_runner import run_steps
 from jetspark.aio.subscription import Subscription, subscribe
 from jetspark.aio.transport import Link
 from jetspark.core.connection import Connection
 from jetspark.core.link import new_inbox
 from jetspark.core.numbers import timeout_of
+from jetspark.core.step_runner import Sleep, StepRun
 from jetspark.core.subscription import SubscriptionKind
 from jetspark.errors import ConnectionClosed, NoResponders, RequestTimeout
 from jetspark.jetstream.errors import unavailable
-from jetspark.jetstream.operations import Api, Deadline, Operation, Pause, Request
+from jetspark.jetstream.operations import Api, Deadline, Operation, Request
 from jetspark.jetstream.ordered import Patience
 
 if TYPE_CHECKING:
@@ -61,24 +63,12 @@ class DriverContext:
     async def run(self, operation: Operation[T], timeout: float | None = None, *, for_each: bool = False) -> T:
         """Run an operation; all its requests together have ``timeout`` seconds, or with ``for_each`` every one."""
         deadline = Deadline(timeout_of(timeout, self.timeout_s), for_each=for_each)
-        try:
-            step = next(operation)
-            while True:
-                try:
-                    answer = await self.perform(step, deadline)
-                except BaseException as error:
-                    # The operation knows what this means for what it asked; most just let it rise.
-                    step = operation.throw(error)
-                else:
-                    step = operation.send(answer)
-        except StopIteration as finished:
-            result: T = finished.value
-            return result
+        return await run_steps(StepRun(operation), lambda step: self.perform(step, deadline))
 
-    async def perform(self, step: Request | Pause, deadline: Deadline) -> Message:
+    async def perform(self, step: Request | Sleep, deadline: Deadline) -> Message:
         """Do one step of an operation."""
-        if isinstance(step, Pause):
-            await clock.sleep(step.seconds)
+        if isinstance(step, Sleep):
+            await clock.sleep(step.draw_s(clock.rng().random))
             return NOTHING
         timeout = deadline.begin(step, clock.now())
         try:

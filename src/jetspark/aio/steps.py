@@ -12,10 +12,12 @@ from jetspark.aio.context import DriverContext, context_of
 from jetspark.aio.fast import FastBatch
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.source import Source
+from jetspark.aio.step_runner import run_steps
 from jetspark.aio.subscription import next_some
 from jetspark.core.headers import decode
+from jetspark.core.step_runner import ReadClock, Sleep, StepRun
 from jetspark.errors import ConnectionClosed, JetSparkError
-from jetspark.jetstream.operations import Api, Deadline, Pause, Request
+from jetspark.jetstream.operations import Api, Deadline, Request
 from jetspark.jetstream.ordered import CLEAN_UP_TIMEOUT_S
 from jetspark.jetstream.publishing import publish_headers
 from jetspark.publish.fast_options import FastBatchOptions
@@ -30,8 +32,6 @@ from jetspark.publish.steps import (
     Procedure,
     PublishEach,
     Pull,
-    RandomPause,
-    ReadClock,
     Step,
     meaning,
 )
@@ -49,11 +49,9 @@ class ProcedureRunner:
         self._context = None if js is None else context_of(js)
         self._renew = renew
         self._meaning = partial(meaning, renews=renew is not None)
-        self._rng = clock.rng()
         self._ways: dict[type[Any], Callable[[Any], Awaitable[Any]]] = {
             Request: self._ask,
-            Pause: lambda step: clock.sleep(step.seconds),
-            RandomPause: lambda step: clock.sleep(step.seconds * self._rng.uniform(0.5, 1.0)),
+            Sleep: lambda step: clock.sleep(step.draw_s(clock.rng().random)),
             ReadClock: self._now,
             Connect: self._connect,
             AskMany: self._ask_many,
@@ -65,19 +63,7 @@ class ProcedureRunner:
         }
 
     async def run(self, procedure: Procedure[T]) -> T:
-        try:
-            step = next(procedure)
-            while True:
-                try:
-                    answer = await self._perform(step)
-                except BaseException as error:
-                    # The procedure knows what this means for what it asked.
-                    step = procedure.throw(error)
-                else:
-                    step = procedure.send(answer)
-        except StopIteration as finished:
-            result: T = finished.value
-            return result
+        return await run_steps(StepRun(procedure), self._perform)
 
     async def pieces(self, reading: Pieces) -> AsyncGenerator[list[Any], None]:
         """Read to the end, and close the reading however the loop is left."""

@@ -7,11 +7,12 @@ import inspect
 import logging
 import math
 import os
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from ipaddress import ip_address
 from typing import Any, TypeAlias, cast
 
+from jetspark.aio.step_runner import run_steps
 from jetspark.aio.waiter import Changed, Waiter
 from jetspark.core.auth import Auth
 from jetspark.core.connection import Connection
@@ -20,8 +21,8 @@ from jetspark.core.lifecycle import (
     AskSecret,
     AuthSource,
     Converse,
-    Delay,
     Dial,
+    Establishing,
     Hangup,
     Step,
     UpgradeToTLS,
@@ -29,7 +30,7 @@ from jetspark.core.lifecycle import (
 )
 from jetspark.core.link import READ_BYTES, InterruptGuard, time_left_s
 from jetspark.core.options import TLSConfig
-from jetspark.core.step_runner import Course
+from jetspark.core.step_runner import Sleep, StepRun
 from jetspark.core.tls import describe_error, tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
@@ -238,26 +239,21 @@ class Link:
             self._arm_timer()
         self.settle()
 
-    async def _perform_all(self, steps: Generator[Step, Any, None]) -> None:
-        course = Course(steps)
+    async def _perform_all(self, steps: Establishing) -> None:
         try:
-            while (step := course.next_step()) is not None:
-                self.settle()  # an attempt that failed is told before the next
-                if self.connection.is_closed:
-                    raise ConnectionLost("closed while connecting")
-                try:
-                    course.answer = await self._perform(step)
-                except Exception as error:  # establish() decides which errors end an attempt and which end it all
-                    course.problem = error
+            await run_steps(StepRun(steps), self._perform)
         except asyncio.CancelledError:
             self.connection.end("cancelled")
             self._hang_up()
             raise
 
     async def _perform(self, step: Step) -> Any:
+        self.settle()  # an attempt that failed is reported before the next
+        if self.connection.is_closed:
+            raise ConnectionLost("closed while connecting")
         timeout_s = self.connection.options.connect_timeout_s
         match step:
-            case Delay(seconds):
+            case Sleep(seconds):
                 await asyncio.sleep(seconds)
             case Hangup():
                 self._hang_up()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from jetspark.batcher.effects import Now, Steps, Write
+from jetspark.batcher.effects import SinkSteps, Write
 from jetspark.batcher.retry import IsRetryable
 from jetspark.core.numbers import seconds_above_0, whole
+from jetspark.core.step_runner import ReadClock
 from jetspark.errors import CircuitOpen
 
 __all__ = ["Circuit", "CircuitState"]
@@ -81,8 +82,8 @@ class Circuit:
         self._generation += 1
         self._is_trying = False
 
-    def write(self, batch: Sequence[Any], judge: IsRetryable) -> Steps:
-        generation = self.enter((yield Now()))
+    def write(self, batch: Sequence[Any], judge: IsRetryable) -> SinkSteps:
+        generation = self.enter((yield ReadClock()))
         try:
             yield Write(batch)
         except BaseException as error:
@@ -91,6 +92,6 @@ class Circuit:
             if isinstance(error, Exception) and not judge(error):
                 self.on_nothing(generation)
             else:
-                self.on_failure(generation, (yield Now()))
+                self.on_failure(generation, (yield ReadClock()))
             raise
         self.on_success(generation)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from jetspark.batcher.effects import Steps, WallTime, Write, WriteDeadLetters
+from jetspark.batcher.effects import SinkSteps, WallTime, Write, WriteDeadLetters
 from jetspark.batcher.retry import IsRetryable
 
 __all__ = ["DeadLetter", "DeadLetters"]
@@ -35,7 +35,7 @@ class DeadLetters:
     when: IsRetryable | None
     split: bool
 
-    def write(self, batch: Sequence[Any], judge: IsRetryable) -> Steps:
+    def write(self, batch: Sequence[Any], judge: IsRetryable) -> SinkSteps:
         pieces = [list(batch)]
         dead: list[DeadLetter[Any]] = []
         first: Exception | None = None

@@ -6,7 +6,7 @@ driver (:mod:`jetspark.batcher.aio.sinks`, :mod:`jetspark.batcher.blocking.sinks
     yield Write(batch)                 the wrapped sink has written it
     yield WriteDeadLetters(records)    the sink for dead letters has written them
     yield Sleep(seconds)               that much time has passed
-    yield Now()                        -> seconds of a clock that never goes back
+    yield ReadClock()                  -> seconds of a clock that never goes back
     yield WallTime()                   -> seconds since 1970
     yield Random()                     -> a random number in [0, 1)
     yield Notify(written)              the observer was told
@@ -22,15 +22,17 @@ A batch belongs to the sink while it writes, so a wrapper that needs the items a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from jetspark.core.step_runner import ReadClock, Sleep, Steps
 
 if TYPE_CHECKING:
     from jetspark.batcher.dead_letters import DeadLetter
     from jetspark.batcher.metered import Written
 
-__all__ = ["Call", "Notify", "Now", "Random", "Sleep", "Step", "Steps", "WallTime", "Write", "WriteDeadLetters"]
+__all__ = ["Call", "Notify", "Random", "SinkSteps", "Step", "WallTime", "Write", "WriteDeadLetters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +43,6 @@ class Write:
 @dataclass(frozen=True, slots=True)
 class WriteDeadLetters:
     records: list[DeadLetter[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Sleep:
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Now:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,5 +65,5 @@ class Call:
     call: Callable[[], Any]
 
 
-Step: TypeAlias = Write | WriteDeadLetters | Sleep | Now | WallTime | Random | Notify | Call
-Steps: TypeAlias = Generator[Step, Any, None]
+Step: TypeAlias = Write | WriteDeadLetters | Sleep | ReadClock | WallTime | Random | Notify | Call
+SinkSteps: TypeAlias = Steps[Step, None]

@@ -12,14 +12,15 @@ refused as a whole, so it is found out which ids those are, and the others are s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
-from jetspark.batcher.effects import Call, Now, Sleep, Step, Steps
+from jetspark.batcher.effects import Call, SinkSteps, Step
 from jetspark.core.connection import Connection
 from jetspark.core.headers import Headers, HeadersLike
 from jetspark.core.numbers import check_timeout, seconds, whole
+from jetspark.core.step_runner import ReadClock, Sleep, Steps
 from jetspark.core.subjects import validate_subject
 from jetspark.errors import (
     BatchCutShort,
@@ -191,7 +192,7 @@ class Ingest(Generic[T]):
         self._under_way = 0
         self._is_closed = False
 
-    def write(self, batch: Sequence[T]) -> Steps:
+    def write(self, batch: Sequence[T]) -> SinkSteps:
         items = yield Call(partial(self._messages.blocks, batch))
         if not items:
             return
@@ -217,7 +218,7 @@ class Ingest(Generic[T]):
         finally:
             self._under_way -= 1
 
-    def _usable(self) -> Generator[Step, Any, Any]:
+    def _usable(self) -> Steps[Step, Any]:
         """The publisher, or a new one when it gave up: those whose messages it still had were told."""
         if self._is_closed:
             raise UsageError("the sink is closed; make another one")
@@ -231,7 +232,7 @@ class Ingest(Generic[T]):
             self.publisher = yield Call(self._make)
         return self.publisher
 
-    def close(self, timeout: float | None) -> Steps:
+    def close(self, timeout: float | None) -> SinkSteps:
         self._is_closed = True
         publisher = self.publisher
         if publisher is not None:
@@ -280,7 +281,7 @@ class Atomic(Generic[T]):
     def _connection(self) -> Connection:
         return self._connection_of(self._js)
 
-    def write(self, batch: Sequence[T]) -> Steps:
+    def write(self, batch: Sequence[T]) -> SinkSteps:
         items = yield Call(partial(self._messages.plain, batch))
         yield Call(partial(check, self._connection, items))
         stored = 0
@@ -301,7 +302,7 @@ class Atomic(Generic[T]):
             else:
                 stored += len(part)
 
-    def _store(self, part: list[Item]) -> Steps:
+    def _store(self, part: list[Item]) -> SinkSteps:
         missing = _without_repeats(part)
         for last_round in range(ROUNDS, 0, -1):
             try:
@@ -313,7 +314,7 @@ class Atomic(Generic[T]):
             if not missing:
                 return  # this write, or one with the same items, was stored before
 
-    def _commit(self, part: list[Item]) -> Steps:
+    def _commit(self, part: list[Item]) -> SinkSteps:
         """One atomic batch. What this raises means that nothing of it is stored, unless it is ``BatchInDoubt``."""
         batch = self._js.atomic_batch(timeout=self._timeout_s)._enter()
         try:
@@ -350,22 +351,22 @@ class Atomic(Generic[T]):
         level = facts_of(self._connection.info).level
         return level is not None and level >= END_OF_BATCH.level  # who is not known to know it is not asked
 
-    def _resolve(self, batch: Any, doubt: BatchInDoubt) -> Steps:
+    def _resolve(self, batch: Any, doubt: BatchInDoubt) -> SinkSteps:
         """Returns when it is stored."""
-        began = yield Now()
+        began = yield ReadClock()
         while True:
             try:
                 outcome = yield Call(batch.resolve)
                 break
             except BatchInDoubt as error:
                 # With a cause the stream did not answer, which may pass. Otherwise it cannot be known any more.
-                if error.__cause__ is None or (yield Now()) - began > self._doubt_s:
+                if error.__cause__ is None or (yield ReadClock()) - began > self._doubt_s:
                     raise
             yield Sleep(RESOLVE_PAUSE_S)
         if outcome != "stored":
             raise BatchCutShort(batch.id, 0, "its commit was not answered, and had no effect") from doubt.__cause__
 
-    def _unknown(self, part: list[Item]) -> Generator[Step, Any, list[Item]]:
+    def _unknown(self, part: list[Item]) -> Steps[Step, list[Item]]:
         """Those whose ids the stream does not know.
 
         The server compares the ids of an atomic batch before it compares what the batch expects. So a batch of one
@@ -374,7 +375,7 @@ class Atomic(Generic[T]):
         (A plain message is no such oracle: nats-server 2.15 looks at its expectation first.) All are sent before the
         first is answered, because each takes a millisecond or two on file storage.
         """
-        began = yield Now()
+        began = yield ReadClock()
         waiting, missing = list(range(len(part))), list[int]()
         while waiting:
             name = self._js.atomic_batch().id
@@ -393,7 +394,7 @@ class Atomic(Generic[T]):
                     missing.append(index)
                 except TooManyBatches as error:  # others have all places for the moment
                     turned_away.append(index)
-                    if (yield Now()) - began > self._doubt_s:
+                    if (yield ReadClock()) - began > self._doubt_s:
                         failure = error
                 except Exception as error:
                     failure = error

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from jetspark.batcher.effects import Notify, Now, Steps, Write
+from jetspark.batcher.effects import Notify, SinkSteps, Write
+from jetspark.core.step_runner import ReadClock
 
 __all__ = ["Meter", "Observer", "SinkStats", "Written"]
 
@@ -66,17 +67,17 @@ class Meter:
             seconds_max=self._seconds_max,
         )
 
-    def write(self, batch: Sequence[Any]) -> Steps:
+    def write(self, batch: Sequence[Any]) -> SinkSteps:
         items = len(batch)
-        began = yield Now()
+        began = yield ReadClock()
         self._in_progress += 1
         try:
             yield Write(batch)
         except BaseException as error:
-            written = self._finish(items, (yield Now()) - began, error)
+            written = self._finish(items, (yield ReadClock()) - began, error)
             yield Notify(written)
             raise
-        yield Notify(self._finish(items, (yield Now()) - began, None))
+        yield Notify(self._finish(items, (yield ReadClock()) - began, None))
 
     def _finish(self, items: int, seconds: float, error: BaseException | None) -> Written:
         self._in_progress -= 1

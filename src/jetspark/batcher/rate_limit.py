@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jetspark.batcher.effects import Now, Sleep, Steps, Write
+from jetspark.batcher.effects import SinkSteps, Write
 from jetspark.core.numbers import rate, whole
+from jetspark.core.step_runner import ReadClock, Sleep
 
 __all__ = ["TokenBucket"]
 
@@ -40,9 +41,9 @@ class TokenBucket:
         """They were not used."""
         self._tokens = min(float(self.burst), self._tokens + count)
 
-    def write(self, batch: Sequence[Any]) -> Steps:
+    def write(self, batch: Sequence[Any]) -> SinkSteps:
         count = len(batch)
-        wait_s = self.take(count, (yield Now()))
+        wait_s = self.take(count, (yield ReadClock()))
         if wait_s > 0:
             try:
                 yield Sleep(wait_s)

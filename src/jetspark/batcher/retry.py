@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeAlias
 
-from jetspark.batcher.effects import Now, Random, Sleep, Steps, Write
+from jetspark.batcher.effects import Random, SinkSteps, Write
 from jetspark.core.backoff import Backoff
 from jetspark.core.numbers import seconds_above_0, share, whole
+from jetspark.core.step_runner import ReadClock, Sleep
 from jetspark.errors import CircuitOpen, ConfigError, JetSparkError
 
 __all__ = ["IsRetryable", "Retry", "is_retryable"]
@@ -88,9 +89,9 @@ class Retry:
         asked_s = getattr(error, "retry_in_s", None)
         return wait_s * (1 - self.jitter * chance) + (max(0.0, asked_s) if isinstance(asked_s, int | float) else 0.0)
 
-    def write(self, batch: Sequence[Any], judge: IsRetryable) -> Steps:
+    def write(self, batch: Sequence[Any], judge: IsRetryable) -> SinkSteps:
         items = list(batch)
-        began = yield Now()
+        began = yield ReadClock()
         for attempt in count(1):
             try:
                 yield Write(list(items))
@@ -99,6 +100,6 @@ class Retry:
                 if attempt == self.attempts or not judge(error):
                     raise
                 wait_s = self.wait_s(attempt, error, (yield Random()))
-                if (yield Now()) - began + wait_s > self.max_total_s:
+                if (yield ReadClock()) - began + wait_s > self.max_total_s:
                     raise
             yield Sleep(wait_s)

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, Unpack
 from jetspark.batcher.circuit import Circuit, CircuitState
 from jetspark.batcher.config import Clock, check_sink
 from jetspark.batcher.dead_letters import DeadLetters
-from jetspark.batcher.effects import Steps
+from jetspark.batcher.effects import SinkSteps
 from jetspark.batcher.jetstream_sinks import (
     DEFAULT_MAX_MESSAGES,
     Atomic,
@@ -102,7 +102,7 @@ class RetrySinkBase(WrapperBase[S]):
             jitter=jitter,
         )
 
-    def _steps(self, batch: Sequence[Any]) -> Steps:
+    def _steps(self, batch: Sequence[Any]) -> SinkSteps:
         return self._retry.write(batch, self.is_retryable)
 
 
@@ -133,7 +133,7 @@ class CircuitBreakerSinkBase(WrapperBase[S]):
         """``"closed"``, ``"open"`` or ``"half-open"``; an open one is closed by a write, not by time alone."""
         return self._circuit.state
 
-    def _steps(self, batch: Sequence[Any]) -> Steps:
+    def _steps(self, batch: Sequence[Any]) -> SinkSteps:
         return self._circuit.write(batch, self.is_retryable)
 
 
@@ -149,7 +149,7 @@ class RateLimitSinkBase(WrapperBase[S]):
         super().__init__(sink, None, clock)
         self._bucket = TokenBucket(items_per_s=items_per_s, burst=burst)
 
-    def _steps(self, batch: Sequence[Any]) -> Steps:
+    def _steps(self, batch: Sequence[Any]) -> SinkSteps:
         return self._bucket.write(batch)
 
 
@@ -181,7 +181,7 @@ class DeadLetterSinkBase(WrapperBase[S], Generic[S, D]):
         self._runner.dead_letters = dead_letters
         self._dead_letters = DeadLetters(when=when, split=split)
 
-    def _steps(self, batch: Sequence[Any]) -> Steps:
+    def _steps(self, batch: Sequence[Any]) -> SinkSteps:
         return self._dead_letters.write(batch, self.is_retryable)
 
 
@@ -200,7 +200,7 @@ class MeteredSinkBase(WrapperBase[S]):
         with self._runner.lock:
             return self._meter.stats()
 
-    def _steps(self, batch: Sequence[Any]) -> Steps:
+    def _steps(self, batch: Sequence[Any]) -> SinkSteps:
         return self._meter.write(batch)
 
 

@@ -18,6 +18,7 @@ from jetspark.blocking.jetstream import JetStream
 from jetspark.blocking.link_calls import ask, drain_all, until_done, when_there_is_room
 from jetspark.blocking.message import Message
 from jetspark.blocking.publisher import WindowedPublisher
+from jetspark.blocking.step_runner import run_steps
 from jetspark.blocking.subscription import Callback, Subscription, subscribe
 from jetspark.blocking.transport import DriverAuth, Link
 from jetspark.core import closing
@@ -34,7 +35,7 @@ from jetspark.core.numbers import check_timeout, timeout_of, whole
 from jetspark.core.options import ConnectOptions, TLSConfig
 from jetspark.core.reconnect import Server
 from jetspark.core.requests import Collector
-from jetspark.core.step_runner import Course
+from jetspark.core.step_runner import StepRun
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import BufferFull, JetSparkError, RequestTimeout
 from jetspark.jetstream.operations import Api, api_prefix
@@ -322,20 +323,10 @@ class Client(ClientBase):
         if not self._closing.begin():
             self._closing.wait(deadline)
             return
-        course = Course(steps)
         try:
-            while True:
-                with self._link.lock:
-                    step = course.next_step()
-                if step is None:
-                    break
-                try:
-                    course.answer = self._perform(step, deadline)
-                except JetSparkError as error:
-                    course.problem = error
+            run_steps(StepRun(steps), lambda step: self._perform(step, deadline), lock=self._link.lock)
         finally:
             self._closing.end()
-            course.close()
 
     def _perform(self, step: closing.Step, deadline: float) -> Any:
         may_wait, left_s = self._link.may_wait(), max(0.0, deadline - self._link.now())

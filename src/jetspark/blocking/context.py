@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, TypeVar, Unpack
 from jetspark.blocking import clock
 from jetspark.blocking.message import Message
 from jetspark.blocking.publisher import WindowedPublisher
+from jetspark.blocking.step_runner import run_steps
 from jetspark.blocking.subscription import Subscription, subscribe
 from jetspark.blocking.transport import Link
 from jetspark.core.connection import Connection
 from jetspark.core.link import new_inbox
 from jetspark.core.numbers import timeout_of
+from jetspark.core.step_runner import Sleep, StepRun
 from jetspark.core.subscription import SubscriptionKind
 from jetspark.errors import ConnectionClosed, NoResponders, RequestTimeout
 from jetspark.jetstream.errors import unavailable
-from jetspark.jetstream.operations import Api, Deadline, Operation, Pause, Request
+from jetspark.jetstream.operations import Api, Deadline, Operation, Request
 from jetspark.jetstream.ordered import Patience
 
 if TYPE_CHECKING:
@@ -62,24 +64,12 @@ class DriverContext:
     def run(self, operation: Operation[T], timeout: float | None = None, *, for_each: bool = False) -> T:
         """Run an operation; all its requests together have ``timeout`` seconds, or with ``for_each`` every one."""
         deadline = Deadline(timeout_of(timeout, self.timeout_s), for_each=for_each)
-        try:
-            step = next(operation)
-            while True:
-                try:
-                    answer = self.perform(step, deadline)
-                except BaseException as error:
-                    # The operation knows what this means for what it asked; most just let it rise.
-                    step = operation.throw(error)
-                else:
-                    step = operation.send(answer)
-        except StopIteration as finished:
-            result: T = finished.value
-            return result
+        return run_steps(StepRun(operation), lambda step: self.perform(step, deadline))
 
-    def perform(self, step: Request | Pause, deadline: Deadline) -> Message:
+    def perform(self, step: Request | Sleep, deadline: Deadline) -> Message:
         """Do one step of an operation."""
-        if isinstance(step, Pause):
-            clock.sleep(step.seconds)
+        if isinstance(step, Sleep):
+            clock.sleep(step.draw_s(clock.rng().random))
             return NOTHING
         timeout = deadline.begin(step, clock.now())
         try:

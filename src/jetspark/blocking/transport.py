@@ -31,21 +31,22 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 from jetspark.blocking.bell import Bell
 from jetspark.blocking.credentials import SecretAsking
+from jetspark.blocking.step_runner import run_steps
 from jetspark.blocking.waiter import LONGEST_SLEEP_S, Changed, Waiter
 from jetspark.blocking.watching import SocketWatch
 from jetspark.core.connection import Connection, Event
 from jetspark.core.dispatcher import Dispatcher
-from jetspark.core.lifecycle import AskSecret, Converse, Delay, Dial, Hangup, Step, UpgradeToTLS, establish
+from jetspark.core.lifecycle import AskSecret, Converse, Dial, Establishing, Hangup, Step, UpgradeToTLS, establish
 from jetspark.core.lifecycle import AuthSource as DriverAuth
 from jetspark.core.link import READ_BYTES, InterruptGuard, time_left_s
 from jetspark.core.link_sharing import LEASE_S, LINGER_S, Gathering, Passing, ReadingLease
 from jetspark.core.options import TLSConfig
-from jetspark.core.step_runner import Course
+from jetspark.core.step_runner import Sleep, StepRun
 from jetspark.core.tls import describe_error, tls_context
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout, UsageError
 
@@ -425,20 +426,8 @@ class Link:
         # A method, because another thread sets it: mypy takes what the loop above saw for what is still so.
         return self._is_closing
 
-    def _perform_all(self, steps: Generator[Step, Any, None], *, is_first: bool) -> None:
-        course = Course(steps)
-        while True:
-            with self.lock:
-                step = course.next_step()
-            if step is None:
-                break
-            self.settle()  # an attempt that failed is told before the next
-            if self._is_closing:
-                raise ConnectionLost("closed while connecting")
-            try:
-                course.answer = self._perform(step)
-            except Exception as error:  # establish() decides which errors end an attempt and which end it all
-                course.problem = error
+    def _perform_all(self, steps: Establishing, *, is_first: bool) -> None:
+        run_steps(StepRun(steps), self._perform, lock=self.lock)
         with self.lock:
             self.connection.on_time(time.monotonic())
             self.flush()
@@ -448,9 +437,12 @@ class Link:
             self._opened.set_result(None)
 
     def _perform(self, step: Step) -> Any:
+        self.settle()  # an attempt that failed is reported before the next
+        if self._is_closing:
+            raise ConnectionLost("closed while connecting")
         timeout_s = self.connection.options.connect_timeout_s
         match step:
-            case Delay(seconds):
+            case Sleep(seconds):
                 self._sleep(seconds)
             case Hangup():
                 self._hang_up()

@@ -7,12 +7,12 @@ closing is the last chance to tell.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from jetspark.core.connection import Connection
 from jetspark.core.options import ConnectOptions
+from jetspark.core.step_runner import Steps
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import (
     BufferFull,
@@ -47,7 +47,7 @@ class ReadUp:
 
 
 Step: TypeAlias = Confirm | AwaitAcks | ReadUp
-Ending: TypeAlias = Generator[Step, Any, None]
+Ending: TypeAlias = Steps[Step, None]
 
 
 def close(machine: Connection) -> Ending:

@@ -7,7 +7,7 @@ are the same code on both drivers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ from jetspark.core.auth import Auth, Credentials, NKey, Token, UserPassword
 from jetspark.core.connection import Connection, State
 from jetspark.core.options import TLSConfig
 from jetspark.core.reconnect import Server
+from jetspark.core.step_runner import Sleep, Steps
 from jetspark.core.tls import OUR_CERTIFICATE, describe_error, is_name_mismatch, is_plain_text
 from jetspark.errors import ConfigError, ConnectionLost, JetSparkError, RequestTimeout
 
@@ -22,8 +23,8 @@ __all__ = [
     "AskSecret",
     "AuthSource",
     "Converse",
-    "Delay",
     "Dial",
+    "Establishing",
     "Hangup",
     "Step",
     "UpgradeToTLS",
@@ -31,13 +32,6 @@ __all__ = [
 ]
 
 AuthSource: TypeAlias = Auth | Callable[[], Auth] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Delay:
-    """Wait this many seconds."""
-
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +69,15 @@ class AskSecret:
     source: Callable[[], Any]
 
 
-Step: TypeAlias = Delay | Dial | UpgradeToTLS | Converse | Hangup | AskSecret
+Step: TypeAlias = Sleep | Dial | UpgradeToTLS | Converse | Hangup | AskSecret
+Establishing: TypeAlias = Steps[Step, None]
 
 # What the world may throw at an attempt: refused, unreachable, timed out, bad certificate, not NATS, not welcome.
 # (ssl.SSLError and socket.gaierror are OSErrors; a user's secret function may raise anything it likes of these.)
 _ATTEMPT_ERRORS = (OSError, UnicodeError, JetSparkError)
 
 
-def establish(
-    connection: Connection, auth: AuthSource, tls: TLSConfig | None, *, is_first: bool
-) -> Generator[Step, Any, None]:
+def establish(connection: Connection, auth: AuthSource, tls: TLSConfig | None, *, is_first: bool) -> Establishing:
     """Try servers until a session is up.
 
     The first time each server gets one attempt, and failure is the caller's to handle. Later it goes on as long as
@@ -106,7 +99,7 @@ def establish(
             raise pool.exhausted()
         tried.add(server)
         if delay:
-            yield Delay(delay)
+            yield Sleep(delay)
         try:
             yield from _attempt(connection, server, auth, tls)
         except _ATTEMPT_ERRORS as error:
@@ -123,9 +116,7 @@ def establish(
             return
 
 
-def _attempt(
-    connection: Connection, server: Server, auth: AuthSource, tls: TLSConfig | None
-) -> Generator[Step, Any, None]:
+def _attempt(connection: Connection, server: Server, auth: AuthSource, tls: TLSConfig | None) -> Establishing:
     if tls is not None and tls.hostname is not None:
         names = [tls.hostname]
     else:
@@ -144,7 +135,7 @@ def _attempt(
 
 def _attempt_under_name(
     connection: Connection, server: Server, tls_name: str, auth: AuthSource, tls: TLSConfig | None
-) -> Generator[Step, Any, None]:
+) -> Establishing:
     yield from _greeting(connection, server, tls_name, tls)
     try:
         if connection.handshake.awaits_tls:
@@ -168,9 +159,7 @@ def _attempt_under_name(
         raise
 
 
-def _greeting(
-    connection: Connection, server: Server, tls_name: str, tls: TLSConfig | None
-) -> Generator[Step, Any, None]:
+def _greeting(connection: Connection, server: Server, tls_name: str, tls: TLSConfig | None) -> Establishing:
     tls_first = tls is not None and tls.handshake_first
     # Before dialling: the greeting may arrive before we are resumed.
     connection.begin(server, wants_tls=tls is not None, is_secure=tls_first)
@@ -192,7 +181,7 @@ def _greeting(
         ) from error
 
 
-def _secret(auth: AuthSource) -> Generator[Step, Any, Auth | None]:
+def _secret(auth: AuthSource) -> Steps[Step, Auth | None]:
     if not callable(auth):
         return auth
     try:

@@ -18,6 +18,7 @@ from jetspark.core.arguments import explained, flag, octets, texts, unfit
 from jetspark.core.backoff import Backoff
 from jetspark.core.headers import Headers, HeadersLike
 from jetspark.core.numbers import UINT64, seconds, whole
+from jetspark.core.step_runner import Sleep
 from jetspark.core.subjects import is_subset, matches, overlaps
 from jetspark.errors import (
     ConfigError,
@@ -46,7 +47,7 @@ from jetspark.jetstream.config import (
 )
 from jetspark.jetstream.features import LAST_GET, MESSAGE_TTL
 from jetspark.jetstream.info import PubAck, StoredMessage, StreamInfo
-from jetspark.jetstream.operations import DEFAULT_PREFIX, Api, Operation, Pause, message_query
+from jetspark.jetstream.operations import DEFAULT_PREFIX, Api, Operation, message_query
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.jetstream.publishing import Expect, publish, publish_headers
 
@@ -534,7 +535,7 @@ class Bucket:
         for number in range(1, STALE_READS + 1):
             if revision >= at_least:
                 break
-            yield Pause(STALE.wait_s(number))
+            yield Sleep(STALE.wait_s(number))
             revision, operation = yield from self._last(key, direct=True)
         if revision < at_least and operation == "put":
             return 0  # of a moment ago, or there again: the refusal of the write tells

@@ -1,5 +1,7 @@
-"""Every request to the JetStream API, written once. A generator yields what to ask and is resumed with the answer, or
-with the error there was instead; both drivers run them."""
+"""Every request to the JetStream API, written once as generators that both drivers run.
+
+:mod:`jetspark.core.step_runner` states the contract between a generator and its driver.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from jetspark.core.headers import HeadersLike
 from jetspark.core.info import ServerInfo
 from jetspark.core.message import CoreMessage
 from jetspark.core.numbers import UINT64, whole
+from jetspark.core.step_runner import Sleep
 from jetspark.core.subjects import MAX_SUBJECT_BYTES, ApiSubject, is_subject, validate_filter, validate_subject
 from jetspark.errors import (
     ConfigError,
@@ -44,7 +47,6 @@ __all__ = [
     "Api",
     "Deadline",
     "Operation",
-    "Pause",
     "Request",
     "api_prefix",
     "direct_get",
@@ -81,14 +83,8 @@ class Request:
     """Of a listing, whose length nobody knows before: the page that came is progress, and the time begins anew."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Wait this many seconds; what is sent back means nothing."""
-
-    seconds: float
-
-
-Operation: TypeAlias = Generator[Request | Pause, CoreMessage, T]
+# Steps, with the type of the only answer that an operation uses.
+Operation: TypeAlias = Generator[Request | Sleep, CoreMessage, T]
 
 
 class Deadline:
@@ -439,7 +435,7 @@ class Api:
         while (yield from self.consumer_info(stream, name)).config.pause_until != expected:
             if waited_s >= timeout_s:
                 raise RequestTimeout(f"pause of consumer {name!r} of stream {stream!r}", timeout_s)
-            yield Pause(APPLIED_PAUSE_S)
+            yield Sleep(APPLIED_PAUSE_S)
             waited_s += APPLIED_PAUSE_S
 
     def reset_consumer(self, stream: str, name: str, sequence: int | None) -> Operation[ConsumerInfo]:

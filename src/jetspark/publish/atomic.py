@@ -39,6 +39,7 @@ from jetspark.core.connection import Connection
 from jetspark.core.headers import Headers, HeadersLike, encode
 from jetspark.core.message import CoreMessage
 from jetspark.core.numbers import seconds_above_0, whole
+from jetspark.core.step_runner import Sleep
 from jetspark.core.subjects import matches, validate_filter
 from jetspark.errors import (
     BatchIncomplete,
@@ -58,7 +59,7 @@ from jetspark.errors import (
 from jetspark.jetstream import wire
 from jetspark.jetstream.features import ATOMIC_BATCH, END_OF_BATCH
 from jetspark.jetstream.info import PubAck
-from jetspark.jetstream.operations import Api, Operation, Pause, Request
+from jetspark.jetstream.operations import Api, Operation, Request
 from jetspark.jetstream.publishing import check_batch_id, read_pub_ack
 from jetspark.publish.atomic_resolve import IMPOSSIBLE, Doubt, find
 from jetspark.publish.outgoing import last_message, unsendable
@@ -589,7 +590,7 @@ class AtomicMachine:
             pause_s = RETRY.wait_s(failures) * (0.5 + self._jitter())
             if not is_first or not isinstance(error, TooManyBatches) or waited_s + pause_s > self._timeout_s:
                 raise error
-            yield Pause(pause_s)
+            yield Sleep(pause_s)
             waited_s += pause_s
 
     def _drop(self) -> Operation[None]:

@@ -31,11 +31,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from jetspark.codes import Code
+from jetspark.core.step_runner import Sleep
 from jetspark.core.subjects import matches
 from jetspark.errors import BatchInDoubt, MessageNotFound, ProtocolError
 from jetspark.jetstream import wire
 from jetspark.jetstream.info import PubAck, StoredMessage
-from jetspark.jetstream.operations import Api, Operation, Pause, Request
+from jetspark.jetstream.operations import Api, Operation, Request
 
 __all__ = ["IMPOSSIBLE", "Doubt", "find"]
 
@@ -89,7 +90,7 @@ def find(api: Api, doubt: Doubt) -> Operation[PubAck | None]:
         while _leader(info) == leader and not _is_settled(info, last_sequence, waited_s - fenced_s):
             if waited_s >= SETTLE_MAX_S:
                 raise BatchInDoubt(doubt.batch_id, f"the leader of {stream!r} does not hear from its replicas")
-            yield Pause(SETTLE_PAUSE_S)
+            yield Sleep(SETTLE_PAUSE_S)
             waited_s += SETTLE_PAUSE_S
             info = yield from _info(api, stream)
         if _leader(info) == leader:
@@ -103,7 +104,7 @@ def find(api: Api, doubt: Doubt) -> Operation[PubAck | None]:
         if leader:
             if waited_s >= SETTLE_MAX_S:
                 raise BatchInDoubt(doubt.batch_id, f"{stream!r} changes its leader again and again")
-            yield Pause(SETTLE_PAUSE_S)
+            yield Sleep(SETTLE_PAUSE_S)
             waited_s += SETTLE_PAUSE_S
         leader = _leader(info)
 
@@ -129,7 +130,7 @@ def _fence(doubt: Doubt) -> Operation[tuple[str, int] | None]:
             return None
         if number != Code.ATOMIC_TOO_MANY or waited_s >= doubt.timeout_s:
             break
-        yield Pause(SETTLE_PAUSE_S)
+        yield Sleep(SETTLE_PAUSE_S)
         waited_s += SETTLE_PAUSE_S
     stream = answer.get("stream")
     if error is None or not isinstance(stream, str) or number not in (Code.WRONG_LAST_SEQUENCE, Code.ATOMIC_DISABLED):

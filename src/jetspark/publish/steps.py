@@ -1,21 +1,20 @@
-"""Steps: what a procedure asks of the driver that runs it.
+"""Steps of procedures that publish many messages, collect many answers, or read through a pull consumer.
 
-A procedure is a generator, like the operations of :mod:`jetspark.jetstream.operations`, with more kinds of steps: it
-publishes many messages, gathers many answers, reads through a pull consumer, looks at the clock. It decides; the driver
-only does and waits, and sends back the answer that each step names, or throws the error there was instead. The runners
-are ``aio/steps.py`` and ``blocking/steps.py``.
+:mod:`jetspark.core.step_runner` states the contract between a procedure and its driver. The drivers are
+``aio/steps.py`` and ``blocking/steps.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from jetspark.core.message import CoreMessage
+from jetspark.core.step_runner import ReadClock, Sleep, Steps
 from jetspark.errors import ConnectionClosed, ConnectionLost, JetSparkError
 from jetspark.jetstream.info import ConsumerInfo
-from jetspark.jetstream.operations import Pause, Request
+from jetspark.jetstream.operations import Request
 from jetspark.jetstream.pull import Flow, Puller
 from jetspark.publish.fast_options import Refusal
 from jetspark.publish.outgoing import Item
@@ -33,8 +32,6 @@ __all__ = [
     "PublishEach",
     "Pull",
     "PullSource",
-    "RandomPause",
-    "ReadClock",
     "Step",
     "meaning",
 ]
@@ -48,18 +45,6 @@ class Connect:
 
     A runner that can make new connections makes one here, if the last one was closed for good.
     """
-
-
-@dataclass(frozen=True, slots=True)
-class ReadClock:
-    """The answer is the time on a clock that never goes back, in seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class RandomPause:
-    """Wait between half of this time and all of it: writers that met once would meet again after equal pauses."""
-
-    seconds: float
 
 
 class Answers(Protocol):
@@ -147,20 +132,10 @@ class ClosePull:
 
 
 Step: TypeAlias = (
-    Request
-    | Pause
-    | Connect
-    | ReadClock
-    | RandomPause
-    | AskMany
-    | IngestAll
-    | PublishEach
-    | OpenPull
-    | Pull
-    | ClosePull
+    Request | Sleep | ReadClock | Connect | AskMany | IngestAll | PublishEach | OpenPull | Pull | ClosePull
 )
 
-Procedure: TypeAlias = Generator[Step, Any, T]
+Procedure: TypeAlias = Steps[Step, T]
 
 
 class Pieces(Protocol):

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from jetspark.core.backoff import Backoff
+from jetspark.core.step_runner import ReadClock, Sleep
 from jetspark.errors import JetSparkError
-from jetspark.publish.steps import Procedure, RandomPause, ReadClock
+from jetspark.publish.steps import Procedure
 
 __all__ = ["PAUSE", "Attempts", "Persistence"]
 
@@ -71,7 +72,7 @@ class Persistence:
         if self._tell is not None and now >= self._tell_at:
             self._tell(reason)
             self._tell_at = now + TELL_EVERY_S
-        yield RandomPause(wait_s)
+        yield Sleep(wait_s, random_fraction=0.5)
 
     def attempt(self, act: Callable[[], Procedure[T]]) -> Procedure[T]:
         """Do something that may be done twice, again and again while its error may pass."""

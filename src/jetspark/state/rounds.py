@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from jetspark.core.step_runner import Sleep
 from jetspark.errors import Conflict
-from jetspark.jetstream.operations import Pause
 from jetspark.publish.steps import Procedure
 from jetspark.state.changes import Change, Current, Outcome
 from jetspark.state.store import StateBucket
@@ -112,7 +112,7 @@ def store_rounds(
                 left.setdefault(bucket.name, outcome.conflicts)
         if not left:
             return written
-        yield Pause(PAUSE_S * attempt)
+        yield Sleep(PAUSE_S * attempt)
         if attempt < MAX_ROUNDS:
             fold.repeat()
             yield from fold_pieces(buckets, fold, pieces())

@@ -28,6 +28,7 @@ from operator import attrgetter
 from typing import Any
 
 from jetspark.core.message import CoreMessage
+from jetspark.core.step_runner import ReadClock, Sleep
 from jetspark.core.subjects import matches
 from jetspark.errors import (
     ConfigError,
@@ -44,10 +45,10 @@ from jetspark.jetstream.config import ConsumerConfig, StreamConfig
 from jetspark.jetstream.direct_get import BATCH_MESSAGES, BatchGet
 from jetspark.jetstream.features import BATCH_GET
 from jetspark.jetstream.info import ConsumerInfo, StoredMessage, StreamInfo
-from jetspark.jetstream.operations import Api, Operation, Pause, Request, message_query
+from jetspark.jetstream.operations import Api, Operation, Request, message_query
 from jetspark.jetstream.pull import Ask, Flow, Puller, PullLimits, Wait
 from jetspark.jetstream.wire import time_text
-from jetspark.publish.steps import AskMany, ClosePull, Connect, OpenPull, Procedure, Pull, PullSource, ReadClock
+from jetspark.publish.steps import AskMany, ClosePull, Connect, OpenPull, Procedure, Pull, PullSource
 from jetspark.state.deliveries import MessagePlace, count_up_to, delivery
 
 __all__ = [
@@ -520,7 +521,7 @@ class RangeScan:
             raise RequestTimeout(what, self._timeout_s) from problem
         _logger.info("stream %s at sequence %d, beginning again: %s", stream, self._next, problem or "it is there")
         self._silence_s = min(2 * self._silence_s, self._timeout_s)
-        yield Pause(PAUSE_S)
+        yield Sleep(PAUSE_S)
 
     def _is_nothing_left(self) -> Procedure[bool]:
         """What the stream's leader says of the rest of the range."""

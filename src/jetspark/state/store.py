@@ -30,6 +30,7 @@ from functools import partial
 from itertools import islice
 
 from jetspark.codes import Code
+from jetspark.core.step_runner import ReadClock, Sleep
 from jetspark.errors import (
     BatchInDoubt,
     ConfigError,
@@ -46,9 +47,9 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import Bucket, check_bucket, check_key, check_keys, subject_of
-from jetspark.jetstream.operations import Api, Pause, message_query
+from jetspark.jetstream.operations import Api, message_query
 from jetspark.publish.outgoing import Item
-from jetspark.publish.steps import AskMany, Connect, IngestAll, IngestReport, Procedure, PublishEach, ReadClock
+from jetspark.publish.steps import AskMany, Connect, IngestAll, IngestReport, Procedure, PublishEach
 from jetspark.state.changes import (
     Change,
     Current,
@@ -319,7 +320,7 @@ class StateBucket:
                 if self._witness is None:
                     yield from self._find_witness()
                 elif (pause_s := next(pauses, None)) is not None:
-                    yield Pause(pause_s)
+                    yield Sleep(pause_s)
                 else:
                     return found + (yield from self._each_from_leader(left))
             fruitless = 0 if lookup.found or lookup.is_behind else fruitless + 1

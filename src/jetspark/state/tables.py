@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from jetspark.core.headers import readable
+from jetspark.core.step_runner import ReadClock, Sleep
 from jetspark.errors import ConfigError, ConsumerNotFound, JetSparkError, MessageNotFound, StreamRecreated
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import KVOperation, check_bucket, check_filter, operation_of, subject_of
-from jetspark.jetstream.operations import Api, Pause, message_query
-from jetspark.publish.steps import Connect, Procedure, ReadClock
+from jetspark.jetstream.operations import Api, message_query
+from jetspark.publish.steps import Connect, Procedure
 from jetspark.state.deliveries import delivery
 from jetspark.state.patience import Persistence
 from jetspark.state.scan import SILENCE_S, Head, Interrupted, Pulling, Range, RangeScan, head_of
@@ -247,7 +248,7 @@ class _Snapshot:
                 if now >= give_up_at:
                     _logger.warning("reading %s ends early: what it waited for did not come", self._bucket.stream)
                     return
-                yield Pause(CATCH_UP_PAUSE_S)
+                yield Sleep(CATCH_UP_PAUSE_S)
 
     def _take(self, messages: list[AckableMessage]) -> int:
         """How many are left behind these, as the last of them says."""

@@ -16,15 +16,16 @@ what is written.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from jetspark.core.connection import Connection, Done, Failed, Ready
 from jetspark.core.events import ConnectionEvent
-from jetspark.core.lifecycle import Converse, Delay, Dial, Hangup, Step, establish
+from jetspark.core.lifecycle import Converse, Dial, Hangup, Step, establish
 from jetspark.core.options import ConnectOptions
 from jetspark.core.reconnect import parse_servers
+from jetspark.core.step_runner import Sleep, StepRun
 from jetspark.errors import ConnectionLost, JetSparkError, RequestTimeout
 from jetspark.testing.network import Network, NetworkTimer, VirtualClock, Wire
 
@@ -52,7 +53,7 @@ class SimulatedLink:
         )
         self.listeners: list[Callable[[ConnectionEvent], None]] = []
         self.wire: Wire | None = None
-        self._steps: Generator[Step, Any, None] | None = None
+        self._steps: StepRun[Step, None] | None = None
         self._converse: Converse | None = None
         self._give_up: NetworkTimer | None = None
         self._timer: NetworkTimer | None = None
@@ -66,7 +67,7 @@ class SimulatedLink:
         """Begin to connect, and stay connected from then on."""
         if self.machine.is_closed:
             return
-        self._steps = establish(self.machine, None, None, is_first=not self._has_been_up)
+        self._steps = StepRun(establish(self.machine, None, None, is_first=not self._has_been_up))
         self.clock.after(0.0, self._advance)
 
     def close(self) -> None:
@@ -124,30 +125,30 @@ class SimulatedLink:
         steps = self._steps
         if steps is None:
             return
+        steps.error = problem
         try:
-            step = next(steps) if problem is None else steps.throw(problem)
-        except StopIteration:
-            self._up()
-            return
+            steps.advance()
         except JetSparkError:
             self._steps = None
             self.clock.after(CONNECT_AGAIN_S, self.open)
             return
-        match step:
-            case Delay(seconds):
+        match steps.step:
+            case None:
+                self._up()
+            case Sleep(seconds):
                 self.clock.after(seconds, self._advance)
             case Hangup():
                 self._hang_up()
                 self.clock.after(0.0, self._advance)
             case Dial():
                 self.clock.after(next(self.network.delays()), self._dial)
-            case Converse():
+            case Converse() as step:
                 self._converse = step
                 self._give_up = self.clock.after(self.machine.options.connect_timeout_s, self._out_of_patience)
                 self.flush()
                 self._look()
-            case _:
-                raise AssertionError(f"no part of the simulation: {step}")
+            case step:
+                raise AssertionError(f"not simulated: {step}")
 
     def _dial(self) -> None:
         if self._steps is None:

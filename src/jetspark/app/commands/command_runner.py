@@ -39,11 +39,12 @@ from jetspark.app.turns import DecidingPlaces, Turns
 from jetspark.core.arguments import explained
 from jetspark.core.events import ConnectionEvent, Disconnected, Reconnected
 from jetspark.core.numbers import seconds, whole
+from jetspark.core.step_runner import StepRun
 from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError, PermissionDenied, RequestTimeout, WorkersBusy
 from jetspark.jetstream.publishing import read_pub_ack
 
 if TYPE_CHECKING:
-    from jetspark.app.commands.deciding import CommandStep, CommandSteps
+    from jetspark.app.commands.deciding import CommandStep
     from jetspark.app.contracts.catalogue import Catalogue
     from jetspark.app.spec import AppSpec
 
@@ -94,7 +95,7 @@ class CommandRun(ABC):
         "wait_until",
     )
 
-    steps: CommandSteps[CommandReply]
+    steps: StepRun[CommandStep, CommandReply]
 
     def __init__(self, runner: CommandRunner, spec: CommandSpec, began: float, deadline: float) -> None:
         self._runner, self.spec, self.began, self.deadline = runner, spec, began, deadline
@@ -183,7 +184,6 @@ class CommandRunner:
             cache=BoundaryCache(options.cache_events),
             clock=utc_now,
             server_now=time.last_known,
-            random=rng.random,
             random_bits=rng.getrandbits,
             timers_of=app.name if app.has_timers else None,
         )
@@ -255,25 +255,28 @@ class CommandRunner:
 
     def _begin(self, run: CommandRun, request: CommandRequest) -> None:
         run.boundary = boundary = self._deciding.boundary(run.spec, request.command)
-        run.steps = self._deciding.run(run.spec, request, boundary)
+        run.steps = StepRun(self._deciding.run(run.spec, request, boundary))
         # A turn first, then a place: those that wait for one boundary must not hold the places of all the others.
         run.has_turn = self._turns.try_begin(boundary)
         run.has_place = run.has_turn and self._places.try_take()
         if run.has_place:
-            self._go_on(run, None)
+            self._go_on(run)
         else:
-            self._start_task(run, None)
+            self._start_task(run)
 
     # ---- without waiting ---------------------------------------------------------------------------------------
 
-    def _go_on(self, run: CommandRun, answer: Any) -> None:
-        """Do what can be done at once with the answer to the last step."""
+    def _go_on(self, run: CommandRun, answer: Any = None, error: Exception | None = None) -> None:
+        """Give the procedure the outcome of its last step, and send its next message, or start a task for the rest."""
+        steps = run.steps
+        steps.answer, steps.error = answer, error
         try:
-            step = run.steps.send(answer)
-            if type(step) is not Append or len(step.messages) > 1 or not self._send(run, step):
-                self._start_task(run, step)
-        except StopIteration as finished:
-            self._end(run, finished.value)
+            steps.advance()
+            step = steps.step
+            if step is None:
+                self._end(run, steps.result)
+            elif type(step) is not Append or len(step.messages) > 1 or not self._send(run, step):
+                self._start_task(run)
         except Exception as error:
             self._end(run, error)
         except BaseException:
@@ -315,7 +318,7 @@ class CommandRunner:
         try:
             outcome = self._store.judge(error)
         except Exception as fatal:
-            self._end(run, fatal)
+            self._go_on(run, error=fatal)
         else:
             self._go_on(run, outcome)
 
@@ -327,12 +330,12 @@ class CommandRunner:
 
     # ---- with waiting ------------------------------------------------------------------------------------------
 
-    def _start_task(self, run: CommandRun, step: CommandStep | None) -> None:
+    def _start_task(self, run: CommandRun) -> None:
         def over(task: asyncio.Task[None]) -> None:
             if not run.is_over:
                 self._leave(run)  # cancelled before its first step, it could not do that itself
 
-        self.spawn(self._work(run, step)).add_done_callback(over)
+        self.spawn(self._work(run)).add_done_callback(over)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something that has to wait; :meth:`close` ends it."""
@@ -341,7 +344,7 @@ class CommandRunner:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _work(self, run: CommandRun, step: CommandStep | None) -> None:
+    async def _work(self, run: CommandRun) -> None:
         outcome: Any = None
         try:
             async with asyncio.timeout_at(run.deadline):
@@ -351,8 +354,8 @@ class CommandRunner:
                 if not run.has_place:
                     await self._places.take()
                     run.has_place = True
-                if step is not None or run.is_wanted:
-                    outcome = await self._store.run(run.steps, step)
+                if run.steps.step is not None or run.is_wanted:
+                    outcome = await self._store.run(run.steps)
         except TimeoutError:
             # Nobody waits for an answer any more. Whether it was decided is told to those who ask again.
             outcome = RequestTimeout(f"command {run.spec.name!r}", self._loop.time() - run.began)

@@ -31,9 +31,9 @@ is remembered of another stream is forgotten, and a command that was about to be
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from jetspark.app.causes import Cause
 from jetspark.app.commands.boundaries import (
@@ -53,6 +53,7 @@ from jetspark.app.contracts.tokens import escape, text_of
 from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.timers import ended_by, firing_subject
 from jetspark.core.backoff import Backoff
+from jetspark.core.step_runner import Sleep, Steps
 from jetspark.core.subjects import matches
 from jetspark.errors import (
     BoundaryConflict,
@@ -75,7 +76,6 @@ __all__ = [
     "Deciding",
     "GuardedMessage",
     "LastMessage",
-    "PauseFor",
     "ReadLasts",
     "ReadSnapshot",
     "ReadStreamEnd",
@@ -201,15 +201,8 @@ class AppendUnknown:
     """No answer came; the messages may be stored, or arrive later."""
 
 
-@dataclass(frozen=True, slots=True)
-class PauseFor:
-    """Wait."""
-
-    seconds: float
-
-
-CommandStep: TypeAlias = ReadTail | ReadLasts | ReadStreamEnd | ReadSnapshot | Append | PauseFor
-CommandSteps: TypeAlias = Generator[CommandStep, Any, T]
+CommandStep: TypeAlias = ReadTail | ReadLasts | ReadStreamEnd | ReadSnapshot | Append | Sleep
+CommandSteps: TypeAlias = Steps[CommandStep, T]
 
 
 # ---- the procedure ---------------------------------------------------------------------------------------------------
@@ -222,8 +215,7 @@ class Deciding:
         stream: Its name, for errors.
         end: What it is now.
         clock: The time of day.
-        random: A number from 0 to 1.
-        random_bits: Such a number of random bits, for traces.
+        random_bits: Returns the given number of random bits, for traces.
         timers_of: The application whose timers commands set; None if it has none.
         server_now: The server's time of day, by which timers are due and commands are old; the clock's, if not given.
     """
@@ -238,14 +230,13 @@ class Deciding:
         projections: Mapping[str, ProjectionSpec],
         cache: BoundaryCache,
         clock: Callable[[], datetime.datetime],
-        random: Callable[[], float],
         random_bits: Callable[[int], int],
         timers_of: str | None = None,
         server_now: Callable[[], datetime.datetime] | None = None,
     ) -> None:
         self.stream = stream
         self.catalogue, self.projections, self.cache = catalogue, projections, cache
-        self.clock, self.server_now, self._random = clock, server_now or clock, random
+        self.clock, self.server_now = clock, server_now or clock
         self.encoder = DecisionEncoder(source, catalogue, timers_of, random_bits, self.server_now)
         self.encoder.know(end.subjects)
         self.known_end = 0
@@ -328,10 +319,6 @@ class Deciding:
             message.timestamp,
         )
 
-    def pause_s(self, failures: int) -> float:
-        """Between nothing and all of a wait that doubles: those who met once shall not meet again."""
-        return PAUSE.wait_s(failures) * self._random()
-
 
 def failed_by(spec: CommandSpec, method: str, error: BaseException) -> CommandFailed:
     """What the caller is told when a method of the command raised an error.
@@ -400,7 +387,8 @@ class _DecidingRun:
                 self._is_unknown |= isinstance(answer, AppendUnknown)
                 conflicts += isinstance(answer, AppendMoved) and answer.is_conflict
                 failures += 1
-                yield PauseFor(self._deciding.pause_s(failures))
+                # Up to all of the wait is random: writers that collided once would collide again after equal waits.
+                yield Sleep(PAUSE.wait_s(failures), random_fraction=1.0)
                 self._time = self._deciding.clock()
                 is_duplicate = isinstance(answer, AppendMoved) and answer.is_duplicate
                 if is_duplicate or not self._guards_stream:

@@ -9,8 +9,10 @@ import json
 import math
 from typing import Any
 
+from jetspark.aio import clock
 from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
+from jetspark.aio.step_runner import run_steps
 from jetspark.aio.stream import Stream
 from jetspark.app.commands.boundaries import SnapshotState, encode_state
 from jetspark.app.commands.command_spec import CommandReply
@@ -20,9 +22,7 @@ from jetspark.app.commands.deciding import (
     AppendMoved,
     AppendUnknown,
     CommandStep,
-    CommandSteps,
     LastMessage,
-    PauseFor,
     ReadLasts,
     ReadSnapshot,
     ReadStreamEnd,
@@ -35,6 +35,7 @@ from jetspark.app.projections.views import Views
 from jetspark.app.server_clock import server_clock
 from jetspark.codes import Code
 from jetspark.core.backoff import Backoff
+from jetspark.core.step_runner import Sleep, StepRun
 from jetspark.errors import (
     ConnectionClosed,
     DuplicateMessageId,
@@ -92,29 +93,20 @@ class CommandStore:
         self._folded_from: dict[str, datetime.datetime | None] = {}
         """Of a projection that was looked at: when the stream was made of whose events its states are."""
 
-    async def run(self, steps: CommandSteps[CommandReply], step: CommandStep | None = None) -> CommandReply:
-        """Do one step after the other, from ``step`` on, or from the first.
+    async def run(self, run: StepRun[CommandStep, CommandReply]) -> CommandReply:
+        """Run a procedure from its present step. Reads are repeated, without a limit, while their error may pass."""
+        return await run_steps(run, self._perform)
 
-        An append that failed is for the procedure to judge, all else is repeated.
-        """
-        try:
-            if step is None:
-                step = next(steps)
-            while True:
-                answer: Any = await (self._append(step) if isinstance(step, Append) else self._repeat(step))
-                step = steps.send(answer)
-        except StopIteration as finished:
-            reply: CommandReply = finished.value
-            return reply
-
-    async def _repeat(self, step: CommandStep) -> Any:
-        # Not logged: callers wait for a time of their own, and are told when that is over.
+    async def _perform(self, step: CommandStep) -> Any:
+        if isinstance(step, Append):
+            return await self._append(step)
+        # Not logged: the caller has a timeout of its own.
         return await patiently(lambda: self._read(step), patience_s=FOR_EVER_S, pause=PAUSE, on_wait=lambda error: None)
 
     async def _read(self, step: CommandStep) -> Any:
         match step:
-            case PauseFor(seconds):
-                return await asyncio.sleep(seconds)
+            case Sleep():
+                return await clock.sleep(step.draw_s(clock.rng().random))
             case ReadLasts(filters):
                 if len(filters) == 1:
                     return [await self._last(filters[0])]

@@ -46,6 +46,7 @@ from jetspark.app.patience import patiently
 from jetspark.app.stored_events import error_text
 from jetspark.app.topology.names import is_bookkeeping, partition_stream
 from jetspark.core.backoff import Backoff
+from jetspark.core.step_runner import ReadClock
 from jetspark.core.subjects import on_one_of
 from jetspark.errors import (
     ConnectionClosed,
@@ -55,7 +56,6 @@ from jetspark.errors import (
     StreamNotFound,
 )
 from jetspark.jetstream.acks import IN_PROGRESS
-from jetspark.publish.steps import ReadClock
 
 if TYPE_CHECKING:
     from jetspark.aio.stream_message import JetStreamMessage

@@ -29,7 +29,7 @@ from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import FINISH, HandlerMachine
 from jetspark.app.handlers.retry import Bury, Decided, WaitHere, WaitLong
 from jetspark.app.stored_events import FailureCause, LetterRef
-from jetspark.publish.steps import ReadClock
+from jetspark.core.step_runner import ReadClock
 
 __all__ = [
     "Acknowledge",

@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from jetspark.aio.step_runner import run_steps
 from jetspark.batcher.aio.clock import TimerClock
 from jetspark.batcher.config import Clock
 from jetspark.batcher.dead_letters import DeadLetter
-from jetspark.batcher.effects import Call, Notify, Now, Random, Sleep, Step, Steps, WallTime, Write, WriteDeadLetters
+from jetspark.batcher.effects import Call, Notify, Random, SinkSteps, Step, WallTime, Write, WriteDeadLetters
 from jetspark.batcher.files import LineFile, json_line
 from jetspark.batcher.metered import Observer
 from jetspark.batcher.sink_base import (
@@ -28,6 +29,7 @@ from jetspark.batcher.sink_base import (
     RateLimitSinkBase,
     RetrySinkBase,
 )
+from jetspark.core.step_runner import ReadClock, Sleep, StepRun
 
 __all__ = [
     "CircuitBreakerSink",
@@ -64,29 +66,15 @@ class Runner:
         self.lock = nullcontext()
         """Nobody else runs between two steps."""
 
-    async def run(self, steps: Steps) -> None:
-        result: Any = None
-        error: BaseException | None = None
-        try:
-            while True:
-                try:
-                    step = steps.send(result) if error is None else steps.throw(error)
-                except StopIteration:
-                    return
-                result = error = None
-                try:
-                    result = await self._do(step)
-                except BaseException as failure:
-                    error = failure
-        finally:
-            error = None  # or its traceback and this frame would keep each other
+    async def run(self, steps: SinkSteps) -> None:
+        await run_steps(StepRun(steps), self._do, lock=self.lock)
 
     async def _do(self, step: Step) -> Any:
         match step:
             case Write(batch):
                 assert self.sink is not None
                 await self.sink.write(batch)
-            case Now():
+            case ReadClock():
                 return self._now()
             case Sleep(seconds):
                 await self._sleep(seconds)
@@ -128,7 +116,7 @@ class _Writing(Generic[T]):
 
     _make_runner = Runner
     _runner: Runner
-    _steps: Callable[[Sequence[Any]], Steps]
+    _steps: Callable[[Sequence[Any]], SinkSteps]
 
     async def write(self, batch: Sequence[T], /) -> None:
         await self._runner.run(self._steps(batch))

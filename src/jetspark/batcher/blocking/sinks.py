@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 from jetspark.batcher.blocking.clock import WaitingClock
 from jetspark.batcher.config import Clock
 from jetspark.batcher.dead_letters import DeadLetter
-from jetspark.batcher.effects import Call, Notify, Now, Random, Sleep, Step, Steps, WallTime, Write, WriteDeadLetters
+from jetspark.batcher.effects import Call, Notify, Random, SinkSteps, Step, WallTime, Write, WriteDeadLetters
 from jetspark.batcher.files import LineFile, json_line
 from jetspark.batcher.metered import Observer
 from jetspark.batcher.sink_base import (
@@ -27,6 +27,8 @@ from jetspark.batcher.sink_base import (
     RateLimitSinkBase,
     RetrySinkBase,
 )
+from jetspark.blocking.step_runner import run_steps
+from jetspark.core.step_runner import ReadClock, Sleep, StepRun
 
 __all__ = [
     "CircuitBreakerSink",
@@ -62,30 +64,15 @@ class Runner:
         self.observe: Observer | None = None
         self.lock = threading.Lock()
 
-    def run(self, steps: Steps) -> None:
-        result: Any = None
-        error: BaseException | None = None
-        try:
-            while True:
-                try:
-                    with self.lock:
-                        step = steps.send(result) if error is None else steps.throw(error)
-                except StopIteration:
-                    return
-                result = error = None
-                try:
-                    result = self._do(step)
-                except BaseException as failure:
-                    error = failure
-        finally:
-            error = None  # or its traceback and this frame would keep each other
+    def run(self, steps: SinkSteps) -> None:
+        run_steps(StepRun(steps), self._do, lock=self.lock)
 
     def _do(self, step: Step) -> Any:
         match step:
             case Write(batch):
                 assert self.sink is not None
                 self.sink.write(batch)
-            case Now():
+            case ReadClock():
                 return self._now()
             case Sleep(seconds):
                 self._sleep(seconds)
@@ -124,7 +111,7 @@ class _Writing(Generic[T]):
 
     _make_runner = Runner
     _runner: Runner
-    _steps: Callable[[Sequence[Any]], Steps]
+    _steps: Callable[[Sequence[Any]], SinkSteps]
 
     def write(self, batch: Sequence[T], /) -> None:
         self._runner.run(self._steps(batch))
