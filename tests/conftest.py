@@ -26,6 +26,10 @@ pytest_plugins = ["pytest_jetspark", "support.fixtures"]
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# A shell starts what runs in its background with SIGINT ignored, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Spark starts with a quarter of the processor time, and no test is about its own speed.
 os.environ.setdefault("JDK_JAVA_OPTIONS", class_archive.java_options())
 # `test_spark_setup` has sessions that find their Python by themselves.
