@@ -149,7 +149,7 @@ def test_an_interrupted_demo_says_so_and_leaves_nothing_on_the_server_of_others(
     with demo(tmp_path, "--events", "30000", "--servers", others[0]) as run:
         run.read_until(stage)
         os.killpg(run.process.pid, number)  # as a terminal does it
-        assert run.end() == 128 + number
+        assert run.end() == 128 + number, run.output
         assert run.output.rstrip().endswith("interrupted")
         assert "Traceback" not in run.output
         assert run.left_behind() == []

@@ -29,6 +29,8 @@ from jetspark.errors import JetSparkError
 
 __all__ = ["DemoOptions", "run_demo"]
 
+# How long a signal that ended another process of the demo takes at the most to reach this one.
+SIGNAL_S = 0.1
 STAGES = (publish, fold_on_spark, fold_live, compare, replay_range, rebuild_beside_traffic, list_and_redrive)
 
 
@@ -67,9 +69,13 @@ async def _with_signals(options: DemoOptions, screen: Screen) -> int:
         return await work
     except asyncio.CancelledError:
         return _interrupted(screen, received)
-    except (JetSparkError, TimeoutError, OSError) as error:
-        if received:  # the same signal ended a process that a stage was waiting for
+    except Exception as error:
+        # A terminal signals every process of the demo. The end of one of them may be noticed before the signal is.
+        await asyncio.sleep(SIGNAL_S)
+        if received:
             return _interrupted(screen, received)
+        if not isinstance(error, JetSparkError | TimeoutError | OSError):
+            raise
         reason = str(error) or type(error).__name__
         if not screen.stage_name:  # no server, or one that must not be used: the error says what to do
             screen.line(reason, style="red")

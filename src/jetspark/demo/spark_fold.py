@@ -183,12 +183,16 @@ def _saying_to(log: Path, work: Callable[[], Any]) -> Any:
 
 def _end(spark: SparkSession) -> None:
     """Stop Spark, and wait until Java has ended: it removes its temporary folders then."""
+    from py4j.protocol import Py4JError
+
     gateway: Any = spark.sparkContext._gateway  # there is no public way to its process
     try:
         for query in spark.streams.active:
             query.stop()
         spark.stop()
         gateway.shutdown()
+    except (Py4JError, OSError):
+        pass  # Java is ending already: Ctrl-C or a closed terminal reaches every process of the demo
     finally:
         gateway.proc.stdin.close()  # Java ends with it
         try:
