@@ -672,7 +672,7 @@ def test_after_an_answer_nobody_listening_is_a_leader_being_elected(answer: dict
     _nobody_listens(peer, NOW + 50.0, NOW + 70.0)
     assert early is None
     assert isinstance(peer.endless.failure, BatchInDoubt)
-    assert "nobody answers on 's.a'" in str(peer.endless.failure)
+    assert "no answer on 's.a'" in str(peer.endless.failure)
 
 
 @pytest.mark.parametrize(("err_code", "may_pass"), [(10185, False), (10208, True)], ids=["too old", "restarted"])
