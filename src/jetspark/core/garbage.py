@@ -1,8 +1,8 @@
-"""Python's garbage collector in processes that are ours: a worker of an application, a Python worker of Spark.
+"""Settings of Python's garbage collector in our own processes: an application's worker, a Python worker of Spark.
 
-Messages, rows and states come and go by the ten thousand and are never part of a cycle. Spark, moreover, collects after
-every task of a worker, and looks through everything the worker has ever imported to do so. In a process of somebody
-else's the collector is left alone.
+Messages, rows and states come and go by the ten thousand and are never part of a cycle. Spark's workers, moreover,
+collect after every task, and look through everything they have ever imported to do so. The collector of a process
+that belongs to the user is left alone.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _frozen_in = 0
 
 @contextlib.contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """While a task or a worker runs. Without it reading on Spark took 1.9 microseconds a message in place of 1.3, and a
-    live projection of a million keys 30 microseconds an event in place of 19.
+    """Collect rarely while a task or a worker runs. Without it reading on Spark took 1.9 microseconds a message instead
+    of 1.3, and a live projection of a million keys 30 microseconds an event instead of 19.
 
-    The first task of a process also takes what is there by then, modules above all, out of all later collections: of
-    reading a million messages in ten tasks, Spark's own took a quarter.
+    The first task of a process also excludes everything that exists by then, modules above all, from later collections:
+    of reading a million messages in ten tasks, Spark's own collections took a quarter.
     """
     global _frozen_in
     if _frozen_in != os.getpid():
         _frozen_in = os.getpid()
-        gc.collect()  # what is garbage already would be kept for ever
+        gc.collect()  # existing garbage would be kept permanently
         gc.freeze()
     before = gc.get_threshold()
     gc.set_threshold(*COLLECT_AT)
