@@ -873,14 +873,14 @@ def test_a_message_that_was_counted_can_be_discarded_wherever_adding_it_was_inte
 
 
 @pytest.mark.parametrize("answer", [acked(2, batch="another"), acked(1)], ids=["batch", "size"])
-def test_an_acknowledgement_of_something_else_leaves_the_batch_in_doubt(answer: dict[str, Any]) -> None:
+def test_an_acknowledgement_of_another_batch_leaves_the_batch_in_doubt(answer: dict[str, Any]) -> None:
     bench = Bench()
     bench.batch.add("a", b"")
     bench.batch.add("a", b"")
     with pytest.raises(BatchInDoubt, match="2 messages were acknowledged as"):
         bench.run(bench.batch.commit(), answer)
     assert bench.batch.outcome == "unknown"
-    with pytest.raises(UsageError, match="something else"):
+    with pytest.raises(UsageError, match="another batch"):
         bench.batch.add("a", b"")
 
 

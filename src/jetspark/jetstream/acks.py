@@ -3,7 +3,7 @@
 Both are in the reply subject: it has the metadata as tokens, and an answer is published to it::
 
     $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time ns>.<pending>
-      $JS.ACK.<domain>.<account>.<stream>. ... .<pending>[.<more>]            domain "_" stands for no domain
+    $JS.ACK.<domain>.<account>.<stream>. ... .<pending>[.<more>]            domain "_" stands for no domain
 
 A message is answered once: ack, nak or term. ``in_progress`` may be sent any number of times before. A second answer
 is a bug in the caller that the server would not notice, so it is an error here.
