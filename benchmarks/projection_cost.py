@@ -1,4 +1,4 @@
-"""What an event costs a projection, by the number of events and of keys: ``python -m benchmarks.projection_cost``.
+"""The cost of an event for a projection, by the number of events and of keys: ``python -m benchmarks.projection_cost``.
 
 A server of its own with streams on disk. For each size the events are folded three times, into an empty bucket each
 time: live, by a worker in a process of its own; by a backfill and by a stream on Spark, which share one session on
