@@ -19,7 +19,7 @@ error just before it. The batch then answers only pings, stays open, and slows t
 
 Flow. The only open batch starts at its requested flow, at most 500 messages for each ack; a further batch starts at 1.
 With every ack the number doubles or halves towards its ceiling: the requested flow, at most 500 divided by the number
-open batches, at least 1. Idle batches and those of dead publishers count. An ack has the sequence that the
+of open batches, at least 1. Idle batches and those of dead publishers count. An ack has the sequence that the
 previous ack announced, or a multiple, never the sequence just received: 15 after 2, at 10 messages for each ack, is
 acknowledged as 10. Errors acknowledge nothing.
 
