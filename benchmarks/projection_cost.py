@@ -33,7 +33,7 @@ from benchmarks.order_totals import app, messages
 from benchmarks.processes import cpu_s, descendants, environment, peak_mib
 from benchmarks.projection_spark import APP
 from jetspark.blocking import JetStream, connect
-from jetspark.core.garbage import seldom_collecting
+from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import StreamNotFound
 from jetspark.server import NatsServer
 

@@ -1108,7 +1108,7 @@ def test_a_replicated_stream_is_believed_once_its_leader_has_applied_all_and_hea
         )
         == "not stored"
     )
-    assert bench.paused_s == [atomic_resolve.SETTLE_PAUSE_S] * 3
+    assert bench.paused_s == [atomic_resolve.WAIT_PAUSE_S] * 3
 
 
 @pytest.mark.parametrize(("replicas", "heard"), [(2, 0), (4, 1), (5, 1)])
@@ -1144,7 +1144,7 @@ def test_a_leader_cut_off_from_its_replicas_decides_nothing() -> None:
     alone = info(last=7, replicas=3, active_ns=10_000_000_000)
     with pytest.raises(BatchInDoubt, match="does not hear from its replicas"):
         bench.run(bench.batch.resolve(5.0), WRONG, alone, WRONG, *[alone] * 100)
-    assert atomic_resolve.SETTLE_MAX_S <= sum(bench.paused_s) < atomic_resolve.SETTLE_MAX_S + 0.2
+    assert atomic_resolve.WAIT_MAX_S <= sum(bench.paused_s) < atomic_resolve.WAIT_MAX_S + 0.2
     assert bench.batch.outcome == "unknown"
 
 

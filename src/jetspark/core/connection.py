@@ -224,7 +224,7 @@ class Connection(Outbox):
         handshake = self.handshake
         handshake.receive_data(data)
         while self.state is not State.CONNECTED:
-            if self.state is State.READY and (rest := handshake.take_plain_text()):
+            if self.state is State.READY and (rest := handshake.early_plain_text()):
                 self.state = State.GREETING  # it never was a greeting to go on from
                 raise ProtocolError(f"{len(rest)} bytes in plain text, where TLS must begin: {rest[:80]!r}")
             frame = handshake.next_frame()
@@ -325,7 +325,7 @@ class Connection(Outbox):
             # Only the login: buffered data belong to the session, which begins when the server accepts us.
             data, self._login = self._login, b""
             return data
-        return self._take()
+        return self._hand_over()
 
     def next_deadline(self) -> float | None:
         """When :meth:`on_time` wants to be called next; None while there is nothing to wait for."""
@@ -516,11 +516,11 @@ class Connection(Outbox):
     def _on_connected(self) -> None:
         self.state = State.CONNECTED
         self.sessions += 1
-        self._take_info(self.handshake.greeting)
+        self._adopt_info(self.handshake.greeting)
         for subscription in [each for each in self.subscriptions.all if each.ends_with_session]:
             self.subscriptions.finish(subscription, self._events)
         # Before the messages that wait: the answer to one of them, or the message itself, may be for a subscription.
-        self._say_first(self.subscriptions.restore())
+        self._send_first(self.subscriptions.restore())
         for ping in self._pings.take_all():
             ping.published = self.published  # all that is buffered goes out before it
             self._send_ping(ping)
@@ -535,7 +535,7 @@ class Connection(Outbox):
             raise ServerRefused(str(self.server), f"INFO we cannot read: {error}") from None
         if self.state is State.CONNECTED:
             was_lame_duck = self.info.is_lame_duck
-            self._take_info(info)
+            self._adopt_info(info)
             if info.is_lame_duck and not was_lame_duck:
                 self._events.append(LameDuck(str(self.server)))
                 if self.options.reconnect and self.pool.has_other_than(self.server):
@@ -547,7 +547,7 @@ class Connection(Outbox):
         if not self.handshake.awaits_tls:
             self._discover(info)  # also of a server that will refuse us: others of its cluster may not
 
-    def _take_info(self, info: ServerInfo) -> None:
+    def _adopt_info(self, info: ServerInfo) -> None:
         """Adopt the limits and addresses of the session's server."""
         self.info = info
         for number, message in self._allow_payload(info.max_payload_bytes):
@@ -584,7 +584,7 @@ class Connection(Outbox):
         server = str(self.server)
         if self.state is not State.CONNECTED:
             # In plain text an attacker may have sent this, so it says nothing about our secrets.
-            if is_about_credentials(text) and not self.handshake.may_be_anybody:
+            if is_about_credentials(text) and not self.handshake.may_be_forged:
                 raise AuthenticationFailed(server, text)
             raise ServerRefused(server, text)
         denied = parse_permission_denied(text)
@@ -640,7 +640,7 @@ class Connection(Outbox):
     def _send_control(self, frame: bytes) -> None:
         # Without a session nothing is sent: connecting sends the subscriptions that exist then.
         if self.state is State.CONNECTED:
-            self._say(frame)
+            self._send_command(frame)
 
     def _send_ping(self, ping: SentPing) -> None:
         self._pings.add(ping)

@@ -89,11 +89,11 @@ class Dispatcher:
                     if not handle.done():
                         handle.set_exception(error)
                 case _:
-                    self._tell(event)
+                    self._publish_event(event)
 
     def report(self, error: Exception) -> None:
         """Report an error that ends nothing, such as one raised by the program's own callback."""
-        self._tell(ErrorReported(error))
+        self._publish_event(ErrorReported(error))
 
     def guard(self, call: Callable[..., None], *args: Any) -> None:
         """Call one reader. An error is logged and reported, so that it ends neither the connection nor other
@@ -102,18 +102,18 @@ class Dispatcher:
             call(*args)
         except Exception as error:
             self._logger.exception("%r failed; the connection and its other readers continue", call)
-            self._tell_program(ErrorReported(error))
+            self._call_program(ErrorReported(error))
 
-    def _tell(self, event: ConnectionEvent) -> None:
+    def _publish_event(self, event: ConnectionEvent) -> None:
         self._was_connected |= isinstance(event, Connected)
         # The caller of the first connect gets an exception; a log line would repeat it.
         if self._was_connected or not isinstance(event, Closed):
             log_event(self._logger, event)
         for attached in list(self.attached):  # a copy: an event may detach it
             self.guard(attached.on_event, event)
-        self._tell_program(event)
+        self._call_program(event)
 
-    def _tell_program(self, event: ConnectionEvent) -> None:
+    def _call_program(self, event: ConnectionEvent) -> None:
         if self._on_event is not None:
             try:
                 self._on_event(event)

@@ -154,15 +154,15 @@ class RunnerBase(Generic[M]):
     changed: Crowd
     """The callers that wait for the machine; made by the driver."""
 
-    def __init__(self, link: DriverLink, on_step: Callable[[], None], tell: Callable[[], None]) -> None:
+    def __init__(self, link: DriverLink, on_step: Callable[[], None], notify_owner: Callable[[], None]) -> None:
         """Two calls of the owner's.
 
-        ``on_step`` is called after each call into the machine, before its callers continue. ``tell`` is called after a
-        call from the link, without the driver's lock, so that it may call the program.
+        ``on_step`` is called after each call into the machine, before its callers continue. ``notify_owner`` is called
+        after a call from the link, without the driver's lock, so that it may call the program.
         """
         self._link: DriverLink = link
         self._connection = link.connection
-        self._on_step, self._tell = on_step, tell
+        self._on_step, self._notify_owner = on_step, notify_owner
         self.due_at: float | None = None
         """When the machine is called at the latest; None while no alarm is set for it."""
 
@@ -190,14 +190,14 @@ class RunnerBase(Generic[M]):
             self.on_interrupt(error)
             raise
         finally:
-            self.settle()
+            self.after_step()
 
     def on_interrupt(self, error: BaseException) -> None:
         """End the session after an interrupt in the middle of a call into the machine: the states of machine and
         connection may no longer agree."""
         self._link.doubt.after(error)
 
-    def settle(self) -> None:
+    def after_step(self) -> None:
         """After every call into the machine."""
         self._on_step()
         self.changed.notify_all()
@@ -216,7 +216,7 @@ class RunnerBase(Generic[M]):
             self.due_at = moment
             self._link.set_alarm(moment)
 
-    def look(self) -> None:
+    def run_due(self) -> None:
         """Call ``on_time`` if it is due. With threads the connection's own thread may be busy in ``on_event``."""
         now = self._link.now()
         if self.due_at is not None and now >= self.due_at:
@@ -227,7 +227,7 @@ class RunnerBase(Generic[M]):
     def on_event(self, event: ConnectionEvent) -> None:
         with self._link.lock:
             self.step(partial(self.machine.on_event, event))
-        self._tell()
+        self._notify_owner()
 
     def next_deadline(self) -> float | None:
         return self.due_at
@@ -236,7 +236,7 @@ class RunnerBase(Generic[M]):
         with self._link.lock:
             self.due_at = None
             self.step(self.machine.on_time)
-        self._tell()
+        self._notify_owner()
 
     # ---- the reader of the machine's inbox ---------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class RunnerBase(Generic[M]):
         """The server said something."""
         with self._link.lock:
             self.step(self.machine.on_replies)
-        self._tell()
+        self._notify_owner()
 
     @property
     def pending_messages(self) -> int:
@@ -262,8 +262,8 @@ class PacedRunnerBase(RunnerBase[P]):
             self.drop_inbox()
             self.detach()
 
-    def settle(self) -> None:
-        super().settle()
+    def after_step(self) -> None:
+        super().after_step()
         self.watch_clock()  # a hole that is noticed brings the deadline nearer
         if self.machine.failure is not None:
             self._link.room.notify_all()  # wakes callers that wait for the connection's room, not for the machine

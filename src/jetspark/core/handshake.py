@@ -35,7 +35,7 @@ class Handshake:
         return not self._is_secure and (self._wants_tls or self.greeting.requires_tls)
 
     @property
-    def may_be_anybody(self) -> bool:
+    def may_be_forged(self) -> bool:
         """True while an attacker could have written the received bytes: TLS is wanted and not on yet."""
         return self._wants_tls and not self._is_secure
 
@@ -82,7 +82,7 @@ class Handshake:
         """
         return self._reader.next_frame()
 
-    def take_plain_text(self) -> bytes:
+    def early_plain_text(self) -> bytes:
         """Bytes received where TLS must begin; any such byte is an error."""
         return self._reader.take_rest() if self.awaits_tls and self._reader.has_more else b""
 

@@ -30,7 +30,7 @@ class Leaving:
     def begin(self) -> None:
         """Leave for another server as soon as this one has confirmed and answered all messages handed over."""
         self._outbox.hold_back()
-        self._outbox.say_last([frames.PING])
+        self._outbox.send_last([frames.PING])
         self._pings.add(SentPing(None, self._outbox.published, then="linger"))
 
     def on_pong(self, ping: SentPing) -> None:
@@ -54,7 +54,7 @@ class Leaving:
 
     def _say_goodbye(self) -> None:
         """End what the server holds for us: it then delivers to others of our queue groups, and pull requests end."""
-        self._outbox.say_last([*(frames.unsub(each.sid) for each in self._subscriptions.all), frames.PING])
+        self._outbox.send_last([*(frames.unsub(each.sid) for each in self._subscriptions.all), frames.PING])
         self._goodbye_at = None
         self._pings.add_first(SentPing(None, self._outbox.published_at_leaving, then="leave"))
 

@@ -121,7 +121,7 @@ class DriverLink(Protocol):
     def call_when_there_is_room(self, callback: Callable[[], None]) -> None:
         """Call back, once, when the network may take more."""
 
-    def settle(self) -> None:
+    def deliver_events(self) -> None:
         """Deliver the events of preceding calls into the connection. Call it without the lock."""
 
 
@@ -173,4 +173,4 @@ def unsubscribe(link: DriverLink, subscription: SubscriptionState, max_messages:
     with link.lock, link.doubt:
         link.connection.unsubscribe(subscription, max_messages)
         link.flush_soon()
-    link.settle()
+    link.deliver_events()

@@ -228,7 +228,7 @@ class Outbox:
 
     # ---- commands ----------------------------------------------------------------------------------------------
 
-    def _say(self, frame: bytes) -> None:
+    def _send_command(self, frame: bytes) -> None:
         """Send a command in the present session."""
         if self._last_words is None:
             self._out.append(frame)
@@ -239,7 +239,7 @@ class Outbox:
         self.out_bytes += len(frame)
         self._control_bytes += len(frame)
 
-    def _say_first(self, commands: list[bytes]) -> None:
+    def _send_first(self, commands: list[bytes]) -> None:
         """Send the first commands of a session, ahead of all buffered frames."""
         self._out[:0] = commands
         self.out_bytes += sum(map(len, commands))
@@ -254,10 +254,10 @@ class Outbox:
 
     # ---- handing over ------------------------------------------------------------------------------------------
 
-    def _take(self) -> bytes:
+    def _hand_over(self) -> bytes:
         """Bytes for the transport; they count as handed over from here on."""
         if self._last_words is not None:
-            return self._take_last_words()
+            return self._hand_over_last_words()
         if not self._out:
             return b""
         data = b"".join(self._out) if len(self._out) > 1 else self._out[0]
@@ -266,7 +266,7 @@ class Outbox:
         self.out_bytes = self._control_bytes = 0
         return data
 
-    def _take_last_words(self) -> bytes:
+    def _hand_over_last_words(self) -> bytes:
         assert self._last_words is not None
         data = b"".join(self._last_words)
         self._last_words.clear()
@@ -281,7 +281,7 @@ class Outbox:
         self.is_leaving = True
         self.published_at_leaving = self.published
 
-    def say_last(self, commands: Iterable[bytes]) -> None:
+    def send_last(self, commands: Iterable[bytes]) -> None:
         """Send commands in the session that is being left."""
         assert self._last_words is not None
         for command in commands:

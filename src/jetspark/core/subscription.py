@@ -125,7 +125,7 @@ class SubscriptionState:
         # A copy, made in one step: other threads may take messages while this one counts.
         return sum([message.size_bytes for message in list(self.pending)])
 
-    def settle(self, chunk_bytes: int) -> int:
+    def accept_arrived(self, chunk_bytes: int) -> int:
         """Move the messages of a chunk of ``chunk_bytes`` bytes to ``pending``; returns how many had to be dropped."""
         arrived, pending = self.arrived, self.pending
         if self.is_finished:
@@ -146,7 +146,7 @@ class SubscriptionState:
         ):
             pending.extend(arrived)
         else:
-            dropped = self._settle_one_by_one()
+            dropped = self._accept_within_bounds()
             self.dropped += dropped
         if self.is_slow and not dropped and self._is_half_empty():
             self.is_slow = False  # the next loss is a new event, not more of the last one
@@ -155,7 +155,7 @@ class SubscriptionState:
             self.is_finished = True
         return dropped
 
-    def _settle_one_by_one(self) -> int:
+    def _accept_within_bounds(self) -> int:
         dropped = 0
         pending_bytes = self.pending_bytes
         for message in self.arrived:

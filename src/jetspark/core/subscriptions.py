@@ -69,7 +69,7 @@ class Subscriptions:
     def deliver(self, subscription: SubscriptionState, events: list[Event]) -> None:
         """Hand over the messages that the parser read for it."""
         before = subscription.dropped
-        if subscription.settle(self.parser.chunk_bytes):
+        if subscription.accept_arrived(self.parser.chunk_bytes):
             # Once at the beginning, then at each doubling: loud enough to notice, quiet enough to survive.
             if not subscription.is_slow or subscription.dropped.bit_length() > before.bit_length():
                 events.append(SlowConsumer(subscription.subject, subscription.dropped))

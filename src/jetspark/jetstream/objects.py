@@ -531,7 +531,7 @@ class Progress:
             why = f" ({error})" if isinstance(error, BatchInDoubt) else ""
             raise RequestTimeout(self.what + why, self.timeout_s) from error
 
-    def settle_s(self, timeout_s: float) -> float:
+    def in_flight_wait_s(self, timeout_s: float) -> float:
         """After a failure: seconds to wait for messages on their way; 0 if the server has just let a wait time out."""
         return 0.0 if self.is_missed else timeout_s
 
@@ -653,11 +653,7 @@ class Objects:
         subject = chunk_subject(self.name, upload.nuid)
         stored = (yield from self._api.stream_info(self._stream, subject)).state.subjects.get(subject, 0)
         if stored != upload.chunks:
-            why = (
-                "when the connection was lost"
-                if stored > upload.chunks
-                else "before all were sent: they were purged"
-            )
+            why = "when the connection was lost" if stored > upload.chunks else "before all were sent: they were purged"
             raise ConnectionLost(f"{upload.chunks} chunks became {stored} {why}; put it again")
 
     def delete(self, name: str) -> Operation[str]:

@@ -62,7 +62,7 @@ LEADERLESS_RETRIES = 3
 LEADERLESS_WAIT_S = 0.25
 # After that a cluster is asked whether any stream stores the subject: if so, the election is waited for. The server
 # that knows may be the one that died, so no answer within this time counts as an election, too.
-LOOK_S = 1.0
+ELECTION_CHECK_S = 1.0
 
 # Pause between checks whether a cluster has applied a request; it takes milliseconds.
 APPLIED_PAUSE_S = 0.02
@@ -128,17 +128,17 @@ class Deadline:
         self._retries = max(0, self._retries - 1)
         return LEADERLESS_WAIT_S
 
-    def look_s(self, request: Request, now: float, info: ServerInfo) -> float | None:
-        """Seconds for :meth:`Api.look_for_stream` after a request without responders; None if it is useless or too
+    def election_check_s(self, request: Request, now: float, info: ServerInfo) -> float | None:
+        """Seconds for :meth:`Api.find_streams_of` after a request without responders; None if it is useless or too
         early.
 
         A server without a cluster holds no elections.
         """
         left_s = self._at - now - LEADERLESS_WAIT_S
         may_be_electing = bool(info.cluster) and request.may_be_leaderless and not self._is_electing
-        return min(left_s, LOOK_S) if may_be_electing and not self._retries and left_s > 0 else None
+        return min(left_s, ELECTION_CHECK_S) if may_be_electing and not self._retries and left_s > 0 else None
 
-    def note_streams(self, names: list[str] | None) -> None:
+    def set_streams(self, names: list[str] | None) -> None:
         """Record the streams that store the subject of the request; None if they are unknown."""
         self._is_electing = names is None or bool(names)
         self.stream = names[0] if names else None
@@ -317,15 +317,15 @@ class Api:
         reply = yield from self._ask("STREAM.NAMES", _page(offset, subject))
         return _names(reply, "streams"), _number(reply, "total")
 
-    def look_for_stream(self, subject: str, deadline: Deadline) -> Operation[None]:
+    def find_streams_of(self, subject: str, deadline: Deadline) -> Operation[None]:
         """Find the streams that store a subject, to tell an election from a missing stream; recorded in the
         deadline."""
         try:
             names, _ = yield from self.stream_name_page(0, subject)
         except JetSparkError:  # the cluster has no leader, or this user may not ask
-            deadline.note_streams(None)
+            deadline.set_streams(None)
         else:
-            deadline.note_streams(names)
+            deadline.set_streams(names)
 
     # ---- messages ----------------------------------------------------------------------------------------------
 

@@ -345,7 +345,7 @@ class Puller(Generic[M]):
         news, self.has_news = self.has_news, False
         return news or len(self.buffer) >= self.wake_at
 
-    def take_out(self, count: object) -> list[M]:
+    def pop_messages(self, count: object) -> list[M]:
         """Remove and return ``count`` buffered messages; all of them after a wait, when ``count`` is not a number."""
         take = self.buffer.popleft
         return [take() for _ in range(count if isinstance(count, int) else len(self.buffer))]
@@ -366,7 +366,7 @@ class Puller(Generic[M]):
         is_one_shot: bool = False,
         priority: Priority | None = None,
     ) -> Ask:
-        """Enter a request into the ledger; the driver must publish it at once, or call :meth:`take_back`."""
+        """Enter a request into the ledger; the driver must publish it at once, or call :meth:`withdraw`."""
         self._last_token += 1
         token = str(self._last_token)
         body: dict[str, Any] = {"batch": batch}
@@ -405,7 +405,7 @@ class Puller(Generic[M]):
         self._owed_bytes += max_bytes or 0
         return Ask(self._prefix + token, _to_json(body).encode())
 
-    def take_back(self, ask: Ask) -> None:
+    def withdraw(self, ask: Ask) -> None:
         """Remove a request that was not published."""
         self._strike(ask.reply.removeprefix(self._prefix))
 
@@ -442,11 +442,11 @@ class Puller(Generic[M]):
             self.buffer.extend(messages)
             self._received += len(messages)
             is_counted = counted_messages == len(messages)
-            self._note_size(messages, counted_bytes if is_counted else None)
+            self._record_size(messages, counted_bytes if is_counted else None)
             if self._owed_bytes:
                 self._owed_bytes -= counted_bytes if is_counted else _size_of_all(messages)
             self._set_owed(self.owed - len(messages))
-            self._calm()
+            self._clear_refusals()
             if self._groups:
                 self._remember_pin(messages)
         for each in statuses:
@@ -462,7 +462,7 @@ class Puller(Generic[M]):
             self.has_news = True
             self._forget_requests()
 
-    def _note_size(self, messages: list[M], counted_bytes: int | None) -> None:
+    def _record_size(self, messages: list[M], counted_bytes: int | None) -> None:
         if counted_bytes is not None:
             size = counted_bytes / len(messages)
         else:
@@ -493,16 +493,16 @@ class Puller(Generic[M]):
         match status.code:
             case 404 | 408 if request.no_wait:
                 reader.is_over = True
-                self._calm()
+                self._clear_refusals()
             case 404 if request.is_one_shot and self._received > request.received_before:
                 reader.has_all_there_is = True
-                self._calm()
+                self._clear_refusals()
             case 408 if text != "Requests Pending":
-                self._calm()
+                self._clear_refusals()
             case 409 if text.startswith("Batch Completed"):
-                self._calm()
+                self._clear_refusals()
             case 409 if text.startswith("Message Size Exceeds MaxBytes"):
-                self._calm()
+                self._clear_refusals()
                 if undelivered != str(request.batch):
                     reader.is_over = True  # it got some messages, and the next one does not fit any more
                 elif request.is_whole:
@@ -537,7 +537,7 @@ class Puller(Generic[M]):
         if session != self._session:
             self._session = session
             self._forget_requests()
-            self._calm()
+            self._clear_refusals()
 
     # ---- time --------------------------------------------------------------------------------------------------
 
@@ -597,7 +597,7 @@ class Puller(Generic[M]):
         self._requests.clear()
         self.owed = self._owed_bytes = 0
 
-    def _calm(self) -> None:
+    def _clear_refusals(self) -> None:
         self._refusals = 0
         self._ask_at = float("-inf")
         self._unavailable_since = None
@@ -681,7 +681,7 @@ class Fetch(_Reader, Generic[M]):
     def step(self, now: float, session: int | None) -> Ask | Wait | None:
         """The next step; None when the fetch is over. ``session`` is None while there is no connection."""
         puller = self._puller
-        self._take()
+        self._collect()
         if not self.need or (self.is_over and not puller.error):
             return None
         error = self.error or puller.error
@@ -809,7 +809,7 @@ class Fetch(_Reader, Generic[M]):
             return None
         return min(max(HEARTBEAT_S, self._puller.idle_s / 4), expires_s / 4)
 
-    def _take(self) -> None:
+    def _collect(self) -> None:
         buffer = self._puller.buffer
         if self._bytes_left is None:
             if self.need >= len(buffer):

@@ -183,7 +183,7 @@ class AtomicMachine:
             data = connection.payload(data, len(block))
             frame = frames.HPUB % (address, len(block), len(block) + len(data), block, data)
         connection.publish_frames([frame])
-        self._note(subject, headers)
+        self._count_sent(subject, headers)
 
     def pack(self, messages: Iterator[tuple[str, bytes]]) -> Pack:
         """Encode messages without options for one write, up to the next that needs an acknowledgement.
@@ -259,10 +259,10 @@ class AtomicMachine:
             self._headers(subject, headers, self.sequence + 1),
             may_be_leaderless=not self.sequence,
         )
-        yield from self._ask(request, lambda: self._note(subject, headers))
+        yield from self._ask(request, lambda: self._count_sent(subject, headers))
 
-    def _ask(self, request: Request, note: Callable[[], None]) -> Operation[None]:
-        """Send a message and read its answer; ``note`` counts it as handed over."""
+    def _ask(self, request: Request, count_sent: Callable[[], None]) -> Operation[None]:
+        """Send a message and read its answer; ``count_sent`` counts it as handed over."""
         is_first = not self.sequence
         self._is_waiting = True
         try:
@@ -271,7 +271,7 @@ class AtomicMachine:
             raise  # not accepted
         except BaseException as error:
             # No commit was sent and none will be: nothing can be stored, whether this message arrived or not.
-            note()
+            count_sent()
             self._end("not stored", error, is_first=is_first)
             if isinstance(error, Exception):
                 yield from self._drop()
@@ -279,7 +279,7 @@ class AtomicMachine:
             raise
         finally:
             self._is_waiting = False
-        note()
+        count_sent()
         if reply.data:
             # A server without batch support stored it as a plain message.
             self._end("unknown", reason := "the stream stored a message at once, as if it were not part of a batch")
@@ -361,7 +361,7 @@ class AtomicMachine:
             self.outcome, self._reason = "open", ""  # the connection did not accept it
             raise
         except BaseException as error:
-            self._note_committed(subject, headers)
+            self._count_commit(subject, headers)
             if _is_refusal(error):
                 self._end("not stored", error, is_first=is_first)
                 yield from self._drop()
@@ -373,7 +373,7 @@ class AtomicMachine:
         finally:
             self._is_waiting = False
             self._raises_denials = self.outcome == "open"
-        self._note_committed(subject, headers)
+        self._count_commit(subject, headers)
         if ack.batch != self.id or ack.batch_size != self.sequence:
             self._end("unknown", "its acknowledgement was for another batch")
             raise BatchInDoubt(
@@ -396,10 +396,10 @@ class AtomicMachine:
         fields = self._headers(self._last_subject, None, self.sequence + 1, commit="eob")
         return Request(self._last_subject, b"", fields)
 
-    def _note_committed(self, subject: str | None, headers: HeadersLike | None) -> None:
+    def _count_commit(self, subject: str | None, headers: HeadersLike | None) -> None:
         """Count the commit as handed over, and the last message with it."""
         if subject is not None:
-            self._note(subject, headers)
+            self._count_sent(subject, headers)
         elif self._held is not None:
             self._count_held()
 
@@ -552,7 +552,7 @@ class AtomicMachine:
             return None
         return next((subject for subject in self._subjects if matches(expected, subject)), None)
 
-    def _note(self, subject: str, headers: HeadersLike | None) -> None:
+    def _count_sent(self, subject: str, headers: HeadersLike | None) -> None:
         """Count a message that was handed over."""
         self._last_subject = subject  # first: after an interrupt below, the batch is discarded through this subject
         self._count(1)

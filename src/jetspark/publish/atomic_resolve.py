@@ -7,7 +7,7 @@ The procedure has three steps, and each is the precondition of the next.
    finds no batch and is refused. Otherwise (10071) the answer has the stream's name and its last sequence, including
    proposals that are still being replicated. The fence itself can never be stored; like every message of a batch it is
    received by plain subscribers of the subject.
-2. *Settle.* The leader must have applied everything up to that sequence, and must still be the leader: it has heard
+2. *Wait.* The leader must have applied everything up to that sequence, and must still be the leader: it has heard
    from a majority of the replicas since the fence. Otherwise a commit could be invisible and still be carried out. And
    it must be the server that answered the fence, whose answer does not name it: an old leader that is cut off answers,
    too, without the messages of the new one. So the leader is read before and after the fence.
@@ -46,8 +46,8 @@ IMPOSSIBLE = {"Nats-Expected-Last-Sequence": str(2**63 - 1)}
 # Replicas whose clocks differ by more, and a leader that changed, could hide a batch behind messages of other writers.
 CLOCK_MARGIN_S = 10.0
 # The leader of an idle stream hears from its replicas every two seconds or so (measured: 1.9 s).
-SETTLE_PAUSE_S = 0.1
-SETTLE_MAX_S = 5.0
+WAIT_PAUSE_S = 0.1
+WAIT_MAX_S = 5.0
 # Each read is a round trip, some tenths of a millisecond: this many take a second or more.
 MAX_READS = 10_000
 
@@ -87,11 +87,11 @@ def find(api: Api, doubt: Doubt) -> Operation[PubAck | None]:
         info, fenced_s = (yield from _info(api, stream)), waited_s
         if not _is_replicated(info):
             leader = _leader(info)
-        while _leader(info) == leader and not _is_settled(info, last_sequence, waited_s - fenced_s):
-            if waited_s >= SETTLE_MAX_S:
+        while _leader(info) == leader and not _has_applied(info, last_sequence, waited_s - fenced_s):
+            if waited_s >= WAIT_MAX_S:
                 raise BatchInDoubt(doubt.batch_id, f"the leader of {stream!r} does not hear from its replicas")
-            yield Sleep(SETTLE_PAUSE_S)
-            waited_s += SETTLE_PAUSE_S
+            yield Sleep(WAIT_PAUSE_S)
+            waited_s += WAIT_PAUSE_S
             info = yield from _info(api, stream)
         if _leader(info) == leader:
             found = yield from _Search(api, doubt, stream, info).run()
@@ -102,14 +102,14 @@ def find(api: Api, doubt: Doubt) -> Operation[PubAck | None]:
                 return None
         # The leader has changed since the last read, or this was the first round: repeat all steps.
         if leader:
-            if waited_s >= SETTLE_MAX_S:
+            if waited_s >= WAIT_MAX_S:
                 raise BatchInDoubt(doubt.batch_id, f"{stream!r} changes its leader again and again")
-            yield Sleep(SETTLE_PAUSE_S)
-            waited_s += SETTLE_PAUSE_S
+            yield Sleep(WAIT_PAUSE_S)
+            waited_s += WAIT_PAUSE_S
         leader = _leader(info)
 
 
-# ---- fence and settle ------------------------------------------------------------------------------------------------
+# ---- fence and wait --------------------------------------------------------------------------------------------------
 
 
 def _fence(doubt: Doubt) -> Operation[tuple[str, int] | None]:
@@ -130,8 +130,8 @@ def _fence(doubt: Doubt) -> Operation[tuple[str, int] | None]:
             return None
         if number != Code.ATOMIC_TOO_MANY or waited_s >= doubt.timeout_s:
             break
-        yield Sleep(SETTLE_PAUSE_S)
-        waited_s += SETTLE_PAUSE_S
+        yield Sleep(WAIT_PAUSE_S)
+        waited_s += WAIT_PAUSE_S
     stream = answer.get("stream")
     if error is None or not isinstance(stream, str) or number not in (Code.WRONG_LAST_SEQUENCE, Code.ATOMIC_DISABLED):
         raise BatchInDoubt(doubt.batch_id, f"the stream gives no account of itself: {error or reply.data[:80]!r}")
@@ -152,7 +152,7 @@ def _is_replicated(info: Mapping[str, Any]) -> bool:
     return int(info["config"].get("num_replicas", 1)) > 1
 
 
-def _is_settled(info: Mapping[str, Any], last_sequence: int, since_s: float) -> bool:
+def _has_applied(info: Mapping[str, Any], last_sequence: int, since_s: float) -> bool:
     """True if all is applied, by a leader that a majority has confirmed since the fence, ``since_s`` seconds ago."""
     if info["state"]["last_seq"] < last_sequence:
         return False
@@ -169,7 +169,7 @@ def _is_settled(info: Mapping[str, Any], last_sequence: int, since_s: float) -> 
 
 
 class _Search:
-    """Searches a settled stream for a message of the batch."""
+    """Searches a stream that has applied everything for a message of the batch."""
 
     def __init__(self, api: Api, doubt: Doubt, stream: str, info: Mapping[str, Any]) -> None:
         self._api, self._doubt, self._stream = api, doubt, stream

@@ -1,17 +1,17 @@
 """The accepted messages of a fast publisher: encoded, in one of four stages, with flush requests up to a position.
 Pure.
 
-Encoding. ``FastKeeping`` reduces a message to its data, and its headers as they stand in a frame. A message that can
+Encoding. ``FastEncoder`` reduces a message to its data, and its headers as they stand in a frame. A message that can
 never be sent is refused here, before it is accepted. With message ids, the id ends with the message's position, so that
 every repetition has the same id.
 
 Stages. Every accepted message has a position, counted from 1, and is in one of four stages, in this order: published,
 claimed, sent, backlog. A message moves to the stage before its own, or back to the front of the backlog
-(``FastPlaces``).
+(``FastStages``).
 
-Flushing. Callers request that messages up to a position are stored, at once or after a while (``FastWishes``). Only the
-end of a batch confirms its last messages, because acknowledgements come after ``flow`` messages. So a request ends the
-batch, at once or, with ``linger_s``, when no message was accepted for that many seconds: while more arrive, their
+Flushing. Callers request that messages up to a position are stored, at once or after a while (``FlushRequests``). Only
+the end of a batch confirms its last messages, because acknowledgements come after ``flow`` messages. So a request ends
+the batch, at once or, with ``linger_s``, when no message was accepted for that many seconds: while more arrive, their
 acknowledgements may make it unnecessary.
 
 Invariant: an interrupt may come between any two calls, and finds each message in one stage, or in two if it has just
@@ -31,9 +31,9 @@ from jetspark.core.numbers import seconds, whole
 from jetspark.jetstream.publishing import header_block
 from jetspark.publish.outgoing import Item, are_plain, data_of, unsendable
 
-__all__ = ["KEPT_OVERHEAD_BYTES", "FastKeeping", "FastPlaces", "FastWishes", "has_id"]
+__all__ = ["KEPT_OVERHEAD_BYTES", "FastEncoder", "FastStages", "FlushRequests", "has_id"]
 
-# ---- keeping ---------------------------------------------------------------------------------------------------------
+# ---- encoding --------------------------------------------------------------------------------------------------------
 
 
 # The digits of a position and the end of the header block, at most.
@@ -42,7 +42,7 @@ ID_END_BYTES = 24
 _NO_SUBJECT = object()
 
 
-class FastKeeping:
+class FastEncoder:
     """Encodes the messages of one publisher."""
 
     def __init__(self, machine: Connection, id_prefix: str | None) -> None:
@@ -115,14 +115,14 @@ class FastKeeping:
         return header_block(named)
 
 
-# ---- places ----------------------------------------------------------------------------------------------------------
+# ---- stages ----------------------------------------------------------------------------------------------------------
 
 
 # Memory of a kept message besides its payload: the tuple, the strings, its slot in a deque.
 KEPT_OVERHEAD_BYTES = 200
 
 
-class FastPlaces:
+class FastStages:
     """The messages of one publisher, by stage."""
 
     def __init__(self) -> None:
@@ -210,14 +210,14 @@ def _drop(items: deque[Item], count: int) -> None:
     deque(islice(iter(items.popleft, None), count), maxlen=0)
 
 
-# ---- wishes ----------------------------------------------------------------------------------------------------------
+# ---- flush requests --------------------------------------------------------------------------------------------------
 
 
-class FastWishes:
+class FlushRequests:
     """Flush requests of one publisher; only the highest position counts."""
 
-    def __init__(self, places: FastPlaces) -> None:
-        self._places = places
+    def __init__(self, stages: FastStages) -> None:
+        self._stages = stages
         self._flush_to = 0
         self._linger_to = 0
         """To be flushed when no message was accepted for a while."""
@@ -226,14 +226,14 @@ class FastWishes:
 
     def flush(self) -> int:
         """Request that all messages accepted so far are stored soon; returns the position to wait for."""
-        self._flush_to = self._places.accepted
+        self._flush_to = self._stages.accepted
         return self._flush_to
 
     def flush_to(self, position: int) -> None:
         """Request that all messages up to a position are stored soon."""
-        self._flush_to = max(self._flush_to, min(position, self._places.accepted))
+        self._flush_to = max(self._flush_to, min(position, self._stages.accepted))
 
-    def want(self, position: int, now: float, linger_s: float) -> None:
+    def request(self, position: int, now: float, linger_s: float) -> None:
         """Request that all messages up to a position are stored soon.
 
         With ``linger_s`` the batch is ended for it only when no message was accepted for that many seconds: as long as
@@ -243,14 +243,14 @@ class FastWishes:
         if linger_s <= 0:
             self.flush_to(position)
             return
-        self._linger_to = max(self._linger_to, min(position, self._places.accepted))
+        self._linger_to = max(self._linger_to, min(position, self._stages.accepted))
         self._linger_s = linger_s
         self._linger_until = now + linger_s
 
     @property
     def need_an_end(self) -> bool:
         """True if all requested messages are sent, and not all of them are stored."""
-        return self._places.published < self._flush_to <= self._places.sent_to
+        return self._stages.published < self._flush_to <= self._stages.sent_to
 
     def on_accepted(self, now: float) -> None:
         """Start the lingering time again, since more messages were accepted."""
@@ -258,7 +258,7 @@ class FastWishes:
             self._linger_until = now + self._linger_s
 
     def on_published(self) -> None:
-        if self._places.published >= self._linger_to:
+        if self._stages.published >= self._linger_to:
             self._linger_until = None
 
     def next_deadline(self) -> float | None:

@@ -102,7 +102,7 @@ class FastBatchBase(Block):
         if self._batch.is_ended:
             self._runner.detach()
 
-    def _tell_news(self) -> None:
+    def _report_news(self) -> None:
         """Call ``on_gap`` and ``on_error`` for new losses; takes the lock."""
         if self._batch.losses.news:
             with self._link.lock:
@@ -118,7 +118,7 @@ class FastBatchBase(Block):
         with self._link.lock:
             self._batch.abandon(self._now())
             self._runner.drop_inbox()
-            self._runner.settle()
+            self._runner.after_step()
 
 
 class FastPublisherBase(Block):
@@ -134,12 +134,12 @@ class FastPublisherBase(Block):
 
     def published(self) -> int:
         """The position up to which all messages are stored (or were passed to ``on_refused``); it never decreases."""
-        return self._publisher.places.published
+        return self._publisher.stages.published
 
     @property
     def accepted(self) -> int:
         """Position of the last message accepted, counted from 1."""
-        return self._publisher.places.accepted
+        return self._publisher.stages.accepted
 
     @property
     def failure(self) -> Exception | None:
@@ -149,7 +149,7 @@ class FastPublisherBase(Block):
     @property
     def pending(self) -> int:
         """Number of messages accepted and not known to be stored."""
-        return self._publisher.places.pending
+        return self._publisher.stages.pending
 
     @property
     def possibly_doubled(self) -> int:
@@ -167,7 +167,7 @@ class FastPublisherBase(Block):
         Once the publisher gave up or was left, the list does not change any more. Its first messages may be stored all
         the same, because they were on their way.
         """
-        return self._publisher.places.unpublished()
+        return self._publisher.stages.unpublished()
 
     def _enter(self) -> Self:
         super()._enter()
@@ -203,9 +203,9 @@ class FastPublisherBase(Block):
         """Continue after a wait for room; takes the lock."""
         self._waits_for_room = False
         with self._link.lock:
-            self._runner.settle()
+            self._runner.after_step()
 
-    def _tell_news(self) -> None:
+    def _report_news(self) -> None:
         """Call ``on_refused`` for new refusals, and log possible duplicates. Without the lock."""
         machine = self._publisher
         if not machine.news and not machine.doubled_news:
@@ -224,7 +224,7 @@ class FastPublisherBase(Block):
         with self._link.lock:
             self._publisher.abandon(self._now())
             self._runner.drop_inbox()
-            self._runner.settle()
+            self._runner.after_step()
             self._runner.detach()
 
 

@@ -360,7 +360,7 @@ class FastMachine:
 
     def _enter(self, state: FastState) -> None:
         self.state = state
-        self.sender.take_more(state is FastState.OPEN and not self._is_over_soon)
+        self.sender.allow_more(state is FastState.OPEN and not self._is_over_soon)
 
     def _expect_the_end(self, hole: Exception) -> None:
         """Mode "fail": stop sending, because the server ends the batch before the failed message."""

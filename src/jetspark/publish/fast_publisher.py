@@ -66,7 +66,7 @@ from jetspark.errors import (
     WrongLastSequence,
 )
 from jetspark.publish.atomic_resolve import IMPOSSIBLE
-from jetspark.publish.fast_backlog import FastKeeping, FastPlaces, FastWishes, has_id
+from jetspark.publish.fast_backlog import FastEncoder, FastStages, FlushRequests, has_id
 from jetspark.publish.fast_batch import FastMachine, FastState
 from jetspark.publish.fast_options import FastPublisherOptions, Refused
 from jetspark.publish.outgoing import Item
@@ -88,8 +88,8 @@ class FastPublisherMachine:
     def __init__(self, machine: Connection, owner: Reader, options: FastPublisherOptions, *, now: float) -> None:
         """``owner`` is the driver's object that is woken when an answer has arrived."""
         self.options = options
-        self.places = FastPlaces()
-        self.wishes = FastWishes(self.places)
+        self.stages = FastStages()
+        self.flush_requests = FlushRequests(self.stages)
         self.possibly_doubled = 0
         """Number of messages without an id that were sent again although they may have been stored."""
         self.batches = 0
@@ -112,7 +112,7 @@ class FastPublisherMachine:
         """Messages up to this position were sent in a batch that ended in doubt."""
         self._is_stream_known = False
         """True if a stream answered, or may have: a 503 then means that it has no leader."""
-        self._settled_in_batch = 0
+        self._confirmed_in_batch = 0
         """Number of messages of the present batch that have left ``sent``: published or claimed."""
         self._is_closing = False
         self._retry_at: float | None = None
@@ -120,7 +120,7 @@ class FastPublisherMachine:
         self._last_error: Exception | None = None
         self._moved_at = now
         prefix = options.id_prefix or machine.names.new_batch()[1]
-        self._keeping = FastKeeping(machine, prefix if options.message_ids else None)
+        self._encoder = FastEncoder(machine, prefix if options.message_ids else None)
 
     # ---- facts -------------------------------------------------------------------------------------------------
 
@@ -129,12 +129,12 @@ class FastPublisherMachine:
         """Number of messages that are accepted now."""
         if self.room_bytes <= 0:
             return 0
-        return max(0, self.options.max_pending_messages - self.places.pending)
+        return max(0, self.options.max_pending_messages - self.stages.pending)
 
     @property
     def room_bytes(self) -> int:
         """Number of bytes that are accepted now; the message that exceeds it is still accepted."""
-        return self.options.max_pending_bytes - self.places.pending_bytes
+        return self.options.max_pending_bytes - self.stages.pending_bytes
 
     @property
     def batch(self) -> FastMachine | None:
@@ -143,20 +143,20 @@ class FastPublisherMachine:
     @property
     def is_idle(self) -> bool:
         """True if no message is pending and no batch is open."""
-        return self._batch is None and not self.places.pending
+        return self._batch is None and not self.stages.pending
 
     @property
     def _is_owed(self) -> bool:
         """True if the server has to act. It owes a slow producer nothing before the next acknowledgement is due."""
-        if not self.places.pending:
+        if not self.stages.pending:
             return False
-        return bool(self.places.backlog) or self._batch is None or self._batch.is_waiting
+        return bool(self.stages.backlog) or self._batch is None or self._batch.is_waiting
 
     @property
     def _is_ack_on_its_way(self) -> bool:
         """True if the server has enough messages for an acknowledgement, or will get them without the caller."""
         batch = self._batch
-        if self.places.backlog or batch is None or batch.state is not FastState.OPEN:
+        if self.stages.backlog or batch is None or batch.state is not FastState.OPEN:
             return True
         return batch.sender.sequence - batch.acknowledged >= batch.sender.msgs_per_ack
 
@@ -191,11 +191,11 @@ class FastPublisherMachine:
         self.check()
         kept: list[Item] = []
         try:
-            self._keeping.keep(items, self.places.accepted + 1, kept, are_checked=are_checked)
+            self._encoder.keep(items, self.stages.accepted + 1, kept, are_checked=are_checked)
         finally:
             self._begin_patience(now)
-            self.wishes.on_accepted(now)
-            self.places.accept(kept)
+            self.flush_requests.on_accepted(now)
+            self.stages.accept(kept)
 
     def close(self) -> None:
         """Accept no more messages; store the pending ones, and end the batch."""
@@ -214,14 +214,14 @@ class FastPublisherMachine:
         self._begin_patience(now)
         batch = self._batch
         if batch is None:
-            if not (self.places.claimed or self.places.backlog) or (
+            if not (self.stages.claimed or self.stages.backlog) or (
                 self._retry_at is not None and now < self._retry_at
             ):
                 return False
             batch = self._batch = self._new_batch()
-            self._settled_in_batch = 0
+            self._confirmed_in_batch = 0
             self._session = self._machine.sessions
-            self._is_proving = bool(self.places.claimed)
+            self._is_proving = bool(self.stages.claimed)
             self.batches += not self._is_proving
             self._retry_at = None
         if batch.state is FastState.NEW:
@@ -231,7 +231,7 @@ class FastPublisherMachine:
             return False
         if batch.state is FastState.OPEN:
             # Only wanted messages are encoded: others can wait here just as well, and are not sent after a failure.
-            if self.places.backlog and (due := batch.sender.due):
+            if self.stages.backlog and (due := batch.sender.due):
                 self._send(batch, min(due, PIECE_MESSAGES), now)
                 return True  # to send more, or the end that a flush waits for
             if self._wants_end(batch):
@@ -245,28 +245,28 @@ class FastPublisherMachine:
     def _begin(self, batch: FastMachine, now: float) -> None:
         try:
             if self._is_proving:
-                batch.start(_question(self.places.claimed[-1], self._max_question_bytes), now, is_only=True)
+                batch.start(_question(self.stages.claimed[-1], self._max_question_bytes), now, is_only=True)
                 return
-            batch.start(self.places.sent[0] if self.places.sent else self.places.backlog[0], now)
+            batch.start(self.stages.sent[0] if self.stages.sent else self.stages.backlog[0], now)
         except BufferFull:
             batch.opening.reopen_at = now + RETRY.first_s  # a past time would make the driver try at once, endlessly
             raise
-        if not self.places.sent:
-            self.places.send(1)
+        if not self.stages.sent:
+            self.stages.send(1)
 
     def _send(self, batch: FastMachine, count: int, now: float) -> None:
         sender = batch.sender
         before = sender.sequence
-        sender.add_up_to(count, self.places.backlog, now)
-        self.places.send(sender.sequence - before)
+        sender.add_up_to(count, self.stages.backlog, now)
+        self.stages.send(sender.sequence - before)
 
     def _wants_end(self, batch: FastMachine) -> bool:
         """True if the batch has to end, because only its end confirms its last messages."""
         if self._is_closing:
-            return not self.places.backlog
-        if self.room == 0 and not self.places.backlog and batch.sender.due > 0:
+            return not self.stages.backlog
+        if self.room == 0 and not self.stages.backlog and batch.sender.due > 0:
             return True  # the server waits for more before it acknowledges, and the publisher may not accept more
-        return self.wishes.need_an_end
+        return self.flush_requests.need_an_end
 
     # ---- answers -----------------------------------------------------------------------------------------------
 
@@ -274,23 +274,23 @@ class FastPublisherMachine:
         """Read all answers that have arrived."""
         if self._batch is not None:
             self._batch.on_replies(now)
-            self._look(now)
+            self._follow_batch(now)
 
     def on_event(self, event: ConnectionEvent, now: float) -> None:
         """Handle an event of the connection."""
         if self._batch is not None:
             self._batch.on_event(event, now)
-            self._look(now)
-        if isinstance(event, Closed) and self.failure is None and (self.places.pending or not self._is_closing):
+            self._follow_batch(now)
+        if isinstance(event, Closed) and self.failure is None and (self.stages.pending or not self._is_closing):
             self.fail(event.error or ConnectionClosed("the connection was closed"))
 
-    def _look(self, now: float) -> None:
+    def _follow_batch(self, now: float) -> None:
         """Apply the progress, or the end, of the present batch."""
         batch = self._batch
         assert batch is not None
         self._is_stream_known |= batch.opening.is_stream_known
         if not self._is_proving:
-            self._settle(batch.stored, now)
+            self._on_acknowledged(batch.stored, now)
         if batch.is_ended:
             self._batch = None
             if self._is_proving:
@@ -298,38 +298,38 @@ class FastPublisherMachine:
             else:
                 self._on_batch_over(batch, now)
 
-    def _settle(self, stored: int, now: float) -> None:
+    def _on_acknowledged(self, stored: int, now: float) -> None:
         """Publish or claim the first ``stored`` messages of the present batch, which are acknowledged."""
-        count = stored - self._settled_in_batch
+        count = stored - self._confirmed_in_batch
         if count <= 0:
             return
-        assert count <= len(self.places.sent), (
+        assert count <= len(self.stages.sent), (
             count,
-            len(self.places.sent),
+            len(self.stages.sent),
         )  # the batch refuses numbers above the sent ones
-        self._settled_in_batch = stored
-        first = self.places.published + len(self.places.claimed) + 1
-        if self.places.claimed or first <= self._sent_before:
-            self._publish(self.places.claimed, self._claim(count, first), now)
+        self._confirmed_in_batch = stored
+        first = self.stages.published + len(self.stages.claimed) + 1
+        if self.stages.claimed or first <= self._sent_before:
+            self._publish(self.stages.claimed, self._claim(count, first), now)
         else:
-            self._publish(self.places.sent, count, now)
+            self._publish(self.stages.sent, count, now)
 
     def _claim(self, count: int, first: int) -> int:
         """Claim acknowledged messages, the first of which has this position; return how many are proven."""
-        part = self.places.claim(count)
+        part = self.stages.claim(count)
         known = self._sent_before - first + 1
         if known < count:  # a message that was not sent before is new, and proves the ones before it
-            return len(self.places.claimed)
+            return len(self.stages.claimed)
         # A message without an id is stored again with each repetition.
         known = next((place for place in range(count, 0, -1) if not has_id(part[place - 1])), 0)
-        return len(self.places.claimed) - count + known if known else 0
+        return len(self.stages.claimed) - count + known if known else 0
 
     def _publish(self, source: deque[Item], count: int, now: float) -> None:
         """Count the first messages of ``source``, the earliest stage in use, as stored."""
         if not count:
             return
-        self.places.publish(source, count)
-        self.wishes.on_published()
+        self.stages.publish(source, count)
+        self.flush_requests.on_published()
         self._moved_at = now
         self._failures = 0
 
@@ -337,9 +337,9 @@ class FastPublisherMachine:
         """Apply the answer to the question whether the stream has the last claimed message."""
         failure = batch.failure
         if failure is None and batch.ack is not None and batch.ack.sequence:
-            self._publish(self.places.claimed, len(self.places.claimed), now)
+            self._publish(self.stages.claimed, len(self.stages.claimed), now)
         elif isinstance(failure, WrongLastSequence):
-            self.places.send_again(self.places.claimed)
+            self.stages.send_again(self.stages.claimed)
         elif failure is not None and _is_hopeless(failure):
             self.fail(failure)
         else:
@@ -357,7 +357,7 @@ class FastPublisherMachine:
         failure = batch.failure
         self._is_stream_known |= not isinstance(failure, JetStreamUnavailable)
         if failure is None:
-            assert not self.places.sent
+            assert not self.stages.sent
             return
         self._last_error = failure
         refusal = self._refusal(batch)
@@ -367,8 +367,8 @@ class FastPublisherMachine:
             self._on_doubt()
         elif self._session != self._machine.sessions:
             # Over another server the next batch may reach this batch's leader, and not the one that ended it.
-            self._note_sent()
-        self.places.send_again(self.places.sent)
+            self._record_sent()
+        self.stages.send_again(self.stages.sent)
         if not self._is_stream_known or (_is_hopeless(failure) and refusal is None):
             self.fail(failure)
         elif (
@@ -378,37 +378,37 @@ class FastPublisherMachine:
 
     def _on_doubt(self) -> None:
         """Send all unconfirmed messages again, claimed ones included: they may be stored, or proposed and lost."""
-        if not self._keeping.has_ids:
-            self.possibly_doubled += len(self.places.sent)
-            self.doubled_news += len(self.places.sent)
-        self._note_sent()
-        self.places.send_again(self.places.sent)
-        self.places.send_again(self.places.claimed)
+        if not self._encoder.has_ids:
+            self.possibly_doubled += len(self.stages.sent)
+            self.doubled_news += len(self.stages.sent)
+        self._record_sent()
+        self.stages.send_again(self.stages.sent)
+        self.stages.send_again(self.stages.claimed)
 
-    def _note_sent(self) -> None:
-        self._sent_before = max(self._sent_before, self.places.sent_to)
+    def _record_sent(self) -> None:
+        self._sent_before = max(self._sent_before, self.stages.sent_to)
         # Flush soon, while the stream still remembers their ids.
-        self.wishes.flush_to(self._sent_before)
+        self.flush_requests.flush_to(self._sent_before)
 
     def _refusal(self, batch: FastMachine) -> ServerError | None:
         """The stream's refusal of the first message that is not stored, if that refusal ended the batch."""
-        if self.places.claimed:
+        if self.stages.claimed:
             return None  # a proof comes first; then the message is refused again
-        first_missing = self._settled_in_batch + 1
+        first_missing = self._confirmed_in_batch + 1
         for refusal in batch.losses.errors:
             is_final = not _is_hopeless(refusal.error) and refusal.error.err_code != Code.DUPLICATE_IN_PROCESS
-            if refusal.sequence == first_missing and self.places.sent and is_final:
+            if refusal.sequence == first_missing and self.stages.sent and is_final:
                 return refusal.error
         return None
 
     def _on_refused(self, error: ServerError, now: float) -> None:
-        item = self.places.sent[0]
+        item = self.stages.sent[0]
         if self.options.on_refused is None:
             self.fail(error)
             return
-        self._publish(self.places.sent, 1, now)
+        self._publish(self.stages.sent, 1, now)
         headers = item[2] if len(item) == 3 else None
-        self.news.append(Refused(self.places.published, item[0], item[1], headers, error))
+        self.news.append(Refused(self.stages.published, item[0], item[1], headers, error))
 
     def fail(self, error: Exception) -> None:
         """Give up: nothing more is sent, and pending messages can still be read."""
@@ -425,18 +425,18 @@ class FastPublisherMachine:
         if self._batch is not None:
             reopen_at = self._batch.opening.reopen_at
             deadline = min(deadline, self._batch.next_deadline() or math.inf, reopen_at or math.inf)
-        elif (self.places.claimed or self.places.backlog) and self._retry_at is not None:
+        elif (self.stages.claimed or self.stages.backlog) and self._retry_at is not None:
             deadline = min(deadline, self._retry_at)
-        linger_until = self.wishes.next_deadline()
+        linger_until = self.flush_requests.next_deadline()
         deadline = deadline if linger_until is None else min(deadline, linger_until)
         return None if deadline == math.inf else deadline
 
     def on_time(self, now: float) -> None:
         """Handle deadlines; the driver calls :meth:`pump` afterwards."""
-        self.wishes.on_time(now, is_ack_on_its_way=self._is_ack_on_its_way)
+        self.flush_requests.on_time(now, is_ack_on_its_way=self._is_ack_on_its_way)
         if self._batch is not None:
             self._batch.on_time(now)
-            self._look(now)
+            self._follow_batch(now)
         if self.failure is None and self._is_owed and now >= self._moved_at + self.options.patience_s:
             self._give_up(self._last_error or "no answer", now)
 
@@ -452,7 +452,7 @@ class FastPublisherMachine:
 
     def _give_up(self, reason: object, now: float) -> None:
         refusal = self._last_error if self._batch is None else self._batch.opening.reopen_error
-        is_in_doubt = self._sent_before > self.places.published  # otherwise every batch sent was answered
+        is_in_doubt = self._sent_before > self.stages.published  # otherwise every batch sent was answered
         if isinstance(refusal, JetStreamUnavailable | ServerError) and not is_in_doubt:
             self.fail(refusal)
         reason = refusal or reason
@@ -466,8 +466,8 @@ class FastPublisherMachine:
     def abandon(self, now: float) -> None:
         """Leave without waiting: end the open batch, and send nothing more."""
         self._is_closing = self.is_left = True
-        if self.places.pending:
-            self.fail(UsageError(f"the publisher was left; unpublished() has {self.places.pending} messages"))
+        if self.stages.pending:
+            self.fail(UsageError(f"the publisher was left; unpublished() has {self.stages.pending} messages"))
         if self._batch is not None:
             self._batch.abandon(now)
             self._batch = None

@@ -34,7 +34,7 @@ from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, unsenda
 
 __all__ = ["FastFrames", "FastPace", "FastSender", "FrameKind"]
 
-# ---- spelling --------------------------------------------------------------------------------------------------------
+# ---- frames ----------------------------------------------------------------------------------------------------------
 
 
 # Publishers use few subjects; see Connection, which has the same bound.
@@ -367,7 +367,7 @@ class FastSender:
 
     # ---- what the batch tells --------------------------------------------------------------------------------------
 
-    def take_more(self, takes_more: bool) -> None:
+    def allow_more(self, takes_more: bool) -> None:
         """Allow, or refuse, further messages."""
         self._takes_more = takes_more
         self._set_limit()
@@ -407,7 +407,7 @@ class FastSender:
         """Drop the kept messages and refuse further ones: the batch is over, or will be without them."""
         self._early.clear()
         self._early_bytes = 0
-        self.take_more(False)
+        self.allow_more(False)
 
     def begin_again(self) -> None:
         """Start numbering again, because nothing was stored."""

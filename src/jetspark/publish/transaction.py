@@ -35,6 +35,6 @@ class TransactionBase(Block):
         self._check_inside()
         return self._writes
 
-    def _note_revisions(self) -> None:
+    def _store_revisions(self) -> None:
         if self._batch.outcome == "stored":
             self.revisions = self._writes.revisions(self._batch.ack)

@@ -218,32 +218,32 @@ class PublishWindow:
         # Removed after they were applied: a thread may be interrupted before, and then applies the rest later.
         runs, pending = inbox.answer_runs, inbox.pending
         while runs:
-            self._take_run(runs[0])
+            self._apply_run(runs[0])
             runs.popleft()
         if pending:
-            self._take_messages(pending)
+            self._apply_messages(pending)
             pending.clear()
         if inbox.is_finished:  # closed, or we may not subscribe to it; the next publish subscribes again
             self._inbox = None
             self.fail(inbox.error or ConnectionClosed("closed before the acknowledgement came"))
 
-    def _take_messages(self, messages: Iterable[CoreMessage]) -> None:
+    def _apply_messages(self, messages: Iterable[CoreMessage]) -> None:
         prefix = self._reply_prefix
         ours = [message for message in messages if message.subject.startswith(prefix)]
         tokens = [message.subject[len(prefix) :].encode(errors="surrogateescape") for message in ours]
         if not any(message.raw_headers for message in ours):
-            self._take_run(AnswerRun(prefix, tokens, [message.data for message in ours]))
+            self._apply_run(AnswerRun(prefix, tokens, [message.data for message in ours]))
             return
         for token, message in zip(tokens, ours, strict=True):
-            self._take(token, message)
+            self._apply_answer(token, message)
 
-    def _take_run(self, run: AnswerRun) -> None:
+    def _apply_run(self, run: AnswerRun) -> None:
         if run.prefix != self._reply_prefix:
             return  # answers in an earlier inbox, whose messages are resolved
         acks = read_plain_acks(run.payloads)
         if acks is None:
             for token, payload in zip(run.tokens, run.payloads, strict=True):
-                self._take(token, CoreMessage("", payload, None, None, None))
+                self._apply_answer(token, CoreMessage("", payload, None, None, None))
             return
         waiting = self._waiting
         for token, ack in zip(run.tokens, acks, strict=True):
@@ -253,7 +253,7 @@ class PublishWindow:
                     handle.set_result(ack)
                 del waiting[token]
 
-    def _take(self, token: bytes, message: CoreMessage) -> None:
+    def _apply_answer(self, token: bytes, message: CoreMessage) -> None:
         """Resolve one message by an answer that is parsed separately."""
         handle = self._waiting.get(token)
         if handle is not None:
@@ -310,7 +310,7 @@ class PublishWindow:
     def _deadline(self, known: Handle) -> float:
         return max(known.accepted_at, self._session_began) + self.ack_timeout_s
 
-    def tell_overlooked(self, logger: logging.Logger, error: BaseException | None) -> None:
+    def log_overlooked(self, logger: logging.Logger, error: BaseException | None) -> None:
         """Log a failed future that was garbage-collected before its error was retrieved.
 
         Logged at the first, and then at each doubling: loud enough to notice, quiet enough to survive a lost session.

@@ -71,7 +71,7 @@ def find_nats_server() -> NatsServerBinary:
             refused.append(error.reason)
             continue
         if refused:
-            _tell_once(
+            _warn_once(
                 f"using nats-server {_dotted(found.version)} at {path} (from {origin}), because {'; '.join(refused)}"
             )
         return found
@@ -111,7 +111,7 @@ def _supported_version_of(path: Path, origin: str) -> tuple[int, int, int]:
 
 
 @functools.lru_cache(maxsize=16)
-def _tell_once(notice: str) -> None:
+def _warn_once(notice: str) -> None:
     _logger.warning("%s", notice)
 
 

@@ -57,7 +57,7 @@ def main(argument: str) -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     server = _start(task)
-    _tell(f"{server.pid}\n".encode())
+    _report(f"{server.pid}\n".encode())
     is_orphaned = _watch(server, task["parent_pid"], wake_read)
     if is_orphaned:
         _end(server)
@@ -109,7 +109,7 @@ def _watch(server: subprocess.Popen[bytes], parent_pid: int, wake: int) -> bool:
                 server.send_signal(number)
                 if number == signal.SIGSTOP:
                     _await_stop(server)
-            _tell(b"." * len(signals))
+            _report(b"." * len(signals))
         if os.getppid() != parent_pid:
             return True
     return False
@@ -122,7 +122,7 @@ def _await_stop(server: subprocess.Popen[bytes]) -> None:
         os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # leaves the state for later waits
 
 
-def _tell(message: bytes) -> None:
+def _report(message: bytes) -> None:
     try:
         os.write(1, message)
     except BrokenPipeError:

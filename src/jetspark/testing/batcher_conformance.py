@@ -244,14 +244,14 @@ class Trial:
         assert stats.flushed_ok <= written, f"M2: {stats.flushed_ok} flushed, when the sink had done {written}"
         assert stats.flushed_fail <= failed, f"M2: {stats.flushed_fail} failed, when the sink had failed {failed}"
 
-    def check_settled(self, *, ok: int, fail: int = 0) -> None:
+    def check_final_counts(self, *, ok: int, fail: int = 0) -> None:
         """Check that nothing is on its way any more, and the final counts."""
         self.check_law()
         stats = self.stats
         found = (stats.enqueued, stats.flushed_ok, stats.flushed_fail, stats.dropped_on_shutdown, stats.in_flight)
         assert found == (ok + fail, ok, fail, 0, 0), f"enqueued, ok, fail, dropped, in flight: {found}"
 
-    async def until_settled(self) -> None:
+    async def until_idle(self) -> None:
         await self.suite.until(lambda: self.stats.in_flight == 0, "everything to be settled")
 
     async def until_batches(self, count: int) -> None:
@@ -426,9 +426,9 @@ class Conformance:
         await trial.add_all(range(10))
         await trial.until_batches(2)
         assert trial.sink.batches == [(0, 1, 2, 3, 4), (5, 6, 7, 8, 9)]
-        await trial.until_settled()
+        await trial.until_idle()
         assert trial.reasons == {"size": 2}
-        trial.check_settled(ok=10)
+        trial.check_final_counts(ok=10)
 
     @_check
     async def test_T2_time_trigger(self) -> None:
@@ -436,7 +436,7 @@ class Conformance:
         await trial.add("lonely")
         await self.pass_time(2 * self.delay)
         await trial.until_batches(1)
-        await trial.until_settled()
+        await trial.until_idle()
         await self.pause()
         assert trial.sink.batches == [("lonely",)]
         assert trial.reasons == {"time": 1}
@@ -450,7 +450,7 @@ class Conformance:
         await trial.shutdown()
         assert trial.sink.batches == [(0, 1, 2, 3)], "I6: what was accepted is not at the sink"
         assert trial.reasons == {"shutdown": 1}
-        trial.check_settled(ok=4)
+        trial.check_final_counts(ok=4)
 
     @_check
     async def test_T4_shutdown_timeout(self) -> None:
@@ -476,7 +476,7 @@ class Conformance:
         await self._within(asyncio.gather(first, second), "both shutdowns to end")
         await self._within(trial.shutdown(), "a third shutdown to end")
         assert trial.sink.items == [0, 1, 2]
-        trial.check_settled(ok=3)
+        trial.check_final_counts(ok=3)
 
     @_check
     async def test_T6_add_after_shutdown(self) -> None:
@@ -486,7 +486,7 @@ class Conformance:
         await self._check_closed(trial, "after")
         await self.pause()
         assert trial.sink.items == ["before"]
-        trial.check_settled(ok=1)
+        trial.check_final_counts(ok=1)
 
     @_check
     async def test_T7_no_loss(self) -> None:
@@ -519,7 +519,7 @@ class Conformance:
         trial = await self._produce(fails=lambda number: number % 3 == 1)
         failed = sum(len(batch) for number, batch in enumerate(trial.sink.batches) if number % 3 == 1)
         assert failed
-        trial.check_settled(ok=PRODUCERS * EACH - failed, fail=failed)
+        trial.check_final_counts(ok=PRODUCERS * EACH - failed, fail=failed)
 
     # ---- beyond ----------------------------------------------------------------------------------------------------
 
@@ -540,7 +540,7 @@ class Conformance:
         await trial.add("a")
         self.clock.advance(self.delay)
         await trial.until_batches(1)
-        await trial.until_settled()
+        await trial.until_idle()
         self.clock.advance(self.delay * 0.75)
         await self.pause()
         await trial.add("b")
@@ -561,7 +561,7 @@ class Conformance:
         await self.pass_time(3 * self.delay)
         await self.pause()
         trial.sink.open()
-        await trial.until_settled()
+        await trial.until_idle()
         await trial.add("c")
         await self.pass_time(self.delay)
         await self.until(lambda: trial.sink.items == ["a", "b", "c"], "the last item to be flushed for its age")
@@ -583,7 +583,7 @@ class Conformance:
         await trial.add_all(range(8))
         await trial.shutdown()
         assert trial.sink.items == list(range(8))
-        trial.check_settled(ok=8)
+        trial.check_final_counts(ok=8)
 
     @_check
     async def test_I6_shutdown_writes_everything_that_was_accepted(self) -> None:
@@ -596,7 +596,7 @@ class Conformance:
         await self._within(ending, "shutdown to end")
         assert trial.sink.items == accepted, "I6: not everything accepted was written"
         assert max(map(len, trial.sink.batches)) <= 3, "a batch is larger than max_batch_size"
-        trial.check_settled(ok=len(accepted))
+        trial.check_final_counts(ok=len(accepted))
 
     @_check
     async def test_V3_each_flush_has_one_reason(self) -> None:
@@ -605,7 +605,7 @@ class Conformance:
         await trial.until_batches(2)
         await trial.add(6)
         await self.pass_time(2 * self.delay)
-        await trial.until_settled()
+        await trial.until_idle()
         await trial.add_all([7, 8])
         await trial.shutdown()
         assert trial.sink.items == list(range(9))
@@ -619,7 +619,7 @@ class Conformance:
         await trial.shutdown()
         for item in range(5):  # more than there would be room for
             await self._check_closed(trial, item)
-        trial.check_settled(ok=0)
+        trial.check_final_counts(ok=0)
 
     @_check
     async def test_B1_the_queue_is_bounded(self) -> None:
@@ -651,7 +651,7 @@ class Conformance:
         await self._within(adding, "everything to be accepted")
         await trial.shutdown()
         assert trial.sink.items == items, f"B4: {len(items)} accepted, and {len(trial.sink.items)} written"
-        trial.check_settled(ok=len(items))
+        trial.check_final_counts(ok=len(items))
 
     @_check
     async def test_S3_shutdown_refuses_an_add_that_waits(self) -> None:
@@ -685,7 +685,7 @@ class Conformance:
         await trial.until_batches(2)
         await trial.shutdown()
         assert trial.sink.batches == [(0, 1), (2, 3)], "D3: the batcher does not retry, and does not stop"
-        trial.check_settled(ok=2, fail=2)
+        trial.check_final_counts(ok=2, fail=2)
 
     @_check
     async def test_V7_no_batch_is_empty(self) -> None:
@@ -695,7 +695,7 @@ class Conformance:
             await self.pass_time(self.delay)
             await self.pause()
         await trial.add_all("ab")
-        await trial.until_settled()
+        await trial.until_idle()
         for _ in range(3):
             await self.pass_time(self.delay)
             await self.pause()

@@ -74,10 +74,10 @@ class SimulatedLink:
         self.machine.close()
         self._steps = self._converse = None
         self._hang_up()
-        self.settle()
+        self.deliver_events()
         self._wake_publishers()
 
-    def settle(self) -> None:
+    def deliver_events(self) -> None:
         """Deliver the events of a call into the machine, and schedule its output."""
         for event in self.machine.events():
             match event:
@@ -146,7 +146,7 @@ class SimulatedLink:
                 self._converse = step
                 self._give_up = self.clock.after(self.machine.options.connect_timeout_s, self._out_of_patience)
                 self.flush()
-                self._look()
+                self._check_conversation()
             case step:
                 raise AssertionError(f"not simulated: {step}")
 
@@ -160,7 +160,7 @@ class SimulatedLink:
         else:
             self._advance()
 
-    def _look(self) -> None:
+    def _check_conversation(self) -> None:
         """End the conversation if it is complete, or if the wire is gone."""
         converse = self._converse
         if converse is not None and (self.wire is None or converse.is_done()):
@@ -183,7 +183,7 @@ class SimulatedLink:
         self._wake_publishers()
         self.machine.on_time(self.clock.now)
         self._arm_timer()
-        self.settle()
+        self.deliver_events()
 
     def _hang_up(self) -> None:
         wire, self.wire = self.wire, None
@@ -200,19 +200,19 @@ class SimulatedLink:
         except JetSparkError as error:
             self._on_lost(str(error))
             return
-        self._look()
-        self.settle()
+        self._check_conversation()
+        self.deliver_events()
 
     def _on_lost(self, reason: str) -> None:
         self._hang_up()
         if self._converse is not None:
-            self._look()
+            self._check_conversation()
             return
         if self.machine.is_closed or self._steps is not None:
             return
         self.machine.end(reason)
         self._wake_publishers()
-        self.settle()
+        self.deliver_events()
         self.open()
 
     def _on_room(self) -> None:
@@ -231,7 +231,7 @@ class SimulatedLink:
             self._on_lost(str(error))
             return
         self._arm_timer()
-        self.settle()
+        self.deliver_events()
 
 
 # ---- faults ----------------------------------------------------------------------------------------------------------

@@ -100,14 +100,14 @@ class AtomicBatches:
     def receive(self, message: Incoming, reply: str | None, now: float) -> list[Delivery]:
         """Process a message with a batch id; with a reply subject, answer it."""
         said: list[Delivery] = []
-        answer = self._take(message, now, said)
+        answer = self._stage(message, now, said)
         config = self._store.config
         if answer is not None and reply and not config.no_ack:
             data = replies.error_ack(config.name, answer) if isinstance(answer, ApiError) else answer
             said.append(Delivery(reply, data))
         return said
 
-    def _take(self, message: Incoming, now: float, said: list[Delivery]) -> bytes | ApiError | None:
+    def _stage(self, message: Incoming, now: float, said: list[Delivery]) -> bytes | ApiError | None:
         fields = message.fields
         id = fields[BATCH_ID]
         if not self._store.config.allow_atomic:

@@ -480,7 +480,7 @@ class ModelConsumer:
             if sequence not in self.pending:
                 self.deliveries.pop(sequence, None)  # of a message given up after max_deliver
                 return False
-            self._settle(sequence)
+            self._drop_acknowledged(sequence)
         self.last_acked_at = now
         return True
 
@@ -488,7 +488,7 @@ class ModelConsumer:
         self.deliveries.pop(sequence, None)
         return self.pending.pop(sequence)
 
-    def _settle(self, sequence: int) -> None:
+    def _drop_acknowledged(self, sequence: int) -> None:
         """Drop a message, and move the floor up to the oldest unacknowledged one."""
         known = self._drop(sequence)
         if not self.pending:

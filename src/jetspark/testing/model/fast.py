@@ -121,7 +121,7 @@ class _FastBatch:
         self.trail: list[tuple[int, int, str]] = [(0, 0, "")]
 
     @property
-    def is_settled(self) -> bool:
+    def is_all_stored(self) -> bool:
         """True if no message is being stored, as far as the server can tell."""
         return not self.pending or self.persisted == self.last
 
@@ -215,7 +215,7 @@ class FastIngest:
                 return said
         if operation == _END:
             batch.last = sequence - 1
-            self._end(batch, reply, said, is_complete=batch.is_settled)
+            self._end(batch, reply, said, is_complete=batch.is_all_stored)
             return said
         batch.last = sequence
         self._put(batch, message, operation == _COMMIT, reply, now, said)
@@ -288,7 +288,7 @@ class FastIngest:
         said.append(Delivery(reply, replies.flow_error(sequence, error)))
         if is_commit:
             batch.last = sequence - 1
-            self._end(batch, reply, said, is_complete=batch.is_settled)
+            self._end(batch, reply, said, is_complete=batch.is_all_stored)
         elif not batch.is_gap_ok:
             batch.last = sequence - 1
             self._end(batch, reply, said, is_complete=batch.persisted == batch.last)
@@ -313,7 +313,7 @@ class FastIngest:
             data = replies.pub_ack(name, earlier, is_duplicate=True, batch=batch.id, count=1)
             said.append(Delivery(reply, data))
         else:
-            self._end(batch, reply, said, is_complete=batch.is_settled)
+            self._end(batch, reply, said, is_complete=batch.is_all_stored)
 
     def _ping(self, batch: _FastBatch, sequence: int, reply: str, said: list[Delivery]) -> None:
         if sequence > batch.last:

@@ -171,7 +171,7 @@ class ModelServer:
         due = self.on_time(now) if now >= self._quiet_until else []
         if subject.startswith("$JS."):
             said = self._with_advisories(self._on_api(subject, data, reply, now), now)
-            self._look_ahead()
+            self._update_quiet_until()
             return due + said
         stream = self._routes.get(subject) or self._route(subject)
         if stream is None:
@@ -179,11 +179,11 @@ class ModelServer:
         said = self._with_advisories(stream.publish(subject, data, reply, headers, now), now)
         if self._copies and (copied := self._copy(now)):
             said = said + copied
-            self._look_ahead()
+            self._update_quiet_until()
         if self._quiet_until > now + self._limits.timeout_s:
             self._quiet_until = now + self._limits.timeout_s
         if stream.consumers or stream.ageing.next_deadline() is not None:
-            self._look_ahead()
+            self._update_quiet_until()
         if stream.store.apply_s and (answer_at := stream.next_answer_at()) is not None:
             self._quiet_until = min(self._quiet_until, answer_at)
         return due + said if due else said
@@ -215,7 +215,7 @@ class ModelServer:
     def _on_moment(self, now: float) -> list[Delivery]:
         said = [each for stream in self._streams.values() for each in stream.on_time(now)]
         said = self._with_advisories(said + self._copy(now), now)
-        self._look_ahead()
+        self._update_quiet_until()
         return said
 
     # Misfortune
@@ -241,7 +241,7 @@ class ModelServer:
         """
         said = self.on_time(now)
         self.stream(stream).lose_leader(drop, is_silent=is_silent, elected_at=elected_at)
-        self._look_ahead()
+        self._update_quiet_until()
         return said
 
     def cut_off_leader(self, stream: str, now: float) -> list[Delivery]:
@@ -260,7 +260,7 @@ class ModelServer:
         ``leader`` is the number of a replica, counted from 0; by default replicas take turns.
         """
         said = self.on_time(now) + self.stream(stream).elect_leader(now, leader)
-        self._look_ahead()
+        self._update_quiet_until()
         return said
 
     def slow_down(self, stream: str, now: float, apply_s: float) -> list[Delivery]:
@@ -329,7 +329,7 @@ class ModelServer:
         subjects = [subject for each in self._streams.values() for subject in each.config.subjects or ()]
         self._stores_advisories = any(overlaps(f"{replies.ADVISORIES}>", subject) for subject in subjects)
 
-    def _look_ahead(self) -> None:
+    def _update_quiet_until(self) -> None:
         deadline = self.next_deadline()
         self._quiet_until = math.inf if deadline is None else deadline
 
