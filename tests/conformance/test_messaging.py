@@ -238,7 +238,7 @@ async def test_a_message_without_a_reply_subject_cannot_be_answered(driver: Driv
         subscription = await nc.subscribe("statement")
         await nc.publish("statement")
         message = await subscription.next(30)
-        with pytest.raises(jetspark.UsageError, match="nobody waits for an answer"):
+        with pytest.raises(jetspark.UsageError, match="its sender expects no answer"):
             await message.respond(b"?")
 
 

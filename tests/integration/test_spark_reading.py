@@ -246,7 +246,7 @@ def test_data_that_nobody_wants_is_not_sent(
 
 def test_a_start_below_the_first_sequence_is_data_loss(server: NatsServer, stream: Stream) -> None:
     stream.purge(up_to_sequence=30)
-    with pytest.raises(DataLoss, match=r"sequence 10 is wanted and the first there is is 31.*failOnDataLoss=false"):
+    with pytest.raises(DataLoss, match=r"sequence 10 is needed and the first stored one is 31.*failOnDataLoss=false"):
         sequences(reader_of(server, stream, 10, 50).batches())
 
 
@@ -379,7 +379,7 @@ def test_a_query_from_earliest_begins_with_what_a_full_stream_still_has_and_keep
     assert read_all(again, again.partitions(start, json.loads(json.dumps(end)))) == list(range(71, 111))
     following = reader().latestOffset(end, ReadAllAvailable())
     fill(js, full, 60)
-    with pytest.raises(DataLoss, match="sequence 111 is wanted and the first there is is 131"):
+    with pytest.raises(DataLoss, match="sequence 111 is needed and the first stored one is 131"):
         read_all(reader(), reader().partitions(end, following))
     with pytest.raises(DataLoss):
         reader().latestOffset(end, ReadAllAvailable())

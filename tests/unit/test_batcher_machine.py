@@ -354,8 +354,8 @@ def test_what_is_written_off_is_counted_once_and_written_all_the_same() -> None:
     stats = it.stats()
     assert (stats.dropped_on_shutdown, stats.in_flight, it.held) == (4, 0, 0)
     assert [str(error) for error in (*of_running, *of_waiting)] == [
-        "batcher 'batcher': the time of the shutdown was over while the item was being written",
-        "batcher 'batcher': the time of the shutdown was over while the item was waiting",
+        "batcher 'batcher': the shutdown timed out while the item was being written",
+        "batcher 'batcher': the shutdown timed out while the item was waiting",
     ]
     assert {type(error) for error in (*of_running, *of_waiting)} == {DroppedOnShutdown}
     it.finish(flush, None, 100.0)

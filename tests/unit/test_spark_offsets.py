@@ -342,12 +342,12 @@ def test_a_plan_over_two_streams_of_one_name_is_refused() -> None:
 
 
 def test_a_recreated_stream_is_noticed() -> None:
-    with pytest.raises(StreamRecreated, match=r"'A' was deleted and created anew.*new checkpoint"):
+    with pytest.raises(StreamRecreated, match=r"'A' was deleted and re-created.*new checkpoint"):
         check_unchanged(at(A=5), [head("A", 100, created="2026-04-01T00:00:00Z")])
 
 
 def test_a_stream_that_went_back_is_noticed() -> None:
-    with pytest.raises(StreamWentBack, match="sequence 50 is wanted and the stream's next one is 7"):
+    with pytest.raises(StreamWentBack, match="sequence 50 is needed and the stream's next one is 7"):
         check_unchanged(at(A=50), [head("A", 7)])
 
 
@@ -367,7 +367,7 @@ def test_data_loss_names_stream_sequences_and_the_option() -> None:
     with pytest.raises(DataLoss) as caught:
         check_loss(at(A=5), [head("A", 200, first=101)], is_allowed=False)
     assert str(caught.value) == (
-        "stream 'A': sequence 5 is wanted and the first there is is 101, so 96 sequences are gone (limits, a "
+        "stream 'A': sequence 5 is needed and the first stored one is 101, so 96 sequences are gone (limits, a "
         "purge, or deletes); set failOnDataLoss=false to go on with what is left"
     )
 

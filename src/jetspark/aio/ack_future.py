@@ -41,7 +41,7 @@ class _FailedAckFuture(AckFuture):
     def __del__(self) -> None:
         if self._log_traceback:
             self._log_traceback = False
-            self.window.tell_overlooked(_logger, self.exception())
+            self.window.log_overlooked(_logger, self.exception())
 
 
 class AckFutures:

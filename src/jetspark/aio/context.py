@@ -87,8 +87,8 @@ class DriverContext:
                     request.subject, request.data, timeout=timeout, headers=request.headers
                 )
             except NoResponders as error:
-                if (within_s := deadline.look_s(request, clock.now(), self.client.server_info)) is not None:
-                    await self.run(self.api.look_for_stream(request.subject, deadline), within_s)
+                if (within_s := deadline.election_check_s(request, clock.now(), self.client.server_info)) is not None:
+                    await self.run(self.api.find_streams_of(request.subject, deadline), within_s)
                 pause_s = deadline.retry_after_s(clock.now())
                 if pause_s is None:
                     raise unavailable(request.subject, self.client.server_info, deadline.stream) from error

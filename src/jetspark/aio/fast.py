@@ -78,7 +78,7 @@ class FastBatch(_FastBlock, FastBatchBase):
 
     def __init__(self, context: DriverContext, options: FastBatchOptions) -> None:
         super().__init__(context)
-        self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step, self._tell_news)
+        self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step, self._report_news)
         self._batch = self._runner.run(FastMachine(self._connection, self._runner, options))
         self._sender = self._batch.sender  # by itself, for :meth:`add`: it is called for every message
         self._feed = BatchFeed(self._link, self._runner, self._batch, self._check_inside)
@@ -197,7 +197,7 @@ class FastBatch(_FastBlock, FastBatchBase):
                 raise UsageError("nothing was added: there is nothing to commit")
             while not batch.is_ended:
                 await self._runner.wait()
-        self._tell_news()
+        self._report_news()
         if batch.failure is not None:
             batch.check()
         assert batch.ack is not None
@@ -237,7 +237,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
 
     def __init__(self, context: DriverContext, options: FastPublisherOptions) -> None:
         super().__init__(context)
-        self._runner: PacedRunner[FastPublisherMachine] = PacedRunner(self._link, self._pump, self._tell_news)
+        self._runner: PacedRunner[FastPublisherMachine] = PacedRunner(self._link, self._pump, self._report_news)
         self._publisher = self._runner.run(
             FastPublisherMachine(self._connection, self._runner, options, now=self._now())
         )
@@ -273,7 +273,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             self._publisher.accept(items, self._now(), are_checked=are_checked)
         finally:
             self._pump()
-        position = self._publisher.places.accepted
+        position = self._publisher.stages.accepted
         if self._connection.out_bytes >= WRITE_AT_BYTES:
             await self._runner.write_and_wait()
         return position
@@ -343,8 +343,8 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         """
         check_timeout(timeout)
         # In threads: with self._link.lock:
-        position = self._publisher.wishes.flush()
-        await self._until(lambda: self._publisher.places.published >= position, timeout)
+        position = self._publisher.flush_requests.flush()
+        await self._until(lambda: self._publisher.stages.published >= position, timeout)
 
     async def wait_published(self, position: int, timeout: float | None = None, *, linger_s: float = 0.0) -> None:
         """Return when everything up to a position is stored; :meth:`publish` and :meth:`publish_many` return positions.
@@ -360,8 +360,8 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         check_timeout(timeout)
         machine = self._publisher
         # In threads: with self._link.lock:
-        machine.wishes.want(position, self._now(), linger_s)
-        await self._until(lambda: machine.places.published >= position, timeout)
+        machine.flush_requests.request(position, self._now(), linger_s)
+        await self._until(lambda: machine.stages.published >= position, timeout)
 
     async def close(self, timeout: float | None = None) -> None:
         """Store everything, end the batch, accept nothing more; after an error, send nothing more either.
@@ -378,7 +378,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
                 await self._until(lambda: machine.is_idle, timeout)
             finally:
                 self._leave()
-        self._tell_news()
+        self._report_news()
 
     async def _until(self, is_done: Callable[[], bool], timeout: float | None) -> None:
         deadline = None if timeout is None else self._now() + timeout
@@ -387,7 +387,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
             if self._publisher.failure is not None:
                 raise self._publisher.failure.with_traceback(None)
             if deadline is not None and self._now() >= deadline:
-                raise RequestTimeout(f"{self._publisher.places.pending} messages to be stored", timeout or 0)
+                raise RequestTimeout(f"{self._publisher.stages.pending} messages to be stored", timeout or 0)
             await self._runner.wait(deadline)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
@@ -400,7 +400,7 @@ class FastPublisher(_FastBlock, FastPublisherBase):
         except JetSparkError as failure:
             if kind is None:
                 raise
-            self._logger.warning("%s; %d messages are not stored", failure, self._publisher.places.pending)
+            self._logger.warning("%s; %d messages are not stored", failure, self._publisher.stages.pending)
         finally:
             try:
                 self._leave()

@@ -316,7 +316,7 @@ class Transaction(TransactionBase):
             BatchInDoubt: It cannot be known.
         """
         outcome = await self._batch.resolve()
-        self._note_revisions()
+        self._store_revisions()
         return outcome
 
     async def __aenter__(self) -> Transaction:
@@ -336,4 +336,4 @@ class Transaction(TransactionBase):
         except WrongLastSequence as refused:
             # One request for each key, of which there may be a thousand.
             raise await self._context.run(self._writes.conflict(), for_each=True) from refused
-        self._note_revisions()
+        self._store_revisions()

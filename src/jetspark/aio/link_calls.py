@@ -96,7 +96,7 @@ async def until_done(link: Link, start: Callable[[Waiter], None], timeout_s: flo
         with link.lock, link.doubt:
             start(done)
             link.flush()
-        link.settle()
+        link.deliver_events()
         await link.wait_for(done, timeout_s, what)
     finally:
         with link.lock:
@@ -127,7 +127,7 @@ async def drain_all(link: Link, subscriptions: list[SubscriptionState], timeout_
             for subscription, handle in zip(subscriptions, handles, strict=True):
                 link.connection.drain(subscription, handle)
             link.flush()
-        link.settle()
+        link.deliver_events()
         for handle in handles:
             try:
                 await link.wait_for(handle, timeout_s, "drain", deadline)

@@ -362,7 +362,7 @@ class ObjectStore:
 
     async def _abandon(self, upload: Upload, sending: Sending | FastSending, progress: Progress) -> None:
         timeout_s = self._context.timeout_s
-        settle_s = progress.settle_s(timeout_s)
+        settle_s = progress.in_flight_wait_s(timeout_s)
         deadline = clock.now() + settle_s
         if await sending.settle(settle_s):
             await self._purge(upload.nuid, progress.clean_up_s(timeout_s, deadline - clock.now()))

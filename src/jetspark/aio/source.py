@@ -91,9 +91,9 @@ class Source(SourceBase[JetStreamMessage]):
             if ask.acknowledges is not None:
                 mark_answered(ask.acknowledges)
         except TimeoutError:
-            self.puller.take_back(ask)
+            self.puller.withdraw(ask)
         except BaseException:
-            self.puller.take_back(ask)
+            self.puller.withdraw(ask)
             raise
 
     async def close(self) -> None:

@@ -137,7 +137,7 @@ class ProcedureRunner:
 
     async def _pull(self, step: Pull) -> list[Any]:
         assert isinstance(step.source, Source)
-        return step.source.puller.take_out(await step.source.perform(step.reader))
+        return step.source.puller.pop_messages(await step.source.perform(step.reader))
 
     async def _close_pull(self, step: ClosePull) -> None:
         source, info, context = step.source, step.info, self._connected

@@ -81,7 +81,7 @@ class Link:
         self.flush()  # requests of this step of the loop, see flush_promptly
         self.connection.close(error)
         self._hang_up()
-        self.settle()
+        self.deliver_events()
         self.room.notify_all()
         self._disarm_timer()  # last: what was told of the end may have set it once more
 
@@ -237,7 +237,7 @@ class Link:
         if self.connection.is_connected:
             self.connection.on_time(self.now())  # it pings from now on
             self._arm_timer()
-        self.settle()
+        self.deliver_events()
 
     async def _perform_all(self, steps: Establishing) -> None:
         try:
@@ -248,7 +248,7 @@ class Link:
             raise
 
     async def _perform(self, step: Step) -> Any:
-        self.settle()  # an attempt that failed is reported before the next
+        self.deliver_events()  # an attempt that failed is reported before the next
         if self.connection.is_closed:
             raise ConnectionLost("closed while connecting")
         timeout_s = self.connection.options.connect_timeout_s
@@ -319,7 +319,7 @@ class Link:
             return
         if session.progress is not None and not session.progress.done():
             session.progress.set_result(None)
-        self.settle()
+        self.deliver_events()
 
     def on_lost(self, session: _Session, error: Exception) -> None:
         if session.failure is None:
@@ -331,7 +331,7 @@ class Link:
         self.connection.end(describe_error(session.failure))
         self._hang_up()
         self.room.notify_all()
-        self.settle()
+        self.deliver_events()
         if self.connection.is_closed or self._is_establishing:
             # An event handler may have closed us; or the server let us in and dropped us before the attempt was over,
             # and the attempt sees that by itself.
@@ -366,7 +366,7 @@ class Link:
         for attached in self.dispatcher.due(now):
             self.dispatcher.guard(attached.on_time, now)
         self._arm_timer()
-        self.settle()
+        self.deliver_events()
 
     def _arm_timer(self) -> None:
         of_session = self.connection.next_deadline() if self.connection.is_connected else None
@@ -379,7 +379,7 @@ class Link:
             self._timer.cancel()
             self._timer, self._timer_at = None, math.inf
 
-    def settle(self) -> None:
+    def deliver_events(self) -> None:
         """After every call into the connection: pass on what happened, send what it has to say."""
         connection = self.connection
         events = connection.events()

@@ -149,7 +149,7 @@ class AckFuture(HandleFacts):
     def __del__(self) -> None:
         try:
             if self._error is not None and not self._is_seen:
-                self._home.window.tell_overlooked(_logger, self._error)
+                self._home.window.log_overlooked(_logger, self._error)
         except AttributeError:
             pass  # an interrupt came while it was made
 
@@ -192,7 +192,7 @@ class AckFutures:
             # Also in a forked process, whose copy of the connection is closed, and where no thread tells of it.
             self._runner.on_time(time.monotonic())
         else:
-            self._runner.look()
+            self._runner.run_due()
 
     def call_back(self) -> None:
         """Without the lock."""

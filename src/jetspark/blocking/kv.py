@@ -317,7 +317,7 @@ class Transaction(TransactionBase):
             BatchInDoubt: It cannot be known.
         """
         outcome = self._batch.resolve()
-        self._note_revisions()
+        self._store_revisions()
         return outcome
 
     def __enter__(self) -> Transaction:
@@ -337,4 +337,4 @@ class Transaction(TransactionBase):
         except WrongLastSequence as refused:
             # One request for each key, of which there may be a thousand.
             raise self._context.run(self._writes.conflict(), for_each=True) from refused
-        self._note_revisions()
+        self._store_revisions()

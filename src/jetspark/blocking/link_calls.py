@@ -97,7 +97,7 @@ def until_done(link: Link, start: Callable[[Waiter], None], timeout_s: float, wh
         with link.lock, link.doubt:
             start(done)
             link.flush()
-        link.settle()
+        link.deliver_events()
         link.wait_for(done, timeout_s, what)
     finally:
         with link.lock:
@@ -128,7 +128,7 @@ def drain_all(link: Link, subscriptions: list[SubscriptionState], timeout_s: flo
             for subscription, handle in zip(subscriptions, handles, strict=True):
                 link.connection.drain(subscription, handle)
             link.flush()
-        link.settle()
+        link.deliver_events()
         for handle in handles:
             try:
                 link.wait_for(handle, timeout_s, "drain", deadline)

@@ -360,7 +360,7 @@ class ObjectStore:
 
     def _abandon(self, upload: Upload, sending: Sending | FastSending, progress: Progress) -> None:
         timeout_s = self._context.timeout_s
-        settle_s = progress.settle_s(timeout_s)
+        settle_s = progress.in_flight_wait_s(timeout_s)
         deadline = clock.now() + settle_s
         if sending.settle(settle_s):
             self._purge(upload.nuid, progress.clean_up_s(timeout_s, deadline - clock.now()))

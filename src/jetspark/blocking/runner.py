@@ -25,8 +25,8 @@ class MachineRunner(RunnerBase[M]):
     _link: Link
     changed: Changed
 
-    def __init__(self, link: Link, on_step: Callable[[], None], tell: Callable[[], None]) -> None:
-        super().__init__(link, on_step, tell)
+    def __init__(self, link: Link, on_step: Callable[[], None], notify_owner: Callable[[], None]) -> None:
+        super().__init__(link, on_step, notify_owner)
         self.changed = Changed(link.lock)
 
     def wait(self, deadline: float | None = None, changed: Changed | None = None) -> None:

@@ -92,9 +92,9 @@ class Source(SourceBase[JetStreamMessage]):
             if ask.acknowledges is not None:
                 mark_answered(ask.acknowledges)
         except TimeoutError:
-            self.puller.take_back(ask)
+            self.puller.withdraw(ask)
         except BaseException:
-            self.puller.take_back(ask)
+            self.puller.withdraw(ask)
             raise
 
     def close(self) -> None:

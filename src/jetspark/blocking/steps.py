@@ -138,7 +138,7 @@ class ProcedureRunner:
 
     def _pull(self, step: Pull) -> list[Any]:
         assert isinstance(step.source, Source)
-        return step.source.puller.take_out(step.source.perform(step.reader))
+        return step.source.puller.pop_messages(step.source.perform(step.reader))
 
     def _close_pull(self, step: ClosePull) -> None:
         source, info, context = step.source, step.info, self._connected

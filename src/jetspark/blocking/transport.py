@@ -133,7 +133,7 @@ class Link:
             with self.lock:
                 self.connection.close()
                 self.room.notify_all()
-            self.settle()
+            self.deliver_events()
             if not is_ours and self._thread.is_alive():
                 self._over.look(ENDING_S)
         if self._lease.holder in (0, threading.get_ident()):
@@ -365,7 +365,7 @@ class Link:
         self._room_calls.append(callback)
         self.wake()
 
-    def settle(self) -> None:
+    def deliver_events(self) -> None:
         """Pass on what happened. Without the lock."""
         me = threading.get_ident()
         try:
@@ -402,7 +402,7 @@ class Link:
                     self._hang_up()
                     self.room.notify_all()
                 self._is_establishing = True
-                self.settle()
+                self.deliver_events()
                 if not self.connection.options.reconnect:
                     error = ConnectionLost(describe_error(lost))
                     break
@@ -417,7 +417,7 @@ class Link:
                 self._bell.cut_off()
                 if not self._lease.holder:
                     self._bell.close()
-            self.settle()
+            self.deliver_events()
             self._opened.set_exception(error or ConnectionLost("closed while connecting"))
             self._has_ended = True
             self._over.set_result(None)
@@ -432,12 +432,12 @@ class Link:
             self.connection.on_time(time.monotonic())
             self.flush()
             self.room.notify_all()
-        self.settle()
+        self.deliver_events()
         if is_first:
             self._opened.set_result(None)
 
     def _perform(self, step: Step) -> Any:
-        self.settle()  # an attempt that failed is reported before the next
+        self.deliver_events()  # an attempt that failed is reported before the next
         if self._is_closing:
             raise ConnectionLost("closed while connecting")
         timeout_s = self.connection.options.connect_timeout_s

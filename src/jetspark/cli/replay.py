@@ -16,7 +16,7 @@ import typer
 from jetspark.cli.apps import EXIT_DIFFERENCE, AppName, AsJson, Servers, load_app, with_server
 from jetspark.cli.bars import sequence_bar
 from jetspark.cli.spark_place import Master, PyFiles, SparkPlace
-from jetspark.core.garbage import seldom_collecting
+from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import typer
 from jetspark.cli.apps import AppName, Servers, connection_options, load_app
 from jetspark.cli.spark_place import Master, PyFiles, SparkPlace
 from jetspark.cli.supervising import Supervisor, end_with_parent, watched_folder
-from jetspark.core.garbage import seldom_collecting
+from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import ConfigError, HandlerStalled
 
 if TYPE_CHECKING:

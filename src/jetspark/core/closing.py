@@ -1,8 +1,8 @@
-"""How a connection is closed and drained: generators that decide, run by a driver that can wait.
+"""How a connection is closed and drained: generators of steps, run by a driver that can wait.
 
-They yield what they need done and are resumed when it is, or with the error there was instead. The driver ends the
-connection when they are through, whatever they raise. They raise when messages that were published may not arrive:
-closing is the last chance to tell.
+Each step is answered when it is done, or with its error. The driver ends the connection when the generator has ended,
+also when it raised. The generators raise if published messages may not have arrived, because after closing no other
+call can report it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jetspark.errors import (
 
 __all__ = ["INTERRUPTED_S", "AwaitAcks", "Confirm", "Ending", "ReadUp", "Step", "close", "drain", "leaving_s", "lost"]
 
-# Longest wait for the server when a client's block is interrupted: somebody wants the program, or the task, to end. A
+# Longest wait for the server when an interrupt leaves a client's block: the program, or the task, is to end now. A
 # server that answers does so in a fraction of it.
 INTERRUPTED_S = 5.0
 
@@ -36,12 +36,13 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class AwaitAcks:
-    """Wait for the acknowledgements of ``publish_async``. Who is not done in time is told by the end itself."""
+    """Wait for the acknowledgements of ``publish_async``. A publish still waiting at the deadline fails when we
+    close."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadUp:
-    """Have the server send no more on these and their readers finish; the answer is whether they did in time."""
+    """Stop deliveries to these subscriptions and let their readers finish; the answer is True if they did in time."""
 
     subscriptions: list[SubscriptionState]
 
@@ -89,10 +90,10 @@ def drain(machine: Connection, timeout_s: float) -> Ending:
 
 
 def lost(machine: Connection, error: JetSparkError | None = None) -> ConnectionLost:
-    """What is told of messages that may not have arrived, and why where that is known."""
+    """The error for published messages that may not have arrived, with the cause if it is known."""
     reason, unconfirmed = "closed before the server confirmed", machine.in_doubt
     if isinstance(error, ConnectionLost):
-        # Those of its session. The machine no longer counts them, but those that wait for the next one.
+        # The error counts the messages of its own session; `in_doubt` now counts only messages for the next one.
         return ConnectionLost(f"{reason}: {error.reason}", error.unconfirmed_messages + unconfirmed)
     return ConnectionLost(reason if error is None else f"{reason}: {error}", unconfirmed)
 
@@ -104,7 +105,7 @@ def _confirm(machine: Connection) -> Ending:
         if machine.in_doubt:
             yield Confirm()
     except (PermissionDenied, RequestTimeout) as error:
-        failure = error  # told at the end: those who wait for acknowledgements have theirs to come all the same
+        failure = error  # raised at the end: acknowledgements of other messages may still arrive
     except JetSparkError as error:
         if not machine.is_closed and not isinstance(error, BufferFull | ConnectionLost):
             raise  # a call that is wrong

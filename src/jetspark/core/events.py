@@ -113,7 +113,7 @@ class ServersDiscovered:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The connection is over, for good. ``error`` is None when that was our own wish.
+    """The connection is over permanently. ``error`` is None after a call of ``close`` or ``drain``.
 
     ``unsent_messages`` had been accepted and never left: they are lost.
     """
@@ -165,7 +165,8 @@ def log_event(logger: logging.Logger, event: ConnectionEvent) -> None:
 
 
 def log_never_closed(logger: logging.Logger, server: object, unsent: int, in_doubt: int) -> None:
-    """A client is gone, or its loop, and nobody closed it: say what that has cost."""
+    """Warn about a client that was garbage-collected, or whose loop ended, without ``close``; with its lost
+    messages."""
     logger.warning(
         "a client of %s was never closed: %d published messages were never sent, %d are in doubt",
         server,

@@ -435,7 +435,7 @@ async def test_a_worker_that_cannot_load_a_state_says_so(
         await js.delete_kv("bank_balances")
         await publish(js, app, Opened(account="b"))
         await until(lambda: "cannot be loaded" in caplog.text)
-        assert "bucket bank_balances: 1 state cannot be loaded: nobody answers on" in caplog.text
+        assert "bucket bank_balances: 1 state cannot be loaded: no answer on" in caplog.text
         assert "`jetspark apply`" in caplog.text
         await set_up(js, app)
         await until(lambda: is_folded(js, app))

@@ -150,7 +150,7 @@ def _scan(task: ScanTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Reco
 
 def _compare(task: CompareTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Fold and compare the keys of a task."""
-    from jetspark.core.garbage import seldom_collecting
+    from jetspark.core.gc_tuning import seldom_collecting
 
     with _Keys(task) as keys, seldom_collecting():
         for batch in batches:

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from jetspark.core.garbage import seldom_collecting
+from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import ConfigError, JetSparkError
 from jetspark.spark.connections import runner_for
 from jetspark.spark.engine.covering import Covered, check_seen, merge

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from jetspark.blocking import JetStream
-from jetspark.core.garbage import seldom_collecting
+from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.spark.engine.covering import Covered
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
 from jetspark.spark.final import shortly

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from jetspark.blocking import JetStream
 from jetspark.blocking.steps import ProcedureRunner
-from jetspark.core.garbage import seldom_collecting
+from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import ConfigError
 from jetspark.spark import offsets
 from jetspark.spark.connections import runner_for

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from jetspark.core.garbage import seldom_collecting
+from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import ConfigError, Conflict, JetSparkError, UsageError
 from jetspark.spark.connections import runner_for
 from jetspark.spark.final import TaskFailed, is_final, raise_failure

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from jetspark.blocking import JetStream
-from jetspark.core.garbage import seldom_collecting
+from jetspark.core.gc_tuning import seldom_collecting
 from jetspark.errors import ConfigError, PermissionDenied
 from jetspark.spark.final import shortly
 from jetspark.spark.following import Follower, check_loss, count_from
