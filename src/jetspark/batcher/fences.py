@@ -47,9 +47,9 @@ class Fences:
             else:
                 fence.failed += count
 
-    def settle(self, settled_to: int) -> None:
+    def complete(self, completed_to: int) -> None:
         """Everything before this position is settled: those that wait for no more are done."""
-        for fence in [each for each in self._fences if each.end <= settled_to]:
+        for fence in [each for each in self._fences if each.end <= completed_to]:
             fence.is_done = True
             fence.wake()
             self._fences.remove(fence)

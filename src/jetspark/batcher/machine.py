@@ -24,7 +24,7 @@ Here are the states and the decisions. ``waiting`` has what is known of waiting 
 sizes, who is to be told), ``fences`` what manual flushes wait for.
 
 Interrupts. A thread may meet a KeyboardInterrupt after any call that it makes, also in here. So what belongs together
-is changed without a call between, where nothing can come between; the rest follows from that, and ``mend()`` brings
+is changed without a call between, where nothing can come between; the rest follows from that, and ``repair()`` brings
 it up to date.
 """
 
@@ -38,7 +38,7 @@ from typing import Generic, TypeVar
 from jetspark.batcher.config import REASONS, BatcherConfig, Reason, Stats
 from jetspark.batcher.fences import Fence, Fences
 from jetspark.batcher.reports import WriteReport
-from jetspark.batcher.waiting import Ack, WaitingAcks, WaitingSizes
+from jetspark.batcher.waiting_items import Ack, WaitingAcks, WaitingSizes
 from jetspark.errors import (
     BatcherBroken,
     BatcherClosed,
@@ -65,7 +65,7 @@ class Flush(Generic[T]):
     count: int = field(init=False, compare=False)
     began_at: float = field(default=0.0, compare=False)
     acks: Sequence[Ack] = field(default=(), compare=False)
-    is_settled: bool = field(default=False, compare=False)
+    has_outcome: bool = field(default=False, compare=False)
     is_overdue: bool = field(default=False, compare=False)
     """It took too long, and its driver was told."""
     is_begun: bool = field(default=False, compare=False)
@@ -342,7 +342,7 @@ class BatchMachine(Generic[T]):
             items = items[:count]
         first = self._taken
         acks = self._acks.before(first + count) if self._acks else ()
-        flush = Flush(items, reason, first, began_at=now, acks=acks, is_settled=self.is_written_off)
+        flush = Flush(items, reason, first, began_at=now, acks=acks, has_outcome=self.is_written_off)
         # From here to the next call the items change hands: an interrupt finds all of this done, or nothing.
         self._waiting = rest
         self._taken = first + count
@@ -359,24 +359,24 @@ class BatchMachine(Generic[T]):
     def finish(self, flush: Flush[T], error: BaseException | None, now: float) -> None:
         """The sink has returned, or raised. Poll afterwards: its slot is free."""
         del self._running[flush.first]
-        if not flush.is_settled:
-            self._settle(flush, error, now)
+        if not flush.has_outcome:
+            self._count_outcome(flush, error, now)
         elif error is None:
             self._late_ok += flush.count
         elif not flush.is_overdue:  # then it was told already, as one that takes too long
-            self.reports.append(WriteReport(flush.count, now - flush.began_at, error, is_settling=False))
+            self.reports.append(WriteReport(flush.count, now - flush.began_at, error, is_counted=False))
         self._pass_fences()
 
-    def _settle(self, flush: Flush[T], error: BaseException | None, now: float) -> None:
-        flush.is_settled = True
-        self.reports.append(WriteReport(flush.count, now - flush.began_at, error, is_settling=True))
+    def _count_outcome(self, flush: Flush[T], error: BaseException | None, now: float) -> None:
+        flush.has_outcome = True
+        self.reports.append(WriteReport(flush.count, now - flush.began_at, error, is_counted=True))
         if error is None:
             self._ok += flush.count
         else:
             self._failed += flush.count
-        self._tell(flush.first, flush.end, flush.acks, error)
+        self._announce(flush.first, flush.end, flush.acks, error)
 
-    def _tell(self, first: int, end: int, acks: Iterable[Ack], error: BaseException | None) -> None:
+    def _announce(self, first: int, end: int, acks: Iterable[Ack], error: BaseException | None) -> None:
         """Those who wait for these items learn how it went."""
         self._fences.count(first, end, error)
         for ack in acks:
@@ -398,10 +398,10 @@ class BatchMachine(Generic[T]):
         for flush in late:
             flush.is_overdue = True
             error = FlushTimeout(self.name, flush.count, self.flush_timeout)
-            if not flush.is_settled:
-                self._settle(flush, error, now)
+            if not flush.has_outcome:
+                self._count_outcome(flush, error, now)
             else:
-                self.reports.append(WriteReport(flush.count, now - flush.began_at, error, is_settling=False))
+                self.reports.append(WriteReport(flush.count, now - flush.began_at, error, is_counted=False))
         if late:
             self._pass_fences()
         return late
@@ -410,7 +410,7 @@ class BatchMachine(Generic[T]):
 
     def fence(self, wake: Callable[[], None]) -> Fence:
         """Have everything accepted so far go now. Poll afterwards, and wait for the fence if it is not done."""
-        fence = Fence(self._settled_to(), self.enqueued, wake)
+        fence = Fence(self._completed_to(), self.enqueued, wake)
         self._manual_to = fence.end
         self._fences.add(fence)
         self._pass_fences()
@@ -420,15 +420,15 @@ class BatchMachine(Generic[T]):
         """Nobody waits for it any more."""
         self._fences.forget(fence)
 
-    def _settled_to(self) -> int:
+    def _completed_to(self) -> int:
         """Everything before this position is settled."""
         if self.is_written_off:
             return self.enqueued
-        return min((flush.first for flush in self._running.values() if not flush.is_settled), default=self._taken)
+        return min((flush.first for flush in self._running.values() if not flush.has_outcome), default=self._taken)
 
     def _pass_fences(self) -> None:
         if self._fences:
-            self._fences.settle(self._settled_to())
+            self._fences.complete(self._completed_to())
 
     # ---- ending --------------------------------------------------------------------------------------------------
 
@@ -460,16 +460,16 @@ class BatchMachine(Generic[T]):
         dropped = self._dropped + self.held
         self._dropped = dropped
         self.is_written_off = True
-        self._tell_dropped()
+        self._fail_dropped()
         return dropped
 
-    def _tell_dropped(self) -> None:
+    def _fail_dropped(self) -> None:
         for flush in self._running.values():
-            if not flush.is_settled:
-                flush.is_settled = True
-                self._tell(flush.first, flush.end, flush.acks, DroppedOnShutdown(self.name, "being written"))
+            if not flush.has_outcome:
+                flush.has_outcome = True
+                self._announce(flush.first, flush.end, flush.acks, DroppedOnShutdown(self.name, "being written"))
         acks = self._acks.before(self.enqueued)
-        self._tell(self._taken, self.enqueued, acks, DroppedOnShutdown(self.name, "waiting"))
+        self._announce(self._taken, self.enqueued, acks, DroppedOnShutdown(self.name, "waiting"))
         self._acks.drop(len(acks))
         self._pass_fences()
 
@@ -478,33 +478,33 @@ class BatchMachine(Generic[T]):
         if self.failure is not None:
             return
         self.failure = error
-        self._tell_failure()
+        self._fail_waiting()
 
-    def _tell_failure(self) -> None:
+    def _fail_waiting(self) -> None:
         self.close()
         broken = BatcherBroken(self.name)
         broken.__cause__ = self.failure
-        self._acks.tell_all(broken)
+        self._acks.fail_all(broken)
         self._fences.release()
 
     # ---- interrupts ------------------------------------------------------------------------------------------------
 
-    def mend(self) -> list[Flush[T]]:
+    def repair(self) -> list[Flush[T]]:
         """After a call into here was interrupted, or raised: everything that follows from what is true is true again.
 
         Returns the flushes that nobody has begun to write, in order. Poll afterwards.
         """
         self.enqueued = self._taken + len(self._waiting)
         if self._sizes is not None:
-            self._sizes.mend(len(self._waiting))
-        self._acks.mend(self._taken, self.enqueued)
+            self._sizes.trim(len(self._waiting))
+        self._acks.trim(self._taken, self.enqueued)
         for ticket in [each for each in self._tickets if each.is_granted or each.is_over]:
             ticket.wake()
             self._tickets.remove(ticket)
         if self.is_written_off:
-            self._tell_dropped()
+            self._fail_dropped()
         if self.failure is not None:
-            self._tell_failure()
+            self._fail_waiting()
         elif self.is_closed:
             self.close()
         self._pass_fences()
@@ -517,7 +517,7 @@ class BatchMachine(Generic[T]):
     @property
     def held(self) -> int:
         """Accepted and not settled, counted one by one: what ``in_flight`` has to be."""
-        running = sum(flush.count for flush in self._running.values() if not flush.is_settled)
+        running = sum(flush.count for flush in self._running.values() if not flush.has_outcome)
         return running + (0 if self.is_written_off else len(self._waiting))
 
     def stats(self) -> Stats:

@@ -18,7 +18,7 @@ class WriteReport:
     items: int
     seconds: float
     error: BaseException | None
-    is_settling: bool
+    is_counted: bool
     """Whether the items count by this; else they were counted before, and only an error is worth telling."""
 
 
@@ -34,7 +34,7 @@ class Reporter:
         if error is not None:
             what = "batcher %r: a write of %d items failed: %s: %s"
             self.logger.warning(what, self._name, report.items, type(error).__name__, error)
-        if self._metrics is not None and report.is_settling:
+        if self._metrics is not None and report.is_counted:
             try:
                 self._metrics.flushed(
                     self._name, items=report.items, seconds=report.seconds, result="ok" if error is None else "fail"

@@ -47,7 +47,7 @@ async def _await_letters(demo: Demo, wanted: dict[str, int]) -> list[StoredLette
     """The letters, once there are as many as there have to be; as many as there are, if that takes too long."""
     give_up_at = time.perf_counter() + WAIT_S
     while True:
-        letters = await read_letters(demo.place.js, demo.shop.release2, LetterFilter())
+        letters = await read_letters(demo.environment.js, demo.shop.release2, LetterFilter())
         if Counter(each.letter.handler for each in letters) == wanted or time.perf_counter() > give_up_at:
             return letters
         await asyncio.sleep(POLL_S)
@@ -55,7 +55,7 @@ async def _await_letters(demo: Demo, wanted: dict[str, int]) -> list[StoredLette
 
 async def _redrive(demo: Demo, stage: DemoStage, chosen: StoredLetter) -> None:
     """Have the handler of release 2, which knows what to do, handle one letter; then its event is there."""
-    app, js, letter = demo.shop.release2, demo.place.js, chosen.letter
+    app, js, letter = demo.shop.release2, demo.environment.js, chosen.letter
     began = time.perf_counter()
     sequence = str(letter.origin.sequence)
     await run_redrive(js, app, LetterFilter.parse(HANDLER, [f"sequence={sequence}"]))

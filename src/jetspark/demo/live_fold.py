@@ -40,7 +40,7 @@ async def fold_live(demo: Demo) -> None:
 
 async def _kill_server(demo: Demo, stage: DemoStage) -> str | None:
     """End the server the hard way, and start it; returns what happened, None if it is not ours to kill."""
-    server = demo.place.server
+    server = demo.environment.server
     if server is None:
         return None
     stage.say("server killed; it starts again")

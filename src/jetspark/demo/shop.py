@@ -38,7 +38,7 @@ def find_examples() -> Path:
     """Beside the package when it is installed, in the repository when it is not.
 
     Raises:
-        ConfigError: It is in neither place.
+        ConfigError: Neither an installed nor a source tree has the example application.
     """
     package = Path(jetspark.core.version.__file__).parents[1]
     for folder in (package / "_examples", package.parents[1] / "examples"):

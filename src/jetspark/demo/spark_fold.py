@@ -123,7 +123,7 @@ async def _make_buckets(demo: Demo) -> None:
     demo.spark_buckets = {name: f"{spec.bucket.bucket}_spark" for name, spec in app.projections.items()}
     for name, bucket in demo.spark_buckets.items():
         config = app.projections[name].bucket_config
-        await demo.place.js.create_kv(dataclasses.replace(config, bucket=bucket, metadata={OWNER: app.name}))
+        await demo.environment.js.create_kv(dataclasses.replace(config, bucket=bucket, metadata={OWNER: app.name}))
 
 
 def _start(demo: Demo, spark: SparkSession) -> StreamingQuery:
@@ -132,7 +132,7 @@ def _start(demo: Demo, spark: SparkSession) -> StreamingQuery:
     return run(
         RELEASE_1,
         spark,
-        demo.place.url,
+        demo.environment.url,
         checkpoint=str(demo.folder / "checkpoint"),
         buckets=demo.spark_buckets,
         until_now=True,

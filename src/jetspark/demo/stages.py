@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jetspark.app.replay.places import noted_position
-from jetspark.demo.place import Place
+from jetspark.demo.environment import DemoEnvironment
 from jetspark.demo.screen import DemoStage, Screen
 from jetspark.demo.shop import Shop
 from jetspark.demo.workers import WorkerProcess
@@ -37,7 +37,7 @@ class Demo:
 
     screen: Screen
     shop: Shop
-    place: Place
+    environment: DemoEnvironment
     folder: Path
     """For logs and checkpoints; removed at the end."""
     stack: AsyncExitStack
@@ -55,7 +55,7 @@ class Demo:
 
     def start_worker(self, app: str) -> WorkerProcess:
         """Start one that is ended with the demo."""
-        self.worker = WorkerProcess(app, self.place.url, self.shop.folder, self.folder / "workers.log")
+        self.worker = WorkerProcess(app, self.environment.url, self.shop.folder, self.folder / "workers.log")
         self.stack.push_async_callback(asyncio.to_thread, self.worker.stop)
         return self.worker
 
@@ -87,7 +87,7 @@ async def until_folded(
     Raises:
         RequestTimeout: Nothing was folded for three minutes.
     """
-    js = demo.place.client.jetstream(timeout=ANSWER_S)
+    js = demo.environment.client.jetstream(timeout=ANSWER_S)
     moments: list[Moment] = []
     seen_at, seen = time.perf_counter(), -1
     while seen < sequence:

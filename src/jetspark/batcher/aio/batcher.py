@@ -13,7 +13,7 @@ from jetspark.batcher.aio.sinks import Sink
 from jetspark.batcher.config import BatcherConfig, Flushed, Stats
 from jetspark.batcher.machine import BatchMachine, Flush, no_room, not_drained, not_flushed
 from jetspark.batcher.reports import Reporter
-from jetspark.batcher.waiting import Ack
+from jetspark.batcher.waiting_items import Ack
 from jetspark.core.arguments import instance, iterate
 from jetspark.errors import ConfigError, JetSparkError
 
@@ -104,7 +104,7 @@ class Batcher(Generic[T]):
         if self._machine.room <= 0 or self._now is None:
             await self._ask(1, timeout)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._advance(self._machine.add(item, self._time(), _teller(done)))
+        self._advance(self._machine.add(item, self._time(), _ack_of(done)))
         return done
 
     async def flush(self, *, timeout: float | None = None) -> Flushed:
@@ -306,7 +306,7 @@ def _end(done: asyncio.Future[bool], value: bool) -> None:
         done.set_result(value)
 
 
-def _teller(done: asyncio.Future[None]) -> Ack:
+def _ack_of(done: asyncio.Future[None]) -> Ack:
     def tell(error: BaseException | None) -> None:
         if done.done():  # the caller does not want to know any more
             return

@@ -4,7 +4,7 @@ One lock guards the machine; nobody holds it while the sink writes. A *keeper* t
 *writer* threads as flushes may run at once give batches to the sink. They are daemons and begin with the first item.
 
 Interrupts. A caller may meet a KeyboardInterrupt between any two steps, our own threads never do. Its thread
-then mends what it has left half done (``_mend``) before the interrupt goes on: the machine brings its account up to
+then mends what it has left half done (``_repair``) before the interrupt goes on: the machine brings its account up to
 date, flushes that were on their way to a writer are handed out, threads that are missing are started, and those
 who wait are woken to look again. The lock is a reentrant one because it knows its owner: an interrupted wait may have
 left it to others.
@@ -45,18 +45,18 @@ class _RealClock:
             condition.wait(left)
 
 
-class _Mending:
+class _Repairing:
     """``with batcher._lock, mending``: when the block raises, what it has left is mended. The lock is held again."""
 
     def __init__(self, batcher: Batcher[Any]) -> None:
-        self._mend = batcher._mend
+        self._repair = batcher._repair
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is not None:
-            self._mend()
+            self._repair()
 
 
 class Batcher(Generic[T]):
@@ -92,8 +92,8 @@ class Batcher(Generic[T]):
         self._due: deque[Flush[T]] = deque()
         self._threads = 0
         """Started so far."""
-        self._mending = _Mending(self)
-        self._news: deque[Callable[[], None]] = deque()
+        self._repairing = _Repairing(self)
+        self._callbacks: deque[Callable[[], None]] = deque()
         """What acks, metrics and the log have to be told, which is done without the lock: they may call us."""
         if config.metrics is not None:
             config.metrics.watch(config.name, self.stats)
@@ -123,20 +123,20 @@ class Batcher(Generic[T]):
                     self._advance(flush)
             lock.release()
         except BaseException:
-            self._mend()  # takes the lock if we do not have it
+            self._repair()  # takes the lock if we do not have it
             lock.release()
             raise
-        self._tell_if_broken()
+        self._run_callbacks_if_broken()
 
     def try_add(self, item: T) -> bool:
         """Accept an item if there is room now; otherwise, or when closed, count it as ``rejected`` and return False."""
-        with self._lock, self._mending:
+        with self._lock, self._repairing:
             machine = self._machine
             if machine.room <= 0:
                 machine.reject()
                 return False
             self._advance(machine.add(item, self._now()))
-        self._tell_if_broken()
+        self._run_callbacks_if_broken()
         return True
 
     def add_batch(self, items: Sequence[T], *, timeout: float | None = None) -> None:
@@ -147,12 +147,12 @@ class Batcher(Generic[T]):
             ConfigError: More than ``queue_depth`` items, or one of them too large; none was accepted.
         """
         items = list(iterate("items", items, "a list of items"))
-        with self._lock, self._mending:
+        with self._lock, self._repairing:
             if not items:
                 return self._machine.check_open()
             self._ask(len(items), timeout)
             self._advance(self._machine.add_many(items, self._now()))
-        self._tell_if_broken()
+        self._run_callbacks_if_broken()
 
     def add_with_ack(self, item: T, *, timeout: float | None = None) -> Future[None]:
         """Like :meth:`add`, and returns a future that ends when the item is written, or is known not to be.
@@ -162,11 +162,11 @@ class Batcher(Generic[T]):
         adds to the batcher needs a timeout.
         """
         done: Future[None] = Future()
-        with self._lock, self._mending:
+        with self._lock, self._repairing:
             if self._machine.room <= 0:
                 self._ask(1, timeout)
             self._advance(self._machine.add(item, self._now(), partial(self._acknowledge, done)))
-        self._tell_if_broken()
+        self._run_callbacks_if_broken()
         return done
 
     def flush(self, *, timeout: float | None = None) -> Flushed:
@@ -176,7 +176,7 @@ class Batcher(Generic[T]):
             BatcherTimeout: The sink was not done within ``timeout`` seconds. It goes on.
             BatcherBroken: Nothing is written any more.
         """
-        with self._lock, self._mending:
+        with self._lock, self._repairing:
             machine = self._machine
             done = threading.Condition(self._lock)
             fence = machine.fence(done.notify)
@@ -201,7 +201,7 @@ class Batcher(Generic[T]):
             BatcherBroken: The batcher cannot write what it holds.
         """
         machine = self._machine
-        with self._lock, self._mending:
+        with self._lock, self._repairing:
             machine.close()
             self._advance()
             until = self._until(timeout)
@@ -211,7 +211,7 @@ class Batcher(Generic[T]):
                     break
             is_late = not machine.is_drained
             dropped = machine.write_off() if is_late else 0
-        self._tell()  # who ends the program now knows how it went
+        self._run_callbacks()  # who ends the program now knows how it went
         if is_late:
             self._reporter.dropped(dropped)
             raise not_drained(machine.name, timeout or 0)
@@ -280,7 +280,7 @@ class Batcher(Generic[T]):
         except Exception as error:
             self._break(error)
         reports, machine.reports = machine.reports, []
-        self._news.extend([partial(self._reporter.write_is_over, report) for report in reports])
+        self._callbacks.extend([partial(self._reporter.write_is_over, report) for report in reports])
         if machine.is_drained:
             for condition in (self._has_drained, self._keeper_wakes, self._writer_wakes):
                 condition.notify_all()
@@ -299,17 +299,17 @@ class Batcher(Generic[T]):
         if not self._lock._is_owned():  # type: ignore[attr-defined]
             self._lock.acquire()
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """With the lock, or where it should be held: a call of ours has raised, or was interrupted half-way."""
         self._hold_lock()
-        self._due = deque(self._machine.mend())
+        self._due = deque(self._machine.repair())
         self._advance()
         for condition in (self._has_drained, self._keeper_wakes, self._writer_wakes):
             condition.notify_all()
 
     def _keep(self) -> None:
         while self._look_at_clock():
-            self._tell()
+            self._run_callbacks()
 
     def _look_at_clock(self) -> bool:
         """Do what is due and wait for the next time; False when there is no more to do."""
@@ -319,11 +319,11 @@ class Batcher(Generic[T]):
                 machine.overdue(self._now())
                 self._watched = None
                 self._advance()
-                if not self._news and not machine.is_over:
+                if not self._callbacks and not machine.is_over:
                     self._clock.wait(self._keeper_wakes, self._watched)
             except Exception as error:
                 self._break(error)
-            return bool(self._news) or not machine.is_over
+            return bool(self._callbacks) or not machine.is_over
 
     def _write(self) -> None:
         while (flush := self._next_write()) is not None:
@@ -338,7 +338,7 @@ class Batcher(Generic[T]):
                     now = self._now()
                 self._machine.finish(flush, failure, now)
                 self._advance()
-            self._tell()
+            self._run_callbacks()
             del flush, failure  # an idle batcher keeps neither items nor tracebacks alive
 
     def _next_write(self) -> Flush[T] | None:
@@ -353,31 +353,31 @@ class Batcher(Generic[T]):
             return flush
 
     def _acknowledge(self, done: Future[None], error: BaseException | None) -> None:
-        self._news.append(partial(_end, done, error))
+        self._callbacks.append(partial(_end, done, error))
 
-    def _tell_if_broken(self) -> None:
+    def _run_callbacks_if_broken(self) -> None:
         """For those who add: perhaps there is no thread of ours to tell."""
         if self._machine.failure is not None:
-            self._tell()
+            self._run_callbacks()
 
-    def _tell(self) -> None:
+    def _run_callbacks(self) -> None:
         """Without the lock, and not on the threads of those who add: they may hold a lock that a callback wants."""
-        while self._news:
+        while self._callbacks:
             try:
-                tell = self._news.popleft()
+                tell = self._callbacks.popleft()
             except IndexError:
                 return  # another thread was quicker
             try:
                 tell()
             except KeyboardInterrupt:
-                self._news.appendleft(tell)  # somebody may wait for it
+                self._callbacks.appendleft(tell)  # somebody may wait for it
                 raise
             except BaseException:  # callbacks, metrics and logs of others do not end our threads
                 with suppress(Exception):
                     self._reporter.logger.exception("batcher %r: a callback failed", self.config.name)
 
     def _break(self, error: BaseException) -> None:
-        self._news.append(partial(self._reporter.is_broken, error))
+        self._callbacks.append(partial(self._reporter.is_broken, error))
         self._machine.fail(error)
         for condition in (self._has_drained, self._keeper_wakes, self._writer_wakes):
             condition.notify_all()

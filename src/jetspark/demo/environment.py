@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jetspark.aio.client import Client
-from jetspark.aio.connecting import connect
+from jetspark.aio.connector import connect
 from jetspark.app.topology.declared import OWNER
 from jetspark.errors import ConfigError
 from jetspark.server import NatsServer
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.app import App
 
-__all__ = ["Place", "open_place", "remove_all"]
+__all__ = ["DemoEnvironment", "open_environment", "remove_all"]
 
 TIMEOUT_S = 30.0
 """Of each request: a server that was killed is away for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DemoEnvironment:
     """A server, and a connection to it."""
 
     url: str
@@ -35,7 +35,7 @@ class Place:
 
 
 @asynccontextmanager
-async def open_place(app: App, servers: str | None) -> AsyncIterator[Place]:
+async def open_environment(app: App, servers: str | None) -> AsyncIterator[DemoEnvironment]:
     """Connect, and remove what was made there at the end, however it comes.
 
     Raises:
@@ -43,13 +43,13 @@ async def open_place(app: App, servers: str | None) -> AsyncIterator[Place]:
     """
     if servers is None:
         async with NatsServer() as server, connect(server.url) as client:
-            yield Place(server.url, client, client.jetstream(timeout=TIMEOUT_S), server)
+            yield DemoEnvironment(server.url, client, client.jetstream(timeout=TIMEOUT_S), server)
         return
     async with connect(servers) as client:
         js = client.jetstream(timeout=TIMEOUT_S)
         await _refuse_what_is_there(js, app, servers)
         try:
-            yield Place(servers, client, js, None)
+            yield DemoEnvironment(servers, client, js, None)
         finally:
             await remove_all(js, app)
 

@@ -57,7 +57,7 @@ class WaitingSizes(Generic[T]):
             fitting += 1
         return fitting, total
 
-    def mend(self, count: int) -> None:
+    def trim(self, count: int) -> None:
         """After an interrupt: only this many items wait."""
         del self.each[count:]
         self.total = sum(self.each)
@@ -75,13 +75,13 @@ class WaitingAcks(deque[tuple[int, Ack]]):
         for _ in range(count):
             self.popleft()
 
-    def tell_all(self, error: BaseException) -> None:
+    def fail_all(self, error: BaseException) -> None:
         """Each is forgotten after it was told: one that was interrupted before is told again, none is left out."""
         while self:
             self[0][1](error)
             self.popleft()
 
-    def mend(self, first: int, end: int) -> None:
+    def trim(self, first: int, end: int) -> None:
         """After an interrupt: only items from ``first`` to before ``end`` wait."""
         while self and self[0][0] < first:
             self.popleft()

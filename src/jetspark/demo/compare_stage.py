@@ -30,17 +30,17 @@ async def compare(demo: Demo) -> None:
     demo.screen.found("Spark = live", result if is_equal else differing, is_good=is_equal)
     _check_sums(demo, states)
     for bucket in demo.spark_buckets.values():
-        await demo.place.js.delete_kv(bucket)
+        await demo.environment.js.delete_kv(bucket)
 
 
 async def _compared(demo: Demo, name: str, states: dict[str, Mapping[str, Current]]) -> Verification:
     """The live bucket against Spark's, at the last event that both have; keeps the states of Spark's."""
 
     async def fresh(boundary: int) -> Mapping[str, Current]:
-        states[name] = await read_states(demo.place.js, demo.spark_buckets[name])
+        states[name] = await read_states(demo.environment.js, demo.spark_buckets[name])
         return states[name]
 
-    return await verify(demo.place.js, demo.shop.release1, name, to_seq=demo.last, fresh=fresh)
+    return await verify(demo.environment.js, demo.shop.release1, name, to_seq=demo.last, fresh=fresh)
 
 
 def _check_sums(demo: Demo, states: Mapping[str, Mapping[str, Current]]) -> None:

@@ -14,13 +14,13 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from jetspark.demo.comparing import compare
+from jetspark.demo.compare_stage import compare
 from jetspark.demo.dead_letters import list_and_redrive
+from jetspark.demo.environment import DemoEnvironment, open_environment, remove_all
 from jetspark.demo.live_fold import fold_live
-from jetspark.demo.place import Place, open_place, remove_all
-from jetspark.demo.publishing import publish
-from jetspark.demo.rebuilding import rebuild_beside_traffic
-from jetspark.demo.replaying import replay_range
+from jetspark.demo.publish_stage import publish
+from jetspark.demo.rebuild_stage import rebuild_beside_traffic
+from jetspark.demo.replay_stage import replay_range
 from jetspark.demo.screen import Screen
 from jetspark.demo.shop import RELEASE_1, RELEASE_2, Shop, load_shop
 from jetspark.demo.spark_fold import fold_on_spark
@@ -91,13 +91,13 @@ async def _run(options: DemoOptions, screen: Screen) -> int:
         return await _remove(options, screen, shop)
     began = time.perf_counter()
     async with _opened(options, screen, shop) as demo:
-        screen.line(f"{options.events:,} events through {RELEASE_1}, on {demo.place.url}")
+        screen.line(f"{options.events:,} events through {RELEASE_1}, on {demo.environment.url}")
         with screen.bars():
             for stage in STAGES:
                 await stage(demo)
         screen.table()
         screen.line(f"\n{time.perf_counter() - began:.1f} s in all; {_verdict(screen)}")
-        _show_commands(options, screen, shop, demo.place)
+        _show_commands(options, screen, shop, demo.environment)
         if options.is_kept:
             await _until_enter(screen)
     return 0 if screen.is_good else 1
@@ -113,11 +113,11 @@ def _verdict(screen: Screen) -> str:
 @asynccontextmanager
 async def _opened(options: DemoOptions, screen: Screen, shop: Shop) -> AsyncIterator[Demo]:
     with tempfile.TemporaryDirectory(prefix="jetspark-demo-", ignore_cleanup_errors=True) as folder:
-        async with open_place(shop.release1, options.servers) as place, AsyncExitStack() as stack:
+        async with open_environment(shop.release1, options.servers) as environment, AsyncExitStack() as stack:
             yield Demo(
                 screen=screen,
                 shop=shop,
-                place=place,
+                environment=environment,
                 folder=Path(folder),
                 stack=stack,
                 count=options.events,
@@ -126,7 +126,7 @@ async def _opened(options: DemoOptions, screen: Screen, shop: Shop) -> AsyncIter
 
 
 async def _remove(options: DemoOptions, screen: Screen, shop: Shop) -> int:
-    from jetspark.aio.connecting import connect
+    from jetspark.aio.connector import connect
 
     assert options.servers is not None
     async with connect(options.servers) as client:
@@ -138,13 +138,13 @@ async def _remove(options: DemoOptions, screen: Screen, shop: Shop) -> int:
 # ---- what to try next ------------------------------------------------------------------------------------------------
 
 
-def _show_commands(options: DemoOptions, screen: Screen, shop: Shop, place: Place) -> None:
+def _show_commands(options: DemoOptions, screen: Screen, shop: Shop, environment: DemoEnvironment) -> None:
     jetspark = _command()
     # Set once, so that the commands below are short enough for a line of a terminal.
     here = f"export PYTHONPATH={shlex.quote(_short(shop.folder))}"
     if options.is_kept:
         commands = [
-            (f"{here} JETSPARK_SERVERS={shlex.quote(place.url)}", "where the application and the server are"),
+            (f"{here} JETSPARK_SERVERS={shlex.quote(environment.url)}", "where the application and the server are"),
             (f"{jetspark} verify {RELEASE_2} daily_revenue", "compare the state with a fresh fold of history"),
             (f"{jetspark} dlq ls {RELEASE_2} --by error", "show why events became dead letters"),
             (f"{jetspark} dlq redrive {RELEASE_2} --handler refunds", "have release 2 do all of the refunds"),

@@ -27,14 +27,14 @@ MANY = 1_000_000
 
 async def rebuild_beside_traffic(demo: Demo) -> None:
     """Fold revenue anew with release 2, while release 1 runs, and swap; then start workers of release 2."""
-    place, shop = demo.place, demo.shop
-    async with shop.release1.connect(place.url) as orders:
+    environment, shop = demo.environment, demo.shop
+    async with shop.release1.connect(environment.url) as orders:
         reader, traffic = _ViewReader(demo, orders), _Traffic(demo, orders)
         async with _beside(reader.run(), traffic.run()):
             with demo.screen.stage("rebuild and swap", demo.last) as stage:
                 await _until_live(demo, stage)
                 outcome = await rebuild(
-                    place.js,
+                    environment.js,
                     shop.release2,
                     PROJECTION,
                     check=True,
@@ -46,7 +46,7 @@ async def rebuild_beside_traffic(demo: Demo) -> None:
                 await _release(demo, stage, outcome)
         published = traffic.published
     with demo.screen.stage("verify it") as stage:
-        found = await verify(place.js, shop.release2, PROJECTION)
+        found = await verify(environment.js, shop.release2, PROJECTION)
         stage.say(f"{found.keys} keys: {'equal to history' if found.is_equal else 'NOT EQUAL to history'}")
     _report(demo, outcome, reader, published, is_equal=found.is_equal)
 
@@ -54,7 +54,7 @@ async def rebuild_beside_traffic(demo: Demo) -> None:
 async def _until_live(demo: Demo, stage: DemoStage) -> None:
     """Wait until the worker folds what comes in. One that still starts when its version is replaced refuses to run."""
     assert demo.worker is not None
-    state = (await (await demo.place.js.stream(demo.shop.release1.stream)).info()).state
+    state = (await (await demo.environment.js.stream(demo.shop.release1.stream)).info()).state
     await until_folded(demo, stage, buckets_of(demo.shop.release1), state.last_sequence + 1, demo.worker.check)
 
 
@@ -67,7 +67,7 @@ async def _release(demo: Demo, stage: DemoStage, outcome: RebuildOutcome) -> Non
     old = demo.worker
     assert old is not None
     worker = demo.start_worker(RELEASE_2)
-    state = (await (await demo.place.js.stream(demo.shop.release2.stream)).info()).state
+    state = (await (await demo.environment.js.stream(demo.shop.release2.stream)).info()).state
     await until_folded(demo, stage, [outcome.new.bucket], state.last_sequence, worker.check)
     old.check()
     await asyncio.to_thread(old.stop)
@@ -134,7 +134,7 @@ class _ViewReader:
 
     async def run(self) -> None:
         bucket = self._demo.shop.release1.projections[PROJECTION].bucket.bucket
-        key = min(await read_states(self._demo.place.js, bucket))
+        key = min(await read_states(self._demo.environment.js, bucket))
         seen = 0
         while True:
             entry = await self._view.entry(tuple(key.split(".")))

@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 async def publish(demo: Demo) -> None:
     """Store the events, and see that the stream has each of them."""
-    app, traffic, js = demo.shop.release1, demo.shop.traffic, demo.place.js
+    app, traffic, js = demo.shop.release1, demo.shop.traffic, demo.environment.js
     old, unreadable = demo.count // OLD_ONE_IN, traffic.UNREADABLE
-    await app.apply(demo.place.url)
+    await app.apply(demo.environment.url)
     demo.spark = start_spark(demo)
     with demo.screen.stage("publish", demo.count) as stage:
         stage.say("Spark starts meanwhile")
@@ -32,7 +32,7 @@ async def publish(demo: Demo) -> None:
             await publisher.publish_many(
                 (f"demo.orders.paid.unknown-{number}", data) for number, data in enumerate(unreadable)
             )
-        async with app.connect(demo.place.url) as orders, orders.bulk() as bulk:
+        async with app.connect(demo.environment.url) as orders, orders.bulk() as bulk:
             rest = demo.count - old - len(unreadable)
             await bulk.publish_many(_shown(stage, traffic.history(rest, demo.tally), old))
         elapsed_s = time.perf_counter() - began

@@ -19,7 +19,7 @@ async def replay_range(demo: Demo) -> None:
             stage.reached(max(0, record.at - first + 1))
 
         request = ReplayRequest(from_seq=first, to_seq=last)
-        done = await run_replay(demo.place.js, demo.shop.release1, "order_status", request, on_progress=show)
+        done = await run_replay(demo.environment.js, demo.shop.release1, "order_status", request, on_progress=show)
         stage.say(f"{done.changed} keys changed")
     demo.screen.found(
         "replay a range",
