@@ -722,7 +722,7 @@ def test_errors_of_time_say_what_was_waited_for() -> None:
     it = machine(name="mine")
     for error, words in (
         (no_room(it.name, 3, 0.5), "no room for 3 more in its queue"),
-        (not_flushed(it.name, 0.5), "the sink is not done with what was to be flushed"),
+        (not_flushed(it.name, 0.5), "the sink has not written the flushed items"),
         (not_drained(it.name, 0.5), "its sink is not done"),
     ):
         assert isinstance(error, BatcherTimeout)

@@ -1,4 +1,4 @@
-"""Stage: compare what Spark and the live workers have made, key by key, and with what was counted at the publisher."""
+"""Stage: compare the states of Spark and of the live workers key by key, and their sums with the publisher's counts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def compare(demo: Demo) -> None:
 
 
 async def _compared(demo: Demo, name: str, states: dict[str, Mapping[str, Current]]) -> Verification:
-    """The live bucket against Spark's, at the last event that both have; keeps the states of Spark's."""
+    """Compare the live bucket with Spark's at the last common event; adds Spark's states to ``states``."""
 
     async def fresh(boundary: int) -> Mapping[str, Current]:
         states[name] = await read_states(demo.environment.js, demo.spark_buckets[name])
@@ -44,9 +44,9 @@ async def _compared(demo: Demo, name: str, states: dict[str, Mapping[str, Curren
 
 
 def _check_sums(demo: Demo, states: Mapping[str, Mapping[str, Current]]) -> None:
-    """The states against what the publisher has counted, which no fold had a part in.
+    """Compare the sums of the states with the publisher's counts, which do not depend on any fold.
 
-    Those of Spark, which are here already: whether the live ones are the same was told before.
+    Spark's states suffice, because the live ones were compared with them before.
     """
     status, revenue, parcels = [
         [json.loads(each.value) for each in states[name].values() if each.value]

@@ -1,4 +1,4 @@
-"""Stage: replay a part of history into state that has it already."""
+"""Stage: replay a part of history into a state that includes it already."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ async def replay_range(demo: Demo) -> None:
     demo.screen.found(
         "replay a range",
         f"events {first:,} to {last:,}, of {done.keys:,} orders: "
-        + ("nothing changed, the state has all of it" if not done.changed else f"{done.changed} keys CHANGED"),
+        + ("nothing changed, the state includes them all" if not done.changed else f"{done.changed} keys CHANGED"),
         is_good=done.is_done and not done.changed,
     )

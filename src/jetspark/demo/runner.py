@@ -1,4 +1,4 @@
-"""The stages one after the other, and an end that leaves nothing behind."""
+"""Runs the stages in order, and removes everything at the end."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ STAGES = (publish, fold_on_spark, fold_live, compare, replay_range, rebuild_besi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the command line says."""
+    """The options of the command line."""
 
     events: int = 500_000
     servers: str | None = None
-    """A NATS to use, instead of one that is started."""
+    """Servers to use instead of starting one."""
     is_kept: bool = False
-    """Wait before everything is ended, and say how to look at it."""
+    """Keep everything running until Enter is pressed, and show commands to inspect it."""
     is_removal: bool = False
-    """Only remove what a demo that was killed has left on ``servers``."""
+    """Only remove the streams and buckets that a killed demo left on ``servers``."""
 
 
 def run_demo(options: DemoOptions, screen: Screen | None = None) -> int:
-    """Run it, and return the exit code: 0, 1 if a stage failed or a check was wrong, 128 and more for a signal."""
+    """Run the demo; returns the exit code: 0, 1 if a stage or a check failed, 128 plus the number of a signal."""
     return asyncio.run(_with_signals(options, screen or Screen()))
 
 
 async def _with_signals(options: DemoOptions, screen: Screen) -> int:
-    """Ctrl-C, SIGTERM and a terminal that is closed end it in order; further signals change nothing."""
+    """End in order on Ctrl-C, SIGTERM or a closed terminal; further signals are ignored."""
     received: list[signal.Signals] = []
     work = asyncio.create_task(_run(options, screen))
 
@@ -68,10 +68,10 @@ async def _with_signals(options: DemoOptions, screen: Screen) -> int:
     except asyncio.CancelledError:
         return _interrupted(screen, received)
     except (JetSparkError, TimeoutError, OSError) as error:
-        if received:  # the same signal ended a process that a stage was waiting for
+        if received:  # the signal also ended a process on which a stage was waiting
             return _interrupted(screen, received)
         reason = str(error) or type(error).__name__
-        if not screen.stage_name:  # no server, or one that must not be used: the error says what to do
+        if not screen.stage_name:  # no server, or one that must not be used: the error has the remedy
             screen.line(reason, style="red")
             return 1
         screen.line(f"stage {screen.stage_name!r} failed: {reason}", style="red")
@@ -80,7 +80,7 @@ async def _with_signals(options: DemoOptions, screen: Screen) -> int:
 
 
 def _interrupted(screen: Screen, received: list[signal.Signals]) -> int:
-    with suppress(OSError):  # a terminal that was closed shows nothing
+    with suppress(OSError):  # the terminal may be closed
         screen.line("interrupted")
     return 128 + (received[0] if received else signal.SIGINT)
 
@@ -106,8 +106,8 @@ async def _run(options: DemoOptions, screen: Screen) -> int:
 def _verdict(screen: Screen) -> str:
     wrong = [finding.what for finding in screen.findings if finding.is_good is False]
     if not wrong:
-        return f"{sum(bool(finding.is_good) for finding in screen.findings)} things shown, all as they should be."
-    return f"not as it should be: {', '.join(wrong)}. Please report it, with the table above."
+        return f"{sum(bool(finding.is_good) for finding in screen.findings)} checks, all passed."
+    return f"failed: {', '.join(wrong)}. Please report it, with the table above."
 
 
 @asynccontextmanager
@@ -135,7 +135,7 @@ async def _remove(options: DemoOptions, screen: Screen, shop: Shop) -> int:
     return 0
 
 
-# ---- what to try next ------------------------------------------------------------------------------------------------
+# ---- suggested commands ----------------------------------------------------------------------------------------------
 
 
 def _show_commands(options: DemoOptions, screen: Screen, shop: Shop, environment: DemoEnvironment) -> None:
@@ -161,13 +161,13 @@ def _show_commands(options: DemoOptions, screen: Screen, shop: Shop, environment
 
 
 def _command() -> str:
-    """As a shell in this folder calls this installation."""
+    """The shell command that runs this installation from the current folder."""
     script = Path(sys.executable).parent / "jetspark"
     return shlex.quote(_short(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m jetspark"
 
 
 def _short(path: Path) -> str:
-    """From here, if it is below."""
+    """The path relative to the current folder if it is inside, else absolute."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -179,7 +179,7 @@ async def _until_enter(screen: Screen) -> None:
     try:
         loop.add_reader(sys.stdin.fileno(), pressed.set)
     except (OSError, ValueError):
-        return  # a file, or nothing: nobody will press anything
+        return  # stdin is a file or closed: there is no Enter to wait for
     try:
         await pressed.wait()
         os.read(sys.stdin.fileno(), 4096)
