@@ -90,7 +90,7 @@ MODULES = {
     "batcher/rate_limit.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/retry.py": ["tests/unit/test_batcher_sinks.py"],
     "batcher/sink_base.py": ["tests/unit/test_batcher_sinks.py", "tests/unit/test_batcher_jetstream_sinks.py"],
-    "batcher/waiting.py": ["tests/unit/test_batcher_waiting.py"],
+    "batcher/waiting_items.py": ["tests/unit/test_batcher_waiting_items.py"],
     "core/auth.py": ["tests/unit/test_auth.py"],
     "core/backoff.py": ["tests/unit/test_backoff.py"],
     "core/closing.py": ["tests/unit/test_closing.py"],

@@ -1018,7 +1018,7 @@ async def test_F2_a_broken_batcher_says_so_and_accepts_nothing_more(
     assert made.try_add("b") is False
     with pytest.raises(BatcherBroken):
         await rig.call(made.shutdown)
-    await rig.until(lambda: "cannot go on: ZeroDivisionError('a bug')" in caplog.text)
+    await rig.until(lambda: "are not written: ZeroDivisionError('a bug')" in caplog.text)
     assert made.stats().in_flight == 1  # and never written
 
 
@@ -1733,7 +1733,7 @@ async def test_AA1_what_others_do_with_their_acks_is_not_done_by_those_who_add()
         lambda: made.add_with_ack(4),
     ]
     for add in adding:
-        made._news.append(lambda: tellers.append(threading.current_thread().name))
+        made._callbacks.append(lambda: tellers.append(threading.current_thread().name))
         add()
     await asyncio.to_thread(made.flush)
     await Rig("threads", None).until(lambda: len(tellers) == 4)  # type: ignore[arg-type]

@@ -720,8 +720,8 @@ async def test_a_put_under_which_the_bucket_loses_chunks_fails_however_short_it_
 
 @on_both_drivers
 async def test_a_slow_source_is_waited_for(driver: Driver, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jetspark.aio.object_sending.FLUSH_EVERY_S", 0.2)
-    monkeypatch.setattr("jetspark.blocking.object_sending.FLUSH_EVERY_S", 0.2)
+    monkeypatch.setattr("jetspark.aio.object_writer.FLUSH_EVERY_S", 0.2)
+    monkeypatch.setattr("jetspark.blocking.object_writer.FLUSH_EVERY_S", 0.2)
 
     def pieces() -> Iterator[bytes]:
         for _ in range(25):

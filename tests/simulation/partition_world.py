@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 from unittest import mock
 
-from jetspark.aio.connecting import connect
+from jetspark.aio.connector import connect
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip
 from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
 from jetspark.app.handlers.consumers import consumers_of

@@ -26,7 +26,7 @@ from support.oracle import BankOracle
 from support.projections import bank, cells, in_model, some_events
 
 from jetspark.aio.client import Client
-from jetspark.aio.connecting import connect
+from jetspark.aio.connector import connect
 from jetspark.app import App, encode
 from jetspark.app.clock import utc_now
 from jetspark.app.projections.leases import Lease

@@ -1,4 +1,4 @@
-"""What the modules above the client share: the parts of one client, and asking JetStream.
+"""``DriverContext``: the parts of one client, and requests to JetStream, for the modules above the client.
 
 ``Client.jetstream()`` makes a :class:`DriverContext` of its own parts, and the :class:`JetStream` hands it on to
 streams, consumers, buckets and batches. They use these public names, and leave the private ones of client and
@@ -40,20 +40,20 @@ NOTHING = Message("", b"", None, None, None)
 
 
 def context_of(js: JetStream) -> DriverContext:
-    """The context of a user's JetStream, for code outside of this driver that needs more than public methods."""
+    """The context behind a user's JetStream, for code outside of this driver that needs more than public methods."""
     return js._context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DriverContext:
-    """The parts of a client, an API of JetStream, and how requests to it are made."""
+    """The parts of a client, its JetStream API, and the methods that make requests to it."""
 
     client: Client
     connection: Connection
     link: Link
     api: Api
     timeout_s: float
-    """Longest time for all the requests of a call together, unless the call says otherwise."""
+    """Default time limit of a call with all its requests."""
     publisher: WindowedPublisher
 
     def subscribe(self, subject: str, queue: str = "", **kind: Unpack[SubscriptionKind]) -> Subscription:
@@ -61,12 +61,12 @@ class DriverContext:
         return subscribe(self.link, subject, queue, **kind)
 
     async def run(self, operation: Operation[T], timeout: float | None = None, *, for_each: bool = False) -> T:
-        """Run an operation; all its requests together have ``timeout`` seconds, or with ``for_each`` every one."""
+        """Run an operation. ``timeout`` covers all its requests together, or with ``for_each`` each single one."""
         deadline = Deadline(timeout_of(timeout, self.timeout_s), for_each=for_each)
         return await run_steps(StepRun(operation), lambda step: self.perform(step, deadline))
 
     async def perform(self, step: Request | Sleep, deadline: Deadline) -> Message:
-        """Do one step of an operation."""
+        """Perform one step of an operation."""
         if isinstance(step, Sleep):
             await clock.sleep(step.draw_s(clock.rng().random))
             return NOTHING
@@ -74,7 +74,7 @@ class DriverContext:
         try:
             if not step.is_silent:
                 return await self._ask(step, timeout, deadline)
-            # The time is for room in the send buffer; nobody waits for an answer.
+            # The timeout covers the wait for room in the send buffer; no answer is expected.
             await self.client.publish(step.subject, step.data, headers=step.headers, timeout=timeout)
             return NOTHING
         except RequestTimeout as error:
@@ -97,9 +97,9 @@ class DriverContext:
 
     @asynccontextmanager
     async def asked(self, request: Request, timeout: float | None = None) -> AsyncIterator[Subscription]:
-        """The answers to a request that has many. They end when the connection is lost: the rest will not come.
+        """Subscribe to the answers of a request that has many. They end when the connection is lost.
 
-        ``timeout`` is for room in the send buffer.
+        ``timeout`` covers the wait for room in the send buffer.
         """
         inbox = new_inbox(self.link)
         async with self.subscribe(inbox, answers_to=request.subject, ends_with_session=True) as answers:
@@ -107,10 +107,10 @@ class DriverContext:
             yield answers
 
     async def next_answer(self, answers: Subscription, patience: Patience) -> Message | None:
-        """The next answer of :meth:`asked`; None when the rest will not come, and may be asked for again.
+        """The next answer of :meth:`asked`; None when the remaining answers are lost and may be requested again.
 
         Raises:
-            RequestTimeout: Nothing came for too long.
+            RequestTimeout: No answer came for as long as the patience lasts.
         """
         try:
             return await answers.next(patience.left_s(clock.now(), self.timeout_s))
@@ -123,7 +123,7 @@ class DriverContext:
         return None
 
     async def pages(self, ask: Callable[[int], Operation[tuple[list[T], int]]]) -> AsyncIterator[T]:
-        """The entries of a listing, which the server gives out page by page; ``ask`` is for those from an offset on."""
+        """The entries of a paged listing; ``ask`` requests the page that starts at an offset."""
         seen = 0
         while True:
             page, total = await self.run(ask(seen))

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
 
-from jetspark.aio.connecting import connect
+from jetspark.aio.connector import connect
 from jetspark.app.client import AppClient
 from jetspark.app.commands.answering import check_inbox_prefixes
 from jetspark.app.commands.command_spec import CommandSpec, Guarding

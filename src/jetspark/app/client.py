@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from jetspark.aio.client import Client
 from jetspark.aio.clock import rng as loop_rng
-from jetspark.aio.connecting import connect
+from jetspark.aio.connector import connect
 from jetspark.aio.fast import FastPublisher
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.causes import CauseLike, child_of, current_cause

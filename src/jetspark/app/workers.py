@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
 from jetspark.aio.client import Client
-from jetspark.aio.connecting import connect
+from jetspark.aio.connector import connect
 from jetspark.app.commands.answering import check_inbox_prefixes, check_no_stream_stores
 from jetspark.app.commands.command_runner import CommandOptions
 from jetspark.app.commands.command_worker import CommandWorker

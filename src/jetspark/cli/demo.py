@@ -30,7 +30,7 @@ def demo(
     try:
         if remove and servers is None:
             raise ConfigError("--remove: expected together with --servers, which says where")
-        from jetspark.demo.running import DemoOptions, run_demo
+        from jetspark.demo.runner import DemoOptions, run_demo
         from jetspark.spark.session import check_java  # says which extra is missing, if it is
 
         check_java()

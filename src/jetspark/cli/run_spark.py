@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import typer
 
-from jetspark.aio.connecting import connect
+from jetspark.aio.connector import connect
 from jetspark.app import App
 from jetspark.app.provisioning import check_for_drift
 from jetspark.cli.signals import EndSignal

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from simulation.partition_world import CURRENT, Process, ProcessLoop
 
-from jetspark.aio.connecting import connect
+from jetspark.aio.connector import connect
 from jetspark.app import App, Breaker, Context, Event, HandlerObserver, HeldEvents, Reject, Retry
 from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.handler_worker import HandlerWorker

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 from jetspark.aio.client import Client
-from jetspark.aio.connecting import connect
+from jetspark.aio.connector import connect
 from jetspark.app.application import App
 from jetspark.app.client import AppClient
 from jetspark.app.commands.command_spec import Command, CommandReply

@@ -1,4 +1,4 @@
-"""What the connection's thread waits for: its alarm, and a session's socket."""
+"""The selector of the connection's thread: it watches the alarm and the session's socket."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["SocketWatch"]
 
 
 class SocketWatch:
-    """A selector, and what it looks for at the socket. All calls but :meth:`select` are made with the link's lock.
+    """A selector and the events it watches at the socket. All calls but :meth:`select` need the link's lock.
 
-    Another thread may change what is looked for while ours is in :meth:`select`, which then looks for that.
+    Another thread may change the watched events during :meth:`select`, which then uses the new ones.
 
-    Invariant: ``_interest`` is what the selector looks for, or None while that is being changed. Found as None with the
-    lock in hand it is the mark of a thread that was interrupted: the selector has to be made anew.
+    Invariant: ``_interest`` holds the watched events, or None during a change. A thread that holds the lock and finds
+    None knows that the changing thread was interrupted: the selector must be re-created.
     """
 
     def __init__(self, alarm: socket.socket) -> None:
@@ -24,11 +24,11 @@ class SocketWatch:
 
     @property
     def is_on(self) -> bool:
-        """There is a session, and a thread that looks at its socket."""
+        """A session is open, and a thread watches its socket."""
         return self._selector is not None
 
-    def mend(self) -> None:
-        """Begin, or begin anew after an interrupt."""
+    def restore(self) -> None:
+        """Create the selector, or re-create it after an interrupt."""
         if self._interest is None:
             self.end()
             selector = selectors.DefaultSelector()
@@ -41,10 +41,10 @@ class SocketWatch:
         if selector is not None:
             selector.close()
 
-    def look_for(self, watched: socket.socket, interest: int) -> bool:
-        """What to look for at the socket; False when a thread was interrupted here, and :meth:`mend` has to be called.
+    def set_interest(self, watched: socket.socket, interest: int) -> bool:
+        """Watch the socket for these selector events; does nothing without a selector.
 
-        Nothing happens while there is no selector.
+        Returns False when an interrupt left the selector half changed: then call :meth:`restore`.
         """
         selector, before = self._selector, self._interest
         if selector is None or interest == before:
@@ -62,6 +62,6 @@ class SocketWatch:
         return True
 
     def select(self, timeout_s: float) -> list[tuple[selectors.SelectorKey, int]]:
-        """Without the lock, by the connection's thread: what is there, or nothing when the time is up."""
+        """Wait for events; empty after ``timeout_s``. Called by the connection's thread, without the lock."""
         assert self._selector is not None
         return self._selector.select(timeout_s)

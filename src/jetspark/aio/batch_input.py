@@ -1,4 +1,4 @@
-"""Getting messages into a fast batch with asyncio: opening it with the first, waiting for room for the others."""
+"""Adding messages to a fast batch with asyncio: the first one opens the batch, the others wait for room."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from jetspark.aio.transport import Link
 from jetspark.publish.fast_batch import FastMachine
 from jetspark.publish.outgoing import Item
 
-__all__ = ["BatchFeed"]
+__all__ = ["BatchInput"]
 
 
-class BatchFeed:
-    """The way into one batch. With threads, the caller holds the link's lock, except for :meth:`add_chunk`."""
+class BatchInput:
+    """Adds messages to one batch. With threads, callers hold the link's lock, except for :meth:`add_chunk`."""
 
     def __init__(
         self, link: Link, runner: PacedRunner[FastMachine], batch: FastMachine, check_inside: Callable[[], None]
     ) -> None:
-        """``check_inside`` raises where nothing may be added, because the batch's block has not begun, or is over."""
+        """``check_inside`` raises outside of the batch's ``with`` block."""
         self.link, self.runner, self.batch = link, runner, batch
         self._check_inside = check_inside
         self._has_opener = False
-        """Somebody's message opens the batch. Others wait for what becomes of it."""
+        """True while one caller's message opens the batch; other callers wait for the outcome."""
 
     async def add_chunk(self, chunk: list[Item]) -> None:
-        """Add these, as fast as there is room for them."""
+        """Add the items, waiting for room in between."""
         sender = self.batch.sender
         # In threads: with self.link.lock:
         while chunk:
@@ -39,7 +39,7 @@ class BatchFeed:
             await self.runner.send(partial(sender.add_many, part))
 
     async def open_or_wait(self, item: Item) -> bool:
-        """There is no room. True when the batch had not begun, and began with this message."""
+        """Wait for room. Returns True when this message opened the batch, and so is added already."""
         batch = self.batch
         while batch.sender.room == 0:
             batch.check()
@@ -50,7 +50,7 @@ class BatchFeed:
         return False
 
     async def begin(self, item: Item, *, is_only: bool = False) -> bool:
-        """Open the batch with this message; False when another one has meanwhile."""
+        """Open the batch with this message; False when another message has opened it first."""
         self._check_inside()
         batch, runner = self.batch, self.runner
         while self._has_opener:
@@ -58,7 +58,7 @@ class BatchFeed:
         has_begun = False
         self._has_opener = True
         try:
-            while batch.is_new:  # again, when there is no leader for the moment: then nothing was stored
+            while batch.is_new:  # repeated while the stream has no leader, because then nothing was stored
                 if (reopen_at := batch.opening.reopen_at) is not None and reopen_at > self.link.now():
                     await runner.wait(reopen_at)
                     continue
@@ -75,10 +75,10 @@ class BatchFeed:
         return has_begun
 
     async def until_open(self) -> None:
-        """Until it is known whether there is a batch.
+        """Wait until the server has opened or refused the batch.
 
         Raises:
-            JetSparkError: There is none, or it is over.
+            JetSparkError: The server refused it, or the batch has ended.
         """
         while self.batch.is_opening:
             await self.runner.wait()

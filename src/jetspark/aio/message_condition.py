@@ -1,14 +1,14 @@
-"""Waiting for what arrives, with asyncio."""
+"""A condition variable for the messages of one source, with asyncio."""
 
 from __future__ import annotations
 
 from jetspark.aio.transport import Link
 from jetspark.aio.waiter import Changed
 
-__all__ = ["Arrivals"]
+__all__ = ["MessageCondition"]
 
 
-class Arrivals:
+class MessageCondition:
     """Tasks that wait for the messages of one source."""
 
     def __init__(self, link: Link) -> None:
@@ -16,9 +16,10 @@ class Arrivals:
         self.notify_all = self._changed.notify_all
 
     def begin(self) -> float:
-        """Begin to wait. Nothing can happen between this and :meth:`wait`: one thread does both."""
+        """Return the time at which the wait begins. No wake-up is lost before :meth:`wait`: the loop runs both calls
+        without a switch between them."""
         return self._now()
 
     async def wait(self, began_at: float, until: float | None) -> bool:
-        """Whether it was woken before its time was up."""
+        """Wait for a message; True when woken before ``until``, on the loop's clock."""
         return await self._changed.wait(None if until is None else until - began_at)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, islice
 
-from jetspark.aio.feeding import BatchFeed
+from jetspark.aio.batch_input import BatchInput
 from jetspark.publish.outgoing import Item
 
 __all__ = ["add_all"]
 
 
-async def add_all(feed: BatchFeed, iterator: Iterator[Item]) -> None:
-    """Have the batch itself take items from the iterator while it has room, and wait in between."""
+async def add_all(feed: BatchInput, iterator: Iterator[Item]) -> None:
+    """Let the batch take items straight from the iterator while it has room; wait for room in between."""
     sender, link, runner = feed.batch.sender, feed.link, feed.runner
-    held: list[Item] = []  # one at most, for which there was no room
+    held: list[Item] = []  # at most one item, taken when there was no room
     deadline: float | None = None
     while True:
         if sender.room == 0:

@@ -1,4 +1,4 @@
-"""What a batcher knows of waiting items beside the items themselves: their sizes, and who is to be told. Pure."""
+"""The sizes and the acknowledgement callbacks of items that wait in a batcher. Pure."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ __all__ = ["Ack", "WaitingAcks", "WaitingSizes"]
 T = TypeVar("T")
 
 Ack: TypeAlias = Callable[[BaseException | None], None]
-"""Called once, when an item is settled: with None when it is written, else with why it is not known to be."""
+"""Called once per item: with None when the item is written, else with the error that explains why it may not be."""
 
 
 class WaitingSizes(Generic[T]):
-    """The sizes of waiting items, where bytes count."""
+    """The sizes of waiting items, used only with ``max_batch_bytes``."""
 
     def __init__(self, max_bytes: int, size_of: Callable[[T], int]) -> None:
         self.each: list[int] = []
-        """In the order of the items. A batch that goes takes the first ones away, and may not call for that."""
+        """In the order of the items. Taking a batch deletes the first ones directly, without a call (interrupts)."""
         self.total = 0
         self._max_bytes, self._size_of = max_bytes, size_of
 
     @property
     def is_full(self) -> bool:
-        """They are enough for a batch."""
+        """True when the waiting items reach the size of a batch."""
         return self.total >= self._max_bytes
 
     def add(self, items: Iterable[T]) -> None:
-        """All or none.
+        """Add the sizes of all items, or of none.
 
         Raises:
-            ConfigError: One alone is larger than a batch may be.
+            ConfigError: An item is larger than ``max_bytes``.
         """
         sizes = [self._size_of(item) for item in items]
         for size in sizes:
@@ -57,32 +57,32 @@ class WaitingSizes(Generic[T]):
             fitting += 1
         return fitting, total
 
-    def mend(self, count: int) -> None:
-        """After an interrupt: only this many items wait."""
+    def trim(self, count: int) -> None:
+        """After an interrupt, drop all sizes beyond the first ``count`` items."""
         del self.each[count:]
         self.total = sum(self.each)
 
 
 class WaitingAcks(deque[tuple[int, Ack]]):
-    """Who is to be told of waiting items, by position, in order."""
+    """The acknowledgement callbacks of waiting items, ordered by position."""
 
     def before(self, end: int) -> list[Ack]:
-        """Of items before a position."""
+        """The callbacks of the items before a position."""
         return [ack for _, ack in takewhile(lambda each: each[0] < end, self)]
 
     def drop(self, count: int) -> None:
-        """Forget the first ``count``: a flush has them now, or they were told."""
+        """Remove the first ``count`` callbacks, which a flush has taken over or which were called."""
         for _ in range(count):
             self.popleft()
 
-    def tell_all(self, error: BaseException) -> None:
-        """Each is forgotten after it was told: one that was interrupted before is told again, none is left out."""
+    def fail_all(self, error: BaseException) -> None:
+        """Call all callbacks with ``error``. After an interrupt one may be called twice, but none is left out."""
         while self:
             self[0][1](error)
             self.popleft()
 
-    def mend(self, first: int, end: int) -> None:
-        """After an interrupt: only items from ``first`` to before ``end`` wait."""
+    def trim(self, first: int, end: int) -> None:
+        """After an interrupt, keep only the callbacks of items from ``first`` up to, not including, ``end``."""
         while self and self[0][0] < first:
             self.popleft()
         while self and self[-1][0] >= end:

@@ -1,4 +1,4 @@
-# Generated from aio/object_reading.py by tools/unasync.py; edit that file.
+# Generated from aio/object_reader.py by tools/unasync.py; edit that file.
 """Reading the chunks of an object, from threads."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ObjectReader:
         self._objects = Objects(context.api, known_config(stream))
 
     def is_replaced(self, info: ObjectInfo) -> bool:
-        """Whether the name has another object by now, or none."""
+        """True if the name now belongs to another object, or the object was deleted."""
         try:
             return (self._context.run(self._objects.info(info.name, include_deleted=False))).nuid != info.nuid
         except ObjectNotFound:
@@ -37,7 +37,7 @@ class ObjectReader:
         write_to(file, self.read(info))
 
     def read(self, info: ObjectInfo) -> Generator[bytes, None, None]:
-        """The content, piece by piece; wrong content is found out at the end."""
+        """Yield the content in pieces; the digest is checked at the end."""
         download = Download(info)
         subject = chunk_subject(self._objects.name, info.nuid)
         config = known_config(self._stream)
@@ -55,10 +55,9 @@ class ObjectReader:
         download.finish()
 
     def _read_direct(self, start: int, subject: str, download: Download) -> Generator[StoredMessage, None, None]:
-        """What is there, in requests of bounded size; one reads ahead as much as that, and no more.
+        """Yield the stored chunks with direct gets of bounded size, which also bounds the read-ahead.
 
-        An ordered consumer is a tenth to a quarter faster, but if the chunks it waits for are purged, by somebody who
-        replaces the object, it waits for ever.
+        An ordered consumer is 10 to 25 % faster, but would wait without end for chunks that a replacing put purges.
         """
         missing = 0
         while not missing:
@@ -71,7 +70,7 @@ class ObjectReader:
                     yield message
 
     def _read_singly(self, start: int, subject: str, download: Download) -> Generator[StoredMessage, None, None]:
-        """The same for buckets of old clients, which do not allow direct gets."""
+        """Yield the stored chunks one by one, for buckets of old clients, which do not allow direct gets."""
         for _ in range(download.missing_chunks + 1):
             try:
                 message = self._stream.get_message(start, next_for=subject, direct=False)

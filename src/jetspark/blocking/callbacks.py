@@ -1,4 +1,4 @@
-"""Calling a program back with messages, on a thread."""
+"""Run the callbacks of subscriptions on threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from jetspark.blocking.message import Message
 from jetspark.blocking.transport import Link
 
-__all__ = ["Callback", "Calling", "call"]
+__all__ = ["Callback", "CallbackRunner", "call"]
 
 Callback = Callable[[Message], Any]
 
@@ -18,8 +18,8 @@ def call(callback: Callback, message: Message) -> None:
     callback(message)
 
 
-class Calling:
-    """Work that goes on beside the program's."""
+class CallbackRunner:
+    """Runs the callbacks of one subscription on a thread of its own."""
 
     def __init__(self, link: Link, work: Callable[[], None], name: str) -> None:
         self._link = link
@@ -27,7 +27,7 @@ class Calling:
         self.thread.start()
 
     def join(self, deadline: float) -> bool:
-        """Whether it has ended before the deadline. A callback does not wait for itself: it goes on when it is back."""
+        """Wait for the end; True when it came before the deadline. Called by its own callback, it returns at once."""
         if self.thread is threading.current_thread():
             return True
         self.thread.join(max(0.0, deadline - self._link.now()))

@@ -25,7 +25,7 @@ class ObjectReader:
         self._objects = Objects(context.api, known_config(stream))
 
     async def is_replaced(self, info: ObjectInfo) -> bool:
-        """Whether the name has another object by now, or none."""
+        """True if the name now belongs to another object, or the object was deleted."""
         try:
             return (await self._context.run(self._objects.info(info.name, include_deleted=False))).nuid != info.nuid
         except ObjectNotFound:
@@ -36,7 +36,7 @@ class ObjectReader:
         await write_to(file, self.read(info))
 
     async def read(self, info: ObjectInfo) -> AsyncGenerator[bytes, None]:
-        """The content, piece by piece; wrong content is found out at the end."""
+        """Yield the content in pieces; the digest is checked at the end."""
         download = Download(info)
         subject = chunk_subject(self._objects.name, info.nuid)
         config = known_config(self._stream)
@@ -54,10 +54,9 @@ class ObjectReader:
         download.finish()
 
     async def _read_direct(self, start: int, subject: str, download: Download) -> AsyncGenerator[StoredMessage, None]:
-        """What is there, in requests of bounded size; one reads ahead as much as that, and no more.
+        """Yield the stored chunks with direct gets of bounded size, which also bounds the read-ahead.
 
-        An ordered consumer is a tenth to a quarter faster, but if the chunks it waits for are purged, by somebody who
-        replaces the object, it waits for ever.
+        An ordered consumer is 10 to 25 % faster, but would wait without end for chunks that a replacing put purges.
         """
         missing = 0
         while not missing:
@@ -70,7 +69,7 @@ class ObjectReader:
                     yield message
 
     async def _read_singly(self, start: int, subject: str, download: Download) -> AsyncGenerator[StoredMessage, None]:
-        """The same for buckets of old clients, which do not allow direct gets."""
+        """Yield the stored chunks one by one, for buckets of old clients, which do not allow direct gets."""
         for _ in range(download.missing_chunks + 1):
             try:
                 message = await self._stream.get_message(start, next_for=subject, direct=False)

@@ -1,4 +1,4 @@
-"""The end of a client, with threads: who brings it about, who waits for it, and what becomes of one nobody ended."""
+"""Closing a client once, with threads, and at exit the clients that were never closed."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ from jetspark.errors import JetSparkError
 if TYPE_CHECKING:
     from jetspark.blocking.client import Client
 
-__all__ = ["Closing"]
+__all__ = ["ClientShutdown"]
 
 _logger = logging.getLogger("jetspark.blocking")
 
-# Longest time that all clients together may keep a program from ending.
+# Longest time by which all clients together may delay the program's exit.
 EXIT_S = 5.0
 
 
-class Closing:
-    """The end of one client."""
+class ClientShutdown:
+    """The shutdown of one client: the first caller closes it, later callers wait for that."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._ended: Waiter | None = None
-        """Done when the ``close`` or ``drain`` that came first is."""
+        """Resolved when the first ``close`` or ``drain`` is done."""
         self._ender = 0
-        """The thread of that one."""
+        """The thread of the first ``close`` or ``drain``."""
         self._has_ended = False
-        """That one has done its part; what there was to tell, it told."""
+        """The first ``close`` or ``drain`` is done and has raised its error, if any."""
 
     def watch(self, client: Client) -> None:
-        """It is open: at the program's end it is closed, if nobody has done so."""
+        """Close this client at the program's exit, if the program has not."""
         _clients.add(client)
 
     def give_up(self) -> None:
-        """It could not be opened, or somebody was interrupted in it: its thread would keep it alive."""
+        """Close the link after a failed or interrupted attempt to open it; its thread would keep the client alive."""
         self._link.close()
 
     def begin(self) -> bool:
-        """Whether the caller is the first to end the client, and so the one to do it."""
+        """True for the first caller, which has to close the client; again for its thread after an interrupt."""
         me = threading.get_ident()
         with self._link.lock:
             if self._has_ended or (self._ended is not None and self._ender != me):
                 return False
-            self._ended = self._ended or Waiter()  # when it is ours, it was interrupted
+            self._ended = self._ended or Waiter()  # exists already if this thread's first attempt was interrupted
             self._ender = me
             return True
 
     def wait(self, deadline: float) -> None:
-        """Another thread ends the client, or has: wait for it, but not for longer than this one may take.
+        """Wait until another thread has closed the client; after the deadline, drop the connection.
 
         Raises:
-            ConnectionLost: It took longer, and messages are in doubt.
+            ConnectionLost: The deadline passed, and messages are in doubt.
         """
         link = self._link
         assert self._ended is not None
@@ -68,7 +68,7 @@ class Closing:
             if self._ended.look(min(left_s, LONGEST_SLEEP_S)):
                 break
         if link.is_over:
-            link.close()  # the first one may have been interrupted
+            link.close()  # completes a close that was interrupted
             return
         is_late, failure = not self._ended.done(), lost(link.connection)
         self._end()
@@ -78,7 +78,7 @@ class Closing:
     def end(self) -> None:
         try:
             self._end()
-        finally:  # An interrupt can be in the way of one of them; when the first is done, the second has nothing to do.
+        finally:  # repeated, because an interrupt can prevent the first call; otherwise the second does nothing
             self._end()
 
     def _end(self) -> None:
@@ -94,7 +94,7 @@ _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 def _close_at_exit() -> None:
-    """Send what clients that nobody closed have accepted. Their threads are daemons, which still run at this time."""
+    """Close the remaining clients, which sends their messages. Their threads are daemons and still run at this time."""
     deadline = time.monotonic() + EXIT_S
     for client in list(_clients):
         left_s = min(client.options.drain_timeout_s, max(0.0, deadline - time.monotonic()))

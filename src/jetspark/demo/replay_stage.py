@@ -1,4 +1,4 @@
-"""Stage: replay a part of history into state that has it already."""
+"""Stage: replay a part of history into a state that includes it already."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ async def replay_range(demo: Demo) -> None:
             stage.reached(max(0, record.at - first + 1))
 
         request = ReplayRequest(from_seq=first, to_seq=last)
-        done = await run_replay(demo.place.js, demo.shop.release1, "order_status", request, on_progress=show)
+        done = await run_replay(demo.environment.js, demo.shop.release1, "order_status", request, on_progress=show)
         stage.say(f"{done.changed} keys changed")
     demo.screen.found(
         "replay a range",
         f"events {first:,} to {last:,}, of {done.keys:,} orders: "
-        + ("nothing changed, the state has all of it" if not done.changed else f"{done.changed} keys CHANGED"),
+        + ("nothing changed, the state includes them all" if not done.changed else f"{done.changed} keys CHANGED"),
         is_good=done.is_done and not done.changed,
     )

@@ -1,4 +1,4 @@
-"""Waiting for what arrives, from threads: one that waits reads, unless another one does."""
+"""A condition variable for the messages of one source, for threads: a waiting thread reads, unless another one does."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from jetspark.blocking.transport import Link
 from jetspark.blocking.waiter import Waiter
 
-__all__ = ["Arrivals"]
+__all__ = ["MessageCondition"]
 
-# The system's calls do not take any number for "for ever".
+# System calls have no value for an unlimited wait.
 LONGEST_WAIT_S = 3600.0
 
 
-class Arrivals:
+class MessageCondition:
     """Threads that wait for the messages of one source."""
 
     def __init__(self, link: Link) -> None:
@@ -21,14 +21,16 @@ class Arrivals:
         self._waiting: list[Waiter] = []
 
     def begin(self) -> tuple[Waiter, bool]:
-        """With the lock: begin to wait. From now on :meth:`notify_all` is heard, and this thread may be the one that
-        reads: what it asks for afterwards is answered to itself."""
+        """With the lock: register as a waiter and, if no other thread reads, as the reader.
+
+        Notifications count from now on, and this thread itself receives the reply to a request it sends afterwards.
+        """
         waiter = Waiter()
         self._waiting.append(waiter)
         return waiter, self._link.take_over()
 
     def wait(self, begun: tuple[Waiter, bool], until: float | None) -> bool:
-        """Without the lock: whether it was woken before its time was up."""
+        """Without the lock: wait for a message; True when woken before ``until``."""
         waiter, is_reading = begun
         latest = time.monotonic() + LONGEST_WAIT_S
         deadline = latest if until is None else min(until, latest)
@@ -44,7 +46,7 @@ class Arrivals:
                     self._waiting.remove(waiter)
 
     def notify_all(self) -> None:
-        """With the lock."""
+        """Wake all waiters. Called with the lock."""
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             waiter.set_result(None)

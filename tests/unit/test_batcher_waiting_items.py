@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jetspark.batcher.waiting import WaitingAcks, WaitingSizes
+from jetspark.batcher.waiting_items import WaitingAcks, WaitingSizes
 from jetspark.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ def test_sizes_of_items_that_do_not_wait_are_forgotten_after_an_interrupt() -> N
     sizes = WaitingSizes[int](10, lambda item: item)
     sizes.add([1, 2, 3])
     sizes.total = 0
-    sizes.mend(2)
+    sizes.trim(2)
     assert (sizes.each, sizes.total) == ([1, 2], 3)
 
 
@@ -62,7 +62,7 @@ def test_a_flush_takes_the_acks_of_its_items_alone() -> None:
 def test_all_are_told_in_order() -> None:
     acks, told = _acks(0, 3)
     error = OSError("no")
-    acks.tell_all(error)
+    acks.fail_all(error)
     assert (told, len(acks)) == ([(0, error), (3, error)], 0)
 
 
@@ -74,11 +74,11 @@ def test_one_that_was_interrupted_is_told_again() -> None:
 
     acks.appendleft((0, interrupted))
     with pytest.raises(KeyboardInterrupt):
-        acks.tell_all(OSError("no"))
+        acks.fail_all(OSError("no"))
     assert (len(acks), told) == (2, [])
 
 
 def test_acks_of_items_that_do_not_wait_are_forgotten_after_an_interrupt() -> None:
     acks, _ = _acks(0, 2, 3, 5)
-    acks.mend(2, 5)
+    acks.trim(2, 5)
     assert [position for position, _ in acks] == [2, 3]

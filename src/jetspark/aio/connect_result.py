@@ -1,4 +1,4 @@
-"""What ``connect`` returns with asyncio: it is awaited, or entered."""
+"""The result of ``connect`` with asyncio, to be awaited or entered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from jetspark.aio.client import Client
 from jetspark.errors import NotAwaited, UsageError
 
-__all__ = ["Starting", "begin"]
+__all__ = ["ConnectResult", "begin"]
 
 _NOT_AWAITED = (
     "the connection is not made yet; write `async with jetspark.connect(...) as nc:` or "
@@ -17,8 +17,8 @@ _NOT_AWAITED = (
 )
 
 
-class Starting:
-    """What ``connect`` returns: awaitable, and an asynchronous context manager."""
+class ConnectResult:
+    """The result of ``connect``: awaitable, and an asynchronous context manager."""
 
     def __init__(self, start: Callable[[], Coroutine[Any, Any, Client]]) -> None:
         self._start = start
@@ -37,7 +37,7 @@ class Starting:
         assert self._client is not None
         await self._client.__aexit__(kind, error, trace)
 
-    if not TYPE_CHECKING:  # a type checker finds the mistake by itself, as long as it does not see these
+    if not TYPE_CHECKING:  # hidden from type checkers, which would otherwise accept these mistakes
 
         def __getattr__(self, name: str) -> NoReturn:
             raise NotAwaited(f"{name}: {_NOT_AWAITED}")
@@ -46,7 +46,7 @@ class Starting:
             raise UsageError(f"with: {_NOT_AWAITED}; or use jetspark.blocking, which needs neither")
 
         def __exit__(self, *exc_info: object) -> None:
-            """So that the statement gets as far as the line above."""
+            """Required for a ``with`` statement to call ``__enter__``."""
 
 
-begin = Starting
+begin = ConnectResult

@@ -1,4 +1,4 @@
-"""Stage: compare what Spark and the live workers have made, key by key, and with what was counted at the publisher."""
+"""Stage: compare the states of Spark and of the live workers key by key, and their sums with the publisher's counts."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ async def compare(demo: Demo) -> None:
     demo.screen.found("Spark = live", result if is_equal else differing, is_good=is_equal)
     _check_sums(demo, states)
     for bucket in demo.spark_buckets.values():
-        await demo.place.js.delete_kv(bucket)
+        await demo.environment.js.delete_kv(bucket)
 
 
 async def _compared(demo: Demo, name: str, states: dict[str, Mapping[str, Current]]) -> Verification:
-    """The live bucket against Spark's, at the last event that both have; keeps the states of Spark's."""
+    """Compare the live bucket with Spark's at the last common event; adds Spark's states to ``states``."""
 
     async def fresh(boundary: int) -> Mapping[str, Current]:
-        states[name] = await read_states(demo.place.js, demo.spark_buckets[name])
+        states[name] = await read_states(demo.environment.js, demo.spark_buckets[name])
         return states[name]
 
-    return await verify(demo.place.js, demo.shop.release1, name, to_seq=demo.last, fresh=fresh)
+    return await verify(demo.environment.js, demo.shop.release1, name, to_seq=demo.last, fresh=fresh)
 
 
 def _check_sums(demo: Demo, states: Mapping[str, Mapping[str, Current]]) -> None:
-    """The states against what the publisher has counted, which no fold had a part in.
+    """Compare the sums of the states with the publisher's counts, which do not depend on any fold.
 
-    Those of Spark, which are here already: whether the live ones are the same was told before.
+    Spark's states suffice, because the live ones were compared with them before.
     """
     status, revenue, parcels = [
         [json.loads(each.value) for each in states[name].values() if each.value]

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jetspark.blocking.feeding import BatchFeed
+from jetspark.blocking.batch_input import BatchInput
 from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
 
 __all__ = ["add_all"]
 
 
-def add_all(feed: BatchFeed, iterator: Iterator[Item]) -> None:
-    """Take items from the iterator, then have the batch take those.
+def add_all(feed: BatchInput, iterator: Iterator[Item]) -> None:
+    """Take items from the iterator in chunks and add each chunk to the batch.
 
-    The lock is not held while the caller's iterator works: it may want to use the connection, too.
+    The lock is not held while the caller's iterator runs, because the iterator may use the connection.
     """
     while True:
         chunk: list[Item] = []
         try:
             take(iterator, chunk, min(max(feed.batch.sender.room, 1), CHUNK_MESSAGES), CHUNK_BYTES)
         finally:
-            feed.add_chunk(chunk)  # it has what the iterator gave before it failed
+            feed.add_chunk(chunk)  # also the items that came before the iterator failed
         if not chunk:
             return

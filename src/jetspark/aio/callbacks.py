@@ -1,4 +1,4 @@
-"""Calling a program back with messages, in a task."""
+"""Run the callbacks of subscriptions in asyncio tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from jetspark.aio.message import Message
 from jetspark.aio.transport import Link
 
-__all__ = ["Callback", "Calling", "call"]
+__all__ = ["Callback", "CallbackRunner", "call"]
 
 Callback = Callable[[Message], Awaitable[Any] | None]
 
@@ -20,14 +20,14 @@ async def call(callback: Callback, message: Message) -> None:
         await result
 
 
-class Calling:
-    """Work that goes on beside the program's."""
+class CallbackRunner:
+    """Runs the callbacks of one subscription in a task of its own."""
 
     def __init__(self, link: Link, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         self.task = link.loop.create_task(work(), name=name)
 
     async def join(self, deadline: float) -> bool:
-        """Whether it has ended before the deadline. A callback does not wait for itself: it goes on when it is back."""
+        """Wait for the end; True when it came before the deadline. Called by its own callback, it returns at once."""
         if self.task is asyncio.current_task():
             return True
         try:

@@ -1,4 +1,4 @@
-"""Stage: rebuild a projection with another fold, beside live traffic and readers, and swap it in."""
+"""Stage: rebuild a projection with another fold, during live traffic and reads, and swap it in."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ PROJECTION = "daily_revenue"
 EVENTS_EACH_SECOND, STEP_S = 2000, 0.05
 READ_EVERY_S = 0.005
 MANY = 1_000_000
-"""More events than are published here."""
+"""An upper bound of the events published here."""
 
 
 async def rebuild_beside_traffic(demo: Demo) -> None:
-    """Fold revenue anew with release 2, while release 1 runs, and swap; then start workers of release 2."""
-    place, shop = demo.place, demo.shop
-    async with shop.release1.connect(place.url) as orders:
+    """Rebuild revenue with release 2 while release 1 runs, and swap it in; then start workers of release 2."""
+    environment, shop = demo.environment, demo.shop
+    async with shop.release1.connect(environment.url) as orders:
         reader, traffic = _ViewReader(demo, orders), _Traffic(demo, orders)
         async with _beside(reader.run(), traffic.run()):
             with demo.screen.stage("rebuild and swap", demo.last) as stage:
                 await _until_live(demo, stage)
                 outcome = await rebuild(
-                    place.js,
+                    environment.js,
                     shop.release2,
                     PROJECTION,
                     check=True,
@@ -46,15 +46,16 @@ async def rebuild_beside_traffic(demo: Demo) -> None:
                 await _release(demo, stage, outcome)
         published = traffic.published
     with demo.screen.stage("verify it") as stage:
-        found = await verify(place.js, shop.release2, PROJECTION)
+        found = await verify(environment.js, shop.release2, PROJECTION)
         stage.say(f"{found.keys} keys: {'equal to history' if found.is_equal else 'NOT EQUAL to history'}")
     _report(demo, outcome, reader, published, is_equal=found.is_equal)
 
 
 async def _until_live(demo: Demo, stage: DemoStage) -> None:
-    """Wait until the worker folds what comes in. One that still starts when its version is replaced refuses to run."""
+    """Wait until the worker folds new events. A worker that is still starting when its version is replaced refuses to
+    run."""
     assert demo.worker is not None
-    state = (await (await demo.place.js.stream(demo.shop.release1.stream)).info()).state
+    state = (await (await demo.environment.js.stream(demo.shop.release1.stream)).info()).state
     await until_folded(demo, stage, buckets_of(demo.shop.release1), state.last_sequence + 1, demo.worker.check)
 
 
@@ -63,18 +64,18 @@ def _show(stage: DemoStage, record: ReplayRecord) -> None:
 
 
 async def _release(demo: Demo, stage: DemoStage, outcome: RebuildOutcome) -> None:
-    """Workers of both versions run side by side: each leaves the projection of the other's version to the other."""
+    """Run workers of both versions side by side: each folds only the projections of its own version."""
     old = demo.worker
     assert old is not None
     worker = demo.start_worker(RELEASE_2)
-    state = (await (await demo.place.js.stream(demo.shop.release2.stream)).info()).state
+    state = (await (await demo.environment.js.stream(demo.shop.release2.stream)).info()).state
     await until_folded(demo, stage, [outcome.new.bucket], state.last_sequence, worker.check)
     old.check()
     await asyncio.to_thread(old.stop)
     code = old.process.returncode
     demo.screen.found(
         "both releases",
-        f"release 1 left revenue to release 2, and ran on until it was asked to end: exit code {code}",
+        f"release 1 left revenue to release 2, and ran on until it was stopped: exit code {code}",
         is_good=code == 0,
     )
     stage.say("release 2 runs")
@@ -96,13 +97,13 @@ def _report(demo: Demo, outcome: RebuildOutcome, reader: _ViewReader, published:
     )
     found(
         "verify",
-        "the new state is what history makes of it" if is_equal else "it differs from history",
+        "the new state equals a fresh fold of history" if is_equal else "it differs from a fresh fold of history",
         is_good=is_equal,
     )
 
 
 class _Traffic:
-    """Customers go on."""
+    """Publishes customers' events during the stage."""
 
     def __init__(self, demo: Demo, orders: AppClient) -> None:
         self._demo, self._orders = demo, orders
@@ -121,12 +122,12 @@ class _Traffic:
     def _events(self) -> Iterator[Any]:
         traffic = self._demo.shop.traffic
         for event in traffic.history(MANY, traffic.Tally(), seed=7, prefix="t"):
-            if event.event_type != "order.cancelled":  # so that the number of letters is known
+            if event.event_type != "order.cancelled":  # so that the number of dead letters is known
                 yield event
 
 
 class _ViewReader:
-    """Somebody who looks at a number of today again and again."""
+    """Reads one key of the view repeatedly, and counts gaps and older values."""
 
     def __init__(self, demo: Demo, orders: AppClient) -> None:
         self._demo, self._view = demo, orders.view(PROJECTION)
@@ -134,7 +135,7 @@ class _ViewReader:
 
     async def run(self) -> None:
         bucket = self._demo.shop.release1.projections[PROJECTION].bucket.bucket
-        key = min(await read_states(self._demo.place.js, bucket))
+        key = min(await read_states(self._demo.environment.js, bucket))
         seen = 0
         while True:
             entry = await self._view.entry(tuple(key.split(".")))
@@ -147,7 +148,7 @@ class _ViewReader:
 
 @asynccontextmanager
 async def _beside(*works: Any) -> AsyncIterator[None]:
-    """Do things while the block runs; what fails in them fails the block."""
+    """Run coroutines during the block; their errors fail the block."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         yield

@@ -1,4 +1,4 @@
-"""The stages one after the other, and an end that leaves nothing behind."""
+"""Runs the stages in order, and removes everything at the end."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from jetspark.demo.comparing import compare
+from jetspark.demo.compare_stage import compare
 from jetspark.demo.dead_letters import list_and_redrive
+from jetspark.demo.environment import DemoEnvironment, open_environment, remove_all
 from jetspark.demo.live_fold import fold_live
-from jetspark.demo.place import Place, open_place, remove_all
-from jetspark.demo.publishing import publish
-from jetspark.demo.rebuilding import rebuild_beside_traffic
-from jetspark.demo.replaying import replay_range
+from jetspark.demo.publish_stage import publish
+from jetspark.demo.rebuild_stage import rebuild_beside_traffic
+from jetspark.demo.replay_stage import replay_range
 from jetspark.demo.screen import Screen
 from jetspark.demo.shop import RELEASE_1, RELEASE_2, Shop, load_shop
 from jetspark.demo.spark_fold import fold_on_spark
@@ -36,24 +36,24 @@ STAGES = (publish, fold_on_spark, fold_live, compare, replay_range, rebuild_besi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the command line says."""
+    """The options of the command line."""
 
     events: int = 500_000
     servers: str | None = None
-    """A NATS to use, instead of one that is started."""
+    """Servers to use instead of starting one."""
     is_kept: bool = False
-    """Wait before everything is ended, and say how to look at it."""
+    """Keep everything running until Enter is pressed, and show commands to inspect it."""
     is_removal: bool = False
-    """Only remove what a demo that was killed has left on ``servers``."""
+    """Only remove the streams and buckets that a killed demo left on ``servers``."""
 
 
 def run_demo(options: DemoOptions, screen: Screen | None = None) -> int:
-    """Run it, and return the exit code: 0, 1 if a stage failed or a check was wrong, 128 and more for a signal."""
+    """Run the demo; returns the exit code: 0, 1 if a stage or a check failed, 128 plus the number of a signal."""
     return asyncio.run(_with_signals(options, screen or Screen()))
 
 
 async def _with_signals(options: DemoOptions, screen: Screen) -> int:
-    """Ctrl-C, SIGTERM and a terminal that is closed end it in order; further signals change nothing."""
+    """End in order on Ctrl-C, SIGTERM or a closed terminal; further signals are ignored."""
     received: list[signal.Signals] = []
     work = asyncio.create_task(_run(options, screen))
 
@@ -77,7 +77,7 @@ async def _with_signals(options: DemoOptions, screen: Screen) -> int:
         if not isinstance(error, JetSparkError | TimeoutError | OSError):
             raise
         reason = str(error) or type(error).__name__
-        if not screen.stage_name:  # no server, or one that must not be used: the error says what to do
+        if not screen.stage_name:  # no server, or one that must not be used: the error has the remedy
             screen.line(reason, style="red")
             return 1
         screen.line(f"stage {screen.stage_name!r} failed: {reason}", style="red")
@@ -86,7 +86,7 @@ async def _with_signals(options: DemoOptions, screen: Screen) -> int:
 
 
 def _interrupted(screen: Screen, received: list[signal.Signals]) -> int:
-    with suppress(OSError):  # a terminal that was closed shows nothing
+    with suppress(OSError):  # the terminal may be closed
         screen.line("interrupted")
     return 128 + (received[0] if received else signal.SIGINT)
 
@@ -97,13 +97,13 @@ async def _run(options: DemoOptions, screen: Screen) -> int:
         return await _remove(options, screen, shop)
     began = time.perf_counter()
     async with _opened(options, screen, shop) as demo:
-        screen.line(f"{options.events:,} events through {RELEASE_1}, on {demo.place.url}")
+        screen.line(f"{options.events:,} events through {RELEASE_1}, on {demo.environment.url}")
         with screen.bars():
             for stage in STAGES:
                 await stage(demo)
         screen.table()
         screen.line(f"\n{time.perf_counter() - began:.1f} s in all; {_verdict(screen)}")
-        _show_commands(options, screen, shop, demo.place)
+        _show_commands(options, screen, shop, demo.environment)
         if options.is_kept:
             await _until_enter(screen)
     return 0 if screen.is_good else 1
@@ -112,18 +112,18 @@ async def _run(options: DemoOptions, screen: Screen) -> int:
 def _verdict(screen: Screen) -> str:
     wrong = [finding.what for finding in screen.findings if finding.is_good is False]
     if not wrong:
-        return f"{sum(bool(finding.is_good) for finding in screen.findings)} things shown, all as they should be."
-    return f"not as it should be: {', '.join(wrong)}. Please report it, with the table above."
+        return f"{sum(bool(finding.is_good) for finding in screen.findings)} checks, all passed."
+    return f"failed: {', '.join(wrong)}. Please report it, with the table above."
 
 
 @asynccontextmanager
 async def _opened(options: DemoOptions, screen: Screen, shop: Shop) -> AsyncIterator[Demo]:
     with tempfile.TemporaryDirectory(prefix="jetspark-demo-", ignore_cleanup_errors=True) as folder:
-        async with open_place(shop.release1, options.servers) as place, AsyncExitStack() as stack:
+        async with open_environment(shop.release1, options.servers) as environment, AsyncExitStack() as stack:
             yield Demo(
                 screen=screen,
                 shop=shop,
-                place=place,
+                environment=environment,
                 folder=Path(folder),
                 stack=stack,
                 count=options.events,
@@ -132,7 +132,7 @@ async def _opened(options: DemoOptions, screen: Screen, shop: Shop) -> AsyncIter
 
 
 async def _remove(options: DemoOptions, screen: Screen, shop: Shop) -> int:
-    from jetspark.aio.connecting import connect
+    from jetspark.aio.connector import connect
 
     assert options.servers is not None
     async with connect(options.servers) as client:
@@ -141,16 +141,16 @@ async def _remove(options: DemoOptions, screen: Screen, shop: Shop) -> int:
     return 0
 
 
-# ---- what to try next ------------------------------------------------------------------------------------------------
+# ---- suggested commands ----------------------------------------------------------------------------------------------
 
 
-def _show_commands(options: DemoOptions, screen: Screen, shop: Shop, place: Place) -> None:
+def _show_commands(options: DemoOptions, screen: Screen, shop: Shop, environment: DemoEnvironment) -> None:
     jetspark = _command()
     # Set once, so that the commands below are short enough for a line of a terminal.
     here = f"export PYTHONPATH={shlex.quote(_short(shop.folder))}"
     if options.is_kept:
         commands = [
-            (f"{here} JETSPARK_SERVERS={shlex.quote(place.url)}", "where the application and the server are"),
+            (f"{here} JETSPARK_SERVERS={shlex.quote(environment.url)}", "where the application and the server are"),
             (f"{jetspark} verify {RELEASE_2} daily_revenue", "compare the state with a fresh fold of history"),
             (f"{jetspark} dlq ls {RELEASE_2} --by error", "show why events became dead letters"),
             (f"{jetspark} dlq redrive {RELEASE_2} --handler refunds", "have release 2 do all of the refunds"),
@@ -167,13 +167,13 @@ def _show_commands(options: DemoOptions, screen: Screen, shop: Shop, place: Plac
 
 
 def _command() -> str:
-    """As a shell in this folder calls this installation."""
+    """The shell command that runs this installation from the current folder."""
     script = Path(sys.executable).parent / "jetspark"
     return shlex.quote(_short(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m jetspark"
 
 
 def _short(path: Path) -> str:
-    """From here, if it is below."""
+    """The path relative to the current folder if it is inside, else absolute."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -185,7 +185,7 @@ async def _until_enter(screen: Screen) -> None:
     try:
         loop.add_reader(sys.stdin.fileno(), pressed.set)
     except (OSError, ValueError):
-        return  # a file, or nothing: nobody will press anything
+        return  # stdin is a file or closed: there is no Enter to wait for
     try:
         await pressed.wait()
         os.read(sys.stdin.fileno(), 4096)

@@ -1,4 +1,4 @@
-"""Stage: publish half a million events, some of an old version, and some that nobody can read."""
+"""Stage: publish half a million events, some of an old version and some unreadable."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ T = TypeVar("T")
 
 
 async def publish(demo: Demo) -> None:
-    """Store the events, and see that the stream has each of them."""
-    app, traffic, js = demo.shop.release1, demo.shop.traffic, demo.place.js
+    """Store the events, and check that the stream has all of them."""
+    app, traffic, js = demo.shop.release1, demo.shop.traffic, demo.environment.js
     old, unreadable = demo.count // OLD_ONE_IN, traffic.UNREADABLE
-    await app.apply(demo.place.url)
+    await app.apply(demo.environment.url)
     demo.spark = start_spark(demo)
     with demo.screen.stage("publish", demo.count) as stage:
-        stage.say("Spark starts meanwhile")
+        stage.say("Spark starts at the same time")
         began = time.perf_counter()
         async with js.fast_publisher(message_ids=True) as publisher:
             await publisher.publish_many(_shown(stage, traffic.old_payments(old, demo.tally)))
             await publisher.publish_many(
                 (f"demo.orders.paid.unknown-{number}", data) for number, data in enumerate(unreadable)
             )
-        async with app.connect(demo.place.url) as orders, orders.bulk() as bulk:
+        async with app.connect(demo.environment.url) as orders, orders.bulk() as bulk:
             rest = demo.count - old - len(unreadable)
             await bulk.publish_many(_shown(stage, traffic.history(rest, demo.tally), old))
         elapsed_s = time.perf_counter() - began

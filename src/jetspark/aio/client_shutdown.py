@@ -1,4 +1,4 @@
-"""The end of a client, with asyncio: who brings it about, who waits for it, and what is said of one nobody ended."""
+"""Closing a client once, with asyncio, and the warning for clients that were never closed."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from jetspark.core.events import log_never_closed
 if TYPE_CHECKING:
     from jetspark.aio.client import Client
 
-__all__ = ["Closing"]
+__all__ = ["ClientShutdown"]
 
 _logger = logging.getLogger("jetspark.aio")
 
 
-class Closing:
-    """The end of one client."""
+class ClientShutdown:
+    """The shutdown of one client: the first caller closes it, later callers wait for that."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._is_watched = False
-        """Connected once, and nobody was told what is lost with it."""
+        """The client has connected, and its unsent messages have not been reported."""
         self._ended: asyncio.Future[None] | None = None
-        """Done when the ``close`` or ``drain`` that came first is."""
+        """Resolved when the first ``close`` or ``drain`` is done."""
 
     def watch(self, client: Client) -> None:
-        """It is open: somebody has to close it."""
+        """Warn about unsent messages if the program never closes this client."""
         self._is_watched = True
         _watched.add(self)
 
     def give_up(self) -> None:
-        """It could not be opened."""
+        """Close the connection after a failed attempt to open it."""
         self._link.connection.close()
 
     def begin(self) -> bool:
-        """Whether the caller is the first to end the client, and so the one to do it."""
+        """True for the first caller, which has to close the client."""
         if self._ended is not None:
             return False
         self._ended = asyncio.get_running_loop().create_future()
         return True
 
     async def wait(self, deadline: float) -> None:
-        """Another task ends the client: wait for it, but not for longer than this one may take.
+        """Wait until another task has closed the client; after the deadline, drop the connection.
 
         Raises:
-            ConnectionLost: It took longer, and messages are in doubt.
+            ConnectionLost: The deadline passed, and messages are in doubt.
         """
         assert self._ended is not None
         try:
@@ -67,23 +67,23 @@ class Closing:
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
-    def tell_unsent(self) -> None:
-        """The client is gone, or its loop: if nobody closed it, say what that has cost."""
+    def log_unsent(self) -> None:
+        """Warn if the client was never closed and messages are unsent; its loop may have ended."""
         connection, is_watched = self._link.connection, self._is_watched
         self._is_watched = False
         if is_watched and not connection.is_closed and (unsent := self._link.unsent()) != (0, 0):
             log_never_closed(_logger, connection.server, *unsent)
 
     def __del__(self) -> None:
-        self.tell_unsent()  # not by the set: a collector forgets weak references first
+        self.log_unsent()  # not through _watched: garbage collection clears weak references first
 
 
-_watched: weakref.WeakSet[Closing] = weakref.WeakSet()
+_watched: weakref.WeakSet[ClientShutdown] = weakref.WeakSet()
 
 
-def _tell_at_exit() -> None:
+def _log_at_exit() -> None:
     for closing in list(_watched):
-        closing.tell_unsent()
+        closing.log_unsent()
 
 
-atexit.register(_tell_at_exit)
+atexit.register(_log_at_exit)
