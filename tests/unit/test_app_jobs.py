@@ -72,7 +72,7 @@ def test_the_stored_record_of_a_handlers_replay_decodes() -> None:
 
 
 def test_the_stored_record_of_a_redrive_decodes() -> None:
-    progress = RedriveProgress.from_dict(json.loads(golden("redrive")))
+    progress = RedriveProgress.decode(golden("redrive"))
     assert progress == RedriveProgress(
         id="r19d0a1b2c3d",
         chosen=LetterFilter(handler="billing", where=(("key", "o-1"), ("error", "Reject"))),
@@ -84,7 +84,7 @@ def test_the_stored_record_of_a_redrive_decodes() -> None:
         restored=6,
         unhandled=5,
     )
-    everything = RedriveProgress.from_dict(json.loads(golden("redrive_of_all")))
+    everything = RedriveProgress.decode(golden("redrive_of_all"))
     assert everything == RedriveProgress(id="r19d0a1b2c3e", chosen=LetterFilter(), up_to=9)
 
 
@@ -100,7 +100,7 @@ def test_the_record_of_a_handlers_replay_is_stored_with_the_same_fields(name: st
 
 @pytest.mark.parametrize("name", ["redrive", "redrive_of_all"])
 def test_the_record_of_a_redrive_is_stored_with_the_same_fields(name: str) -> None:
-    assert RedriveProgress.from_dict(json.loads(golden(name))).to_dict() == json.loads(golden(name))
+    assert RedriveProgress.decode(golden(name)).to_dict() == json.loads(golden(name))
 
 
 def test_the_stored_cause_of_a_failure_decodes() -> None:

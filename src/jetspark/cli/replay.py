@@ -198,7 +198,7 @@ class _Replay:
         )
 
     def _replayed(self, spark: ReplayEngine | None) -> ReplayRecord:
-        from jetspark.app.replay import run_replay
+        from jetspark.app.replay import ReplayOptions, run_replay
 
         with _bar(self.is_json, self._resuming(" --engine spark" if spark is not None else "")) as tell:
             return with_server(
@@ -209,8 +209,7 @@ class _Replay:
                     it,
                     self.name,
                     self.request,
-                    rate=self.rate,
-                    resume=self.resume,
+                    ReplayOptions(rate=self.rate, resume=self.resume),
                     on_plan=lambda plan: None if self.is_json else self._say_plan(plan),
                     on_progress=tell,
                     engine=spark,
@@ -313,12 +312,14 @@ def verify_projection(
 
     Live workers may go on: keys that are beyond the boundary are compared at the sequence that their value says.
     """
-    from jetspark.app.replay import verify
+    from jetspark.app.replay import VerifyOptions, verify
 
     place = SparkPlace.of(engine, master, py_files)
     with _spark(place, app, servers, projection) as spark, _telling_interrupts(), seldom_collecting():
         found = with_server(
-            app, servers, lambda js, it: verify(js, it, projection, to_seq=to_seq, rate=rate, engine=spark)
+            app,
+            servers,
+            lambda js, it: verify(js, it, projection, VerifyOptions(to_seq=to_seq, rate=rate), engine=spark),
         )
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))

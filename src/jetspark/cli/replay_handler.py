@@ -32,7 +32,7 @@ def replay_to_handler(
     tell: Callable[[HandlerReplayRecord], Any],
 ) -> HandlerReplayPlan | HandlerReplayRecord:
     """What was done, or with ``dry_run`` what would be read; ``tell_plan`` hears that first."""
-    from jetspark.app.replay import plan_handler_replay, replay_handler
+    from jetspark.app.replay import HandlerReplayOptions, plan_handler_replay, replay_handler
 
     if dry_run:
         return with_server(app, servers, lambda js, it: plan_handler_replay(js, it, handler, request, rate=rate))
@@ -44,9 +44,7 @@ def replay_to_handler(
             it,
             handler,
             request,
-            effects=effects,
-            rate=rate,
-            resume=resume,
+            HandlerReplayOptions(effects=effects, rate=rate, resume=resume),
             on_plan=tell_plan,
             on_progress=tell,
         ),
