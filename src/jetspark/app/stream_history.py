@@ -35,7 +35,7 @@ class Portion(NamedTuple):
     received: Sequence[Any]
     """Delivered by a consumer, or fetched one by one."""
     read: int
-    """How many messages were read, with those that were not requested."""
+    """How many messages were read, requested or not."""
     last: int
     """The sequence of the last message that was read."""
 
@@ -51,7 +51,7 @@ class Portion(NamedTuple):
 
 
 class ReadingRate:
-    """Limits reading to ``rate`` events each second, in small portions. Without a rate there is no limit."""
+    """Limits reading to ``rate`` events each second, in small portions; None for no limit."""
 
     def __init__(self, rate: float | None) -> None:
         self._rate = None if rate is None else numbers.rate("rate", rate, instead="or None for no limit")
@@ -108,7 +108,7 @@ class StreamHistory:
         return (await self.info()).state.last_sequence
 
     async def last_event(self) -> int:
-        """The sequence of the last message on one of the filters; 0 if there is none."""
+        """The sequence of the last message on one of the filters; 0 without a message."""
         stream = await self.stream()
         found = [0]
         for subject in self.filters:
@@ -147,7 +147,7 @@ class StreamHistory:
         return found
 
     async def between(self, extent: Extent, first: int, last: int) -> Extent:
-        """Other sequences of the same stream, cut to begin at the first one that it ever had.
+        """Other sequences of the same stream, without sequences that the stream never had.
 
         Raises:
             DataLoss: Some of them are gone.
