@@ -318,7 +318,7 @@ def test_retries_are_listed_tried_now_and_cancelled(shell: Shell) -> None:
         assert "with one of error, fingerprint, key, sequence, subject" in shell.run(
             "retry", "now", app, "--where", "status=open", code=1
         )
-        assert "key was given before" in shell.run("retry", "now", app, "--where", "key=a", "--where", "key=b", code=1)
+        assert "key is given twice" in shell.run("retry", "now", app, "--where", "key=a", "--where", "key=b", code=1)
         assert "no scheduled retry matches; `jetspark retry ls` lists all" in shell.run(
             "retry", "now", app, "--where", "key=c"
         )

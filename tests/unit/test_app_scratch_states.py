@@ -14,7 +14,7 @@ from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.recent_ids import Identified
 from jetspark.app.projections.states import CacheLimits
 from jetspark.app.replay import scratch_states
-from jetspark.app.replay.contents import KeyContent, compare
+from jetspark.app.replay.comparison import KeyContent, compare
 from jetspark.app.replay.scratch_states import ENTRY_BYTES, ScratchStates
 from jetspark.errors import UsageError
 from jetspark.state.changes import NOTHING, Current

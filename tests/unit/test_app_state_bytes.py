@@ -22,7 +22,7 @@ from jetspark.app.projections.folding import KeyState
 from jetspark.app.projections.lookups import LookupSpec
 from jetspark.app.projections.positions import FoldPosition, position_change
 from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.replay.contents import Digest, KeyContent
+from jetspark.app.replay.comparison import Digest, KeyContent
 from jetspark.state.changes import Change, Current, header_bytes
 
 GOLDEN = json.loads((Path(__file__).parent / "state_bytes.json").read_text())

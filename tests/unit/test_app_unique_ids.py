@@ -17,8 +17,8 @@ from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.recent_ids import ID_BYTES, MAX_UNIQUE_IDS, Identified, digest_of, is_among, room_for
 from jetspark.app.projections.states import CacheLimits, LiveStates
 from jetspark.app.projections.windows import Window
-from jetspark.app.replay.checking import NotReplayable, check_replay
-from jetspark.app.replay.contents import Digest, KeyContent, change_to, compare
+from jetspark.app.replay.comparison import Digest, KeyContent, change_to, compare
+from jetspark.app.replay.replay_check import NotReplayable, ReplayCheckOptions, check_replay
 from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.kv import KVConfig
 from jetspark.state.changes import NOTHING, Change, Current, Outcome, header_bytes
@@ -278,10 +278,10 @@ def test_check_replay_tells_a_fold_that_counts_an_event_twice() -> None:
     with pytest.raises(
         NotReplayable, match=r"stored again with its id, \d events later, it changes key 'a' .*unique_ids=4"
     ):
-        check_replay(app, "plain", EVENTS, duplicates=4)
-    check_replay(app, "plain", EVENTS, duplicates=0)
+        check_replay(app, "plain", EVENTS, ReplayCheckOptions(duplicates=4))
+    check_replay(app, "plain", EVENTS, ReplayCheckOptions(duplicates=0))
     with pytest.raises(NotReplayable, match="declare more than unique_ids=3"):
-        check_replay(app, "sums", EVENTS, duplicates=7)
+        check_replay(app, "sums", EVENTS, ReplayCheckOptions(duplicates=7))
 
 
 def test_check_replay_tells_a_duplicate_that_is_late_for_its_window() -> None:
@@ -306,8 +306,10 @@ def test_check_replay_tells_a_duplicate_that_is_late_for_its_window() -> None:
     ],
 )
 def test_check_replay_says_what_is_wrong_with_ids(options: dict[str, Any], said: str) -> None:
+    options = dict(options)
+    ids = options.pop("ids", None)
     with pytest.raises((ConfigError, NotReplayable), match=said):
-        check_replay(app, "sums", EVENTS, **options)
+        check_replay(app, "sums", EVENTS, ReplayCheckOptions(**options), ids=ids)
 
 
 def test_bytes_are_those_of_a_projection_without_ids_where_it_is_off() -> None:

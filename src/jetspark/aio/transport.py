@@ -48,8 +48,9 @@ _give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 class Link:
     """Keeps one :class:`Connection` connected, and moves bytes between it and the network.
 
-    It also connects machines and readers to the event loop: it delivers events (:meth:`deliver_events`), calls attachments at
-    their deadlines, and waits for room in the send buffer. The blocking driver's ``Link`` has the same methods.
+    It also connects machines and readers to the event loop: it delivers events (:meth:`deliver_events`), calls
+    attachments at their deadlines, and waits for room in the send buffer. The blocking driver's ``Link`` has the same
+    methods.
     """
 
     def __init__(self, connection: Connection, auth: DriverAuth, tls: TLSConfig | None, dispatcher: Dispatcher) -> None:

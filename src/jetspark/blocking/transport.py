@@ -64,8 +64,9 @@ _NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWant
 class Link:
     """Keeps one :class:`Connection` connected, and moves bytes between it and the network.
 
-    It also connects machines and readers to the threads: it delivers events (:meth:`deliver_events`), calls attachments at
-    their deadlines, and waits for room in the send buffer. The asyncio driver's ``Link`` has the same methods.
+    It also connects machines and readers to the threads: it delivers events (:meth:`deliver_events`), calls
+    attachments at their deadlines, and waits for room in the send buffer. The asyncio driver's ``Link`` has the same
+    methods.
     """
 
     now = staticmethod(time.monotonic)

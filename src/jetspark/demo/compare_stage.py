@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from jetspark.app.replay import Verification, verify
-from jetspark.app.replay.verifying import read_states
+from jetspark.app.replay import Verification, VerifyOptions, verify
+from jetspark.app.replay.verification import read_states
 from jetspark.demo.stages import Demo
 from jetspark.state.changes import Current
 
@@ -40,7 +40,7 @@ async def _compared(demo: Demo, name: str, states: dict[str, Mapping[str, Curren
         states[name] = await read_states(demo.environment.js, demo.spark_buckets[name])
         return states[name]
 
-    return await verify(demo.environment.js, demo.shop.release1, name, to_seq=demo.last, fresh=fresh)
+    return await verify(demo.environment.js, demo.shop.release1, name, VerifyOptions(to_seq=demo.last), fresh=fresh)
 
 
 def _check_sums(demo: Demo, states: Mapping[str, Mapping[str, Current]]) -> None:

@@ -10,8 +10,8 @@ from itertools import islice
 from typing import Any
 
 from jetspark.app import AppClient
-from jetspark.app.replay import RebuildOutcome, ReplayRecord, rebuild, verify
-from jetspark.app.replay.verifying import read_states
+from jetspark.app.replay import RebuildOptions, RebuildOutcome, ReplayRecord, rebuild, verify
+from jetspark.app.replay.verification import read_states
 from jetspark.demo.screen import DemoStage
 from jetspark.demo.shop import RELEASE_2
 from jetspark.demo.stages import Demo, buckets_of, until_folded
@@ -37,8 +37,7 @@ async def rebuild_beside_traffic(demo: Demo) -> None:
                     environment.js,
                     shop.release2,
                     PROJECTION,
-                    check=True,
-                    swap_in=True,
+                    RebuildOptions(check=True, swap=True),
                     on_progress=lambda record: _show(stage, record),
                 )
                 stage.say(f"swapped in {(outcome.swap_s or 0) * 1000:.0f} ms")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jetspark.app.replay.places import noted_position
+from jetspark.app.replay.live_bucket import stored_position
 from jetspark.demo.environment import DemoEnvironment
 from jetspark.demo.screen import DemoStage, Screen
 from jetspark.demo.shop import Shop
@@ -93,7 +93,7 @@ async def until_folded(
     while seen < sequence:
         is_alive()
         try:
-            reached = min([(await noted_position(js, bucket)).sequence or 0 for bucket in buckets])
+            reached = min([(await stored_position(js, bucket)).sequence or 0 for bucket in buckets])
         except JetSparkError as error:
             if not error.may_pass:
                 raise

@@ -13,14 +13,16 @@ import jetspark
 from jetspark.app import App
 from jetspark.app.dead_letters import redriving
 from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
+from jetspark.app.jobs import Job
 
 # Each names what was the last thing to have its effect.
-PLACES = ("_begin", "_request", "_note", "every _request")
+PLACES = ("begin", "_request", "save", "every _request")
 
 
 def die_after(name: str, times: int) -> None:
-    """Die when a function of the module has returned this many times."""
-    call: Callable[..., Any] = getattr(redriving, name)
+    """Die when a function of the module, or a method of the job, has returned this many times."""
+    owner: Any = redriving if hasattr(redriving, name) else Job
+    call: Callable[..., Any] = getattr(owner, name)
     left = times
 
     async def mortal(*args: Any) -> Any:
@@ -31,7 +33,7 @@ def die_after(name: str, times: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return answer
 
-    setattr(redriving, name, mortal)
+    setattr(owner, name, mortal)
 
 
 async def main(url: str, place: str) -> None:

@@ -20,7 +20,7 @@ from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
 from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.inheritance import tidy_retries
 from jetspark.app.handlers.intake import Intake
-from jetspark.app.replay import replay_handler
+from jetspark.app.replay import HandlerReplayOptions, replay_handler
 from jetspark.app.topology.names import partition_stream
 from jetspark.errors import TopologyDrift
 from jetspark.server import NatsServer
@@ -436,7 +436,7 @@ async def test_a_handler_of_several_subjects_reads_its_own_stream_whole_and_pass
         assert (await consumer.info()).config.filter_subject == ">"
     assert seen == [*(f"Paid o{number}" for number in range(20)), "Billed o1"]
     assert not (await (await js.stream(app.spec.dead_letter_stream)).info()).state.messages
-    done = await replay_handler(js, app, "billing", effects=True)
+    done = await replay_handler(js, app, "billing", options=HandlerReplayOptions(effects=True))
     assert (done.done, done.failed) == (21, 0)
 
 

@@ -36,7 +36,7 @@ from jetspark.app.client import BulkPublisher
 from jetspark.app.dead_letters.access import AppDeadLetters, ScheduledRetries
 from jetspark.app.entities.entities import Entities, EntityChange, EntityChanges
 from jetspark.app.projections.views import View, ViewReplica
-from jetspark.app.replay import rebuild, verify
+from jetspark.app.replay import RebuildOptions, VerifyOptions, rebuild, verify
 from jetspark.app.stored_events import DeadEvent
 from jetspark.app.timers import Timers
 from jetspark.app.topology.names import escape_token
@@ -353,7 +353,7 @@ CALLS: dict[str, tuple[str, tuple[str, ...], Act]] = {
     "verify": (
         "`verify(js, app, projection)`",
         (),
-        lambda client, order: verify(client.js, shop(), "status", wait_s=0.0),
+        lambda client, order: verify(client.js, shop(), "status", VerifyOptions(wait_s=0.0)),
     ),
     "rebuild": ("`rebuild(js, app, projection)`", (), lambda client, order: rebuild(client.js, shop(), "status")),
     "dead_letters.get": ("`dead_letters.get(number)`", (), lambda client, order: client.dead_letters.get(1)),
@@ -547,7 +547,7 @@ async def test_a_rebuild_is_swapped_in_with_the_rights_of_the_page_alone(fresh: 
     rights = [filled(each, **OF_CALL) for each in needed]
 
     async def swap(client: AppClient) -> Any:
-        return await rebuild(client.js, fresh.app, "status", swap_in=True)
+        return await rebuild(client.js, fresh.app, "status", RebuildOptions(swap=True))
 
     async with fresh.app.connect(fresh.url) as admin, fresh.working("status"):
         ack = await admin.publish(Placed(order_id="o-1"))

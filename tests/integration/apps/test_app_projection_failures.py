@@ -38,7 +38,7 @@ from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import FOREIGN, Mark, position_key
 from jetspark.app.projections.positions import FoldPosition, position_change
 from jetspark.app.projections.projection_worker import ProjectionWorker
-from jetspark.app.replay import rebuild, verify
+from jetspark.app.replay import RebuildOptions, rebuild, verify
 from jetspark.errors import DataLoss, StateParked, UsageError, WrongLastSequence
 from jetspark.server import NatsServer
 from jetspark.state.changes import Change, header_fields
@@ -484,7 +484,7 @@ async def test_a_state_that_is_larger_than_this_server_takes_parks_its_key_and_n
             assert await notes.view("notes").get("large", as_of=4) == kept
         for name in ("notes", "copies"):
             assert (await verify(js, app, name)).is_equal
-        await rebuild(js, app, "notes", swap_in=True)
+        await rebuild(js, app, "notes", RebuildOptions(swap=True))
         assert (await verify(js, app, "notes")).parked == 1
 
 

@@ -11,7 +11,7 @@ from support.projections import Moved, Moves, Opened, bank
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, LiveOptions
 from jetspark.app.projections.buckets import ProjectionPlace, find_place, open_records, swap
-from jetspark.app.replay import rebuild, verify
+from jetspark.app.replay import RebuildOptions, rebuild, verify
 from jetspark.server import NatsServer
 
 
@@ -41,7 +41,7 @@ async def test_a_swap_to_another_version_ends_neither_handlers_nor_the_other_pro
     async with running(old, server.url, live=options) as task, old.connect(server.url) as client:
         await client.view("moves").wait_for("all.1", lambda state: state is not None)
         with caplog.at_level(logging.ERROR, logger="jetspark.app"):
-            assert (await rebuild(js, newer, "moves", swap_in=True)).is_swapped
+            assert (await rebuild(js, newer, "moves", RebuildOptions(swap=True))).is_swapped
             await until(lambda: any("It is left to workers with that code" in each for each in caplog.messages))
         await publish(js, old, Opened(account="c"), Moved(source="a", target="c", cents=3))
         assert await client.view("balances").get("c", at_least=4) is not None

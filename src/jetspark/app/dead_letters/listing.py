@@ -120,13 +120,6 @@ class LetterFilter:
         """Whether a key without any dead letter is chosen: all are, unless a field other than the key is given."""
         return all(pair == ("key", key) for pair in self.where)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"handler": self.handler, "where": [list(pair) for pair in self.where]}
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> LetterFilter:
-        return cls(handler=fields["handler"], where=tuple((name, value) for name, value in fields["where"]))
-
 
 def _check_value(what: str, name: str, value: str) -> None:
     if name == "status" and value not in _STATUSES:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from jetspark.app.dead_letters.listing import LetterFilter
+from jetspark.app.jobs import JobRecord
 from jetspark.app.stored_events import LetterStatus
 
-__all__ = ["LetterOutcomes", "RedriveProgress", "RedriveResults", "SeenLetter"]
+__all__ = ["REDRIVE_KEY", "LetterOutcomes", "RedriveProgress", "RedriveResults", "SeenLetter"]
+
+
+REDRIVE_KEY = "redrive"
+"""The key of its record: one redrive runs at a time."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,11 +32,10 @@ class RedriveResults:
         return f"{self.handled} handled, {self.failed} failed again, {self.waiting} waiting"
 
 
-@dataclass(slots=True, kw_only=True)
-class RedriveProgress:
-    """How far a redrive is."""
+class RedriveProgress(JobRecord, kw_only=True, rename={"is_dry_run": "dry_run", "is_done": "done"}):
+    """The progress of a redrive: the key ``redrive`` of the bucket ``<app>_handlers`` while it runs."""
 
-    id: str
+    hint: ClassVar[str] = "no redrive is under way: it is done, or was never started"
     chosen: LetterFilter
     up_to: int
     """The last dead letter that is part of it; later ones are not."""
@@ -50,10 +53,22 @@ class RedriveProgress:
     is_dry_run: bool = False
     is_done: bool = False
     """Everything is requested."""
-    results: RedriveResults | None = None
-    """What became of the dead letters; None if the redrive did not wait for them."""
     reason: str = ""
     """Why nothing was requested, and what waits instead; empty where something was."""
+    results: RedriveResults | None = None
+    """What became of the dead letters; None if the redrive did not wait for them."""
+
+    @property
+    def key(self) -> str:
+        return REDRIVE_KEY
+
+    @property
+    def title(self) -> str:
+        return f"redrive {self.id}"
+
+    @property
+    def reached(self) -> str:
+        return f"at dead letter {self.last} of {self.up_to}"
 
     @property
     def looked_at(self) -> int:
@@ -70,7 +85,7 @@ class RedriveProgress:
             return f"nothing to redrive: {self.reason}" if self.reason else "nothing to redrive"
         verb = "would be redriven" if self.is_dry_run else "requested"
         state = "" if self.is_done else f", now at dead letter {self.last}"
-        name = "dry run" if self.is_dry_run else f"redrive {self.id}"
+        name = "dry run" if self.is_dry_run else self.title
         text = f"{name}: {self.requested} {verb}, {self.behind} follow, up to dead letter {self.up_to}{state}"
         if self.freed:
             verb = "would continue" if self.is_dry_run else "continue"
@@ -83,35 +98,8 @@ class RedriveProgress:
         return text if self.results is None else f"{text}: {self.results}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "chosen": self.chosen.to_dict(),
-            "up_to": self.up_to,
-            "last": self.last,
-            "requested": self.requested,
-            "behind": self.behind,
-            "freed": self.freed,
-            "restored": self.restored,
-            "unhandled": self.unhandled,
-            "dry_run": self.is_dry_run,
-            "done": self.is_done,
-            **({"reason": self.reason} if self.reason else {}),
-            **({} if self.results is None else {"results": dataclasses.asdict(self.results)}),
-        }
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> RedriveProgress:
-        return cls(
-            id=fields["id"],
-            chosen=LetterFilter.from_dict(fields["chosen"]),
-            up_to=fields["up_to"],
-            last=fields["last"],
-            requested=fields["requested"],
-            behind=fields["behind"],
-            freed=fields["freed"],
-            restored=fields["restored"],
-            unhandled=fields["unhandled"],
-        )
+        fields = super().to_dict()
+        return {name: value for name, value in fields.items() if name not in ("reason", "results") or value}
 
 
 class SeenLetter(NamedTuple):

@@ -14,14 +14,12 @@ change of a dead letter is a new message of its subject.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from jetspark.aio import clock
-from jetspark.app.clock import seconds_now
 from jetspark.app.dead_letters.listing import (
     LetterFilter,
     check_handler,
@@ -31,24 +29,27 @@ from jetspark.app.dead_letters.listing import (
     read_letters,
     with_event,
 )
-from jetspark.app.dead_letters.outcomes import LetterOutcomes, RedriveProgress, RedriveResults, SeenLetter
+from jetspark.app.dead_letters.outcomes import (
+    REDRIVE_KEY,
+    LetterOutcomes,
+    RedriveProgress,
+    RedriveResults,
+    SeenLetter,
+)
 from jetspark.app.dead_letters.retries import each_retry
 from jetspark.app.dead_letters.stranded import KeyRepairs
 from jetspark.app.handlers.handler_store import HandlerStore, StoredLetter
+from jetspark.app.jobs import Job, new_job_id
 from jetspark.app.stored_events import DeadEvent
 from jetspark.app.topology.names import dead_letter_stream, handler_bucket
 from jetspark.core import numbers
 from jetspark.errors import (
     ConfigError,
-    Conflict,
     JetSparkError,
-    KeyExists,
-    KeyNotFound,
     MessageNotFound,
     PayloadTooLarge,
     ProtocolError,
     StreamNotFound,
-    UsageError,
     WrongLastSequence,
 )
 from jetspark.jetstream.publishing import Expect
@@ -77,7 +78,6 @@ __all__ = [
     "with_event",
 ]
 
-RECORD = "redrive"
 # A chunk of requests: the redrive's record is written after each, so an interrupted one repeats at most this many,
 # without effect. Their events are in memory: this many bytes, or a single larger one.
 NOTE_EVERY = 256
@@ -115,14 +115,15 @@ async def run_redrive(
     _check(app, chosen, rate, wait_s)
     records, stream = await js.kv(handler_bucket(app.name)), await js.stream(dead_letter_stream(app.name))
     up_to = stream.cached_info.state.last_sequence
-    progress, revision = await _start(records, chosen, up_to, is_dry_run=is_dry_run, resume=resume)
+    job = await _start(records, chosen, up_to, is_dry_run=is_dry_run, resume=resume)
+    progress = job.record
     on_progress(progress)
-    redrive = _Redrive(js, app, stream, records, progress, revision, on_progress)
+    redrive = _Redrive(js, app, stream, job, on_progress)
     letters = await redrive.look()
     await redrive.request_all(letters, rate)
     progress.is_done = True
     if not is_dry_run:
-        await records.purge(RECORD, revision=redrive.revision)
+        await job.end()
         if wait_s > 0 and progress.has_effect:
             on_progress(progress)
             await redrive.wait(letters, wait_s)
@@ -156,13 +157,15 @@ def _is_handler(app: AppSpec, name: str) -> bool:
 
 async def _start(
     records: KeyValue, chosen: LetterFilter, up_to: int, *, is_dry_run: bool, resume: str | None
-) -> tuple[RedriveProgress, int]:
-    """The record of a redrive, old or new, and its revision; a dry run has none."""
+) -> Job[RedriveProgress]:
+    """A redrive, resumed or new. The record of a dry run is never stored."""
     if is_dry_run:
-        return RedriveProgress(id="-", chosen=chosen, up_to=up_to, is_dry_run=True), 0
-    if resume is not None:
-        return await _resume(records, resume)
-    return await _begin(records, chosen, up_to)
+        return Job(records, RedriveProgress(id="-", chosen=chosen, up_to=up_to, is_dry_run=True), 0)
+    if resume is None:
+        return await Job.begin(records, RedriveProgress(id=new_job_id(), chosen=chosen, up_to=up_to))
+    job = await Job.find(records, RedriveProgress, REDRIVE_KEY, resume)
+    await job.resume()
+    return job
 
 
 class _Redrive:
@@ -173,19 +176,15 @@ class _Redrive:
         js: JetStream,
         app: AppSpec,
         stream: Stream,
-        records: KeyValue,
-        progress: RedriveProgress,
-        revision: int,
+        job: Job[RedriveProgress],
         on_progress: Callable[[RedriveProgress], None],
     ) -> None:
-        self._js, self._app, self._stream, self._records = js, app, stream, records
-        self._progress, self._on_progress = progress, on_progress
-        self.revision = revision
-        """Of the redrive's record."""
+        self._js, self._app, self._stream, self._job = js, app, stream, job
+        self._progress, self._on_progress = job.record, on_progress
         self.gone = 0
         """Chosen dead letters that were handled, redriven or discarded before this requested them."""
         self._outcomes = LetterOutcomes()
-        self._noted_at, self._noted = clock.now(), progress.looked_at
+        self._noted_at, self._noted = clock.now(), job.record.looked_at
 
     async def look(self) -> list[SeenLetter]:
         """List the dead letters of the chosen handlers and keys, and repair keys whose records do not match them.
@@ -269,7 +268,7 @@ class _Redrive:
 
     async def _request_chunk(self, chunk: list[SeenLetter], up_to: int) -> None:
         """Request dead letters; with them all up to a revision are dealt with."""
-        requested = await _request(self._js, self._app, self._stream, self._records, chunk)
+        requested = await _request(self._js, self._app, self._stream, self._job.records, chunk)
         for seen, is_requested in zip(chunk, requested, strict=True):
             if is_requested:
                 self._outcomes.request(seen)
@@ -281,7 +280,7 @@ class _Redrive:
             await self._note()
 
     async def _note(self) -> None:
-        self.revision = await _note(self._records, self._progress, self.revision)
+        await self._job.save()
         self._noted_at, self._noted = clock.now(), self._progress.looked_at
         self._on_progress(self._progress)
 
@@ -455,33 +454,3 @@ async def is_any(items: AsyncIterator[Any]) -> bool:
 def count_of(number: int, what: str) -> str:
     """A count with its noun: ``1 dead letter``, ``2 dead letters``."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-async def _begin(records: KeyValue, chosen: LetterFilter, up_to: int) -> tuple[RedriveProgress, int]:
-    progress = RedriveProgress(id=f"r{int(seconds_now() * 1000):x}", chosen=chosen, up_to=up_to)
-    try:
-        return progress, await records.create(RECORD, json.dumps(progress.to_dict()).encode())
-    except KeyExists:
-        other = json.loads((await records.get(RECORD)).value)
-        raise UsageError(
-            f"redrive {other['id']} is under way (at dead letter {other['last']} of {other['up_to']}): wait for it, or "
-            f"if it was interrupted continue it with --resume {other['id']}"
-        ) from None
-
-
-async def _resume(records: KeyValue, id: str) -> tuple[RedriveProgress, int]:
-    try:
-        entry = await records.get(RECORD)
-    except KeyNotFound:
-        raise ConfigError(f"--resume {id}: no redrive is under way; it is done, or was never started") from None
-    progress = RedriveProgress.from_dict(json.loads(entry.value))
-    if progress.id != id:
-        raise ConfigError(f"--resume {id}: the redrive that is under way is {progress.id}")
-    return progress, await _note(records, progress, entry.revision)
-
-
-async def _note(records: KeyValue, progress: RedriveProgress, revision: int) -> int:
-    try:
-        return await records.update(RECORD, json.dumps(progress.to_dict()).encode(), revision=revision)
-    except Conflict:
-        raise UsageError(f"redrive {progress.id} was taken over by another process") from None

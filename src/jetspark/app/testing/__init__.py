@@ -1,7 +1,7 @@
 """A test kit for applications. It needs no server: handlers run alone, or on a model server in virtual time."""
 
 from jetspark.app.checks.golden import check_contracts
-from jetspark.app.replay.checking import NotReplayable, check_replay
+from jetspark.app.replay.replay_check import NotReplayable, ReplayCheckOptions, check_replay
 from jetspark.app.testing.alone import EffectCall, HandlerRun, run_handler
 from jetspark.app.testing.failures import FAILURES
 from jetspark.app.testing.injecting import InjectedFault
@@ -25,6 +25,7 @@ __all__ = [
     "NotReplayable",
     "ReliabilityReport",
     "ReliabilityRow",
+    "ReplayCheckOptions",
     "RunView",
     "TestApp",
     "UnreliableHandler",

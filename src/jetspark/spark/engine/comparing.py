@@ -2,8 +2,8 @@
 
 Some tasks read the bucket and others the stream. Spark brings what a key has together with its events, as for a fold
 that goes on from a state; the task that has both folds from nothing, compares, and returns one part of the result,
-whose size does not depend on the keys (:mod:`jetspark.app.replay.compared`). One more task adds the parts, so that the
-driver gets a single row.
+whose size does not depend on the keys (:mod:`jetspark.app.replay.comparison`). One more task adds the parts, so that
+the driver gets a single row.
 
 The bucket is read up to the revision that it had when this was planned. A key that is written meanwhile is missing, or
 as it was. So a key that seems to differ is loaded by its task, and folded once more; if its value is beyond the events
@@ -20,9 +20,8 @@ from dataclasses import replace
 from itertools import chain, compress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from jetspark.app.replay.compared import ComparedKeys
-from jetspark.app.replay.contents import KeyContent, compare, reaches
-from jetspark.app.replay.verifying import contents_of
+from jetspark.app.replay.comparison import ComparedKeys, KeyContent, compare, reaches
+from jetspark.app.replay.verification import contents_of
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.spark.connections import runner_for
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
@@ -246,7 +245,7 @@ class _Keys:
     def compared(self) -> ComparedKeys:
         result = ComparedKeys(events=self._events, unreadable=self._unreadable)
         for key in sorted(self._keys):
-            result.take(key, self._expected(key), self._found.get(key, NOTHING), self._task.version)
+            result.add(key, self._expected(key), self._found.get(key, NOTHING), self._task.version)
         return result
 
     @property

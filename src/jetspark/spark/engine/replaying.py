@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from jetspark.app.application import App
 from jetspark.app.extents import Extent
-from jetspark.app.replay.compared import ComparedKeys
-from jetspark.app.replay.engines import RangeFold, RangeSurvey
+from jetspark.app.replay.comparison import ComparedKeys
+from jetspark.app.replay.history import RangeFold, RangeSurvey
 from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError
 from jetspark.spark.engine.comparing import compare_bucket

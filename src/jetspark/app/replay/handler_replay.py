@@ -1,25 +1,27 @@
 """Replaying events to a handler, beside its live worker.
 
-The events of a range are read by a durable consumer of its own, ``<durable>--replay-<id>``; that of the live worker is
-not touched. The effects of the handler are held back (:mod:`jetspark.app.replay.effects`) unless they are asked for;
-those that are recorded as done are not done again either way. No dead letter is written, no key is parked, and nothing
-waits in the retry stream: what failed is in the record.
+A durable consumer of the replay, ``<durable>--replay-<id>``, reads the range; the live worker's consumer is not
+touched. The handler's effects are held back (:mod:`jetspark.app.replay.held_back_effects`) unless the caller wants
+them. In both cases an effect that is recorded as done is not repeated. A replay writes no dead letter, parks no key,
+and schedules no retry: failures are in its record.
 
-A consumer numbers what it delivers. Where a number is missing, messages were lost with a connection: the server would
-not deliver them again for as long as ``ack_wait`` lasts, and acknowledging later ones would acknowledge them. Then the
-consumer is made anew, behind the last portion that is noted.
+A consumer numbers its deliveries. A missing number means that messages were lost with a connection: the server would
+redeliver them only after ``ack_wait``, and acknowledging later messages would acknowledge them too. Then the replay
+re-creates the consumer, and continues after the last portion that was saved.
 
-Events of one key run one after the other. A portion of events is handled, then the record notes it, then it is
-acknowledged; so a replay that was killed handles the last portion again, and counts every event once.
+Events of one key run one after the other. A portion of events is handled, then saved in the record, then acknowledged.
+So a replay that was killed handles the last portion again, and counts every event once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jetspark.aio.clock import rng as loop_rng
@@ -32,11 +34,20 @@ from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.reading import HandlerReading
 from jetspark.app.handlers.retry import Skip, WaitHere, decide
+from jetspark.app.jobs import Job, new_job_id
 from jetspark.app.patience import patiently
-from jetspark.app.replay.effects import EffectHeldBack, EffectReplayCalls, HeldBackCalls
-from jetspark.app.replay.handler_records import HandlerReplayPlan, HandlerReplayRecord
-from jetspark.app.replay.outlines import outline_of
-from jetspark.app.replay.replay_records import NoteKeeper, OnUnreadable, log_unreadable, new_id, noting, read_all
+from jetspark.app.replay.held_back_effects import EffectHeldBack, EffectReplayCalls, HeldBackCalls
+from jetspark.app.replay.outlines import RangeOutline, outline_of
+from jetspark.app.replay.replay_records import (
+    HandlerReplayRecord,
+    OnUnreadable,
+    begin_replay,
+    counted,
+    handler_record_key,
+    log_unreadable,
+    read_all,
+    run_job,
+)
 from jetspark.app.stream_history import ReadingRate, StreamHistory
 from jetspark.app.topology.declared import OWNER
 from jetspark.app.topology.names import handler_bucket
@@ -46,7 +57,6 @@ from jetspark.errors import (
     ConfigError,
     ConsumerNotFound,
     DataLoss,
-    KeyNotFound,
     StreamRecreated,
 )
 from jetspark.jetstream.config import ConsumerConfig
@@ -63,23 +73,81 @@ if TYPE_CHECKING:
     from jetspark.app.spec import AppSpec, HasSpec
     from jetspark.jetstream.info import StreamInfo
 
-__all__ = ["plan_handler_replay", "read_handler_records", "replay_handler"]
+__all__ = [
+    "HandlerReplayOptions",
+    "HandlerReplayPlan",
+    "plan_handler_replay",
+    "read_handler_records",
+    "replay_handler",
+]
 
-# Events that are handled between two notes.
+# Events that are handled between two saves of the record.
 PORTION = 200
 # A record names this many failures, and counts the others.
 MAX_NAMED = 100
-# The server removes a consumer that nobody has used for this long; the record has all that a resumed replay needs.
+# The server removes an unused consumer after this long; a resumed replay needs only the record.
 CONSUMER_LIFE_S = 86400.0
-# Nobody else reads the consumer, and a redelivery is known by its sequence.
+# The consumer has no other reader, and a redelivery is recognised by its sequence.
 ACK_WAIT_S = 3600.0
 FETCH_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerReplayOptions:
+    """Options of :func:`replay_handler`."""
+
+    effects: bool = False
+    """Carry out the handler's effects, except effects that are recorded as done. By default effects are held back,
+    and counted.
+    """
+    rate: float | None = None
+    """Events handled each second, at most; by default the handler's own rate."""
+    resume: str | None = None
+    """The id of an interrupted replay: it continues with the range that it began with."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HandlerReplayPlan:
+    """The range that a replay of a handler reads."""
+
+    handler: str
+    extent: Extent
+    events: dict[str, int] = field(default_factory=dict)
+    """The number of events, by type."""
+    keys: int = 0
+    unreadable: int = 0
+    outline: RangeOutline = field(default_factory=RangeOutline)
+    """Subjects, times and gaps of the range."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "handler": self.handler,
+            "stream": self.extent.stream,
+            "first": self.extent.first,
+            "last": self.extent.last,
+            "events": sum(self.events.values()),
+            "types": self.events,
+            "keys": self.keys,
+            "unreadable": self.unreadable,
+            **self.outline.to_dict(),
+        }
+
+    def __str__(self) -> str:
+        lines = [
+            f"replay of handler {self.handler}",
+            f"reads {self.extent}: all of it is there",
+            *self.outline.lines(reader="replay"),
+            f"{sum(self.events.values())} events of {self.keys} keys ({counted(self.events) or 'none'})",
+        ]
+        if self.unreadable:
+            lines.append(f"{self.unreadable} messages cannot be decoded, and would fail")
+        return "\n".join(lines)
 
 
 async def plan_handler_replay(
     js: JetStream, app: HasSpec, handler: str, request: ReplayRequest, *, rate: float | None = None
 ) -> HandlerReplayPlan:
-    """What a replay of a handler would read; the handler is not called.
+    """Count the events and keys that a replay of a handler would read; the handler is not called.
 
     Raises:
         DataLoss: Some of the range is gone.
@@ -101,94 +169,86 @@ async def replay_handler(
     app: HasSpec,
     handler: str,
     request: ReplayRequest | None = None,
+    options: HandlerReplayOptions | None = None,
     *,
-    effects: bool = False,
-    rate: float | None = None,
-    resume: str | None = None,
     on_plan: Callable[[HandlerReplayPlan], Any] | None = None,
     on_progress: Callable[[HandlerReplayRecord], Any] = lambda record: None,
 ) -> HandlerReplayRecord:
-    """Call a handler with events of the past; the live worker goes on, and its consumer is not touched.
+    """Call a handler with past events. The live worker may run; its consumer is not touched.
 
     Args:
-        effects: Carry out what the handler does; effects that are recorded as done are not done again. Without,
-            effects are held back and counted.
-        rate: Events handled each second, at most; the handler's own rate, if it has one and none is given.
-        resume: The id of a replay that was interrupted: it goes on with the range it was frozen at.
-        on_plan: Is told what will be read, or is left of it, before the handler is called. Counting events and keys is
-            one more pass over the range, which ``rate`` does not slow down; without this, and without keys, there is
-            none.
-        on_progress: Is told how far it is, when it begins, now and then, and at the end.
+        on_plan: Called with the range that is left to read, before the first call of the handler. Its counts take one
+            more pass over the range, which ``rate`` does not limit. Without this and without keys, the pass is
+            left out.
+        on_progress: Called with the record at the beginning, after each portion, and at the end.
 
     Raises:
-        DataLoss: Some of the range is gone, or went away before it was read.
-        StreamRecreated: The stream is another one than that of the replay that is resumed.
-        ConfigError: There is no such handler, or replay to resume; a key has no event in the range; or it is a batch
-            handler, and without effects.
+        DataLoss: Events of the range are gone, or were removed before they were read.
+        StreamRecreated: The stream was re-created since the resumed replay began.
+        ConfigError: The handler or the id to resume is unknown; a key has no event in the range; or the handler takes
+            batches, with or without effects.
         UsageError: Another process has resumed this replay.
     """
-    app = app.spec
+    app, options = app.spec, options or HandlerReplayOptions()
     spec = handler_of(app, handler)
     if spec.batch is not None:
         raise ConfigError(
-            f"handler {spec.name!r}: a batch handler has no context, so nobody can hold its effects back or tell "
-            "it that this is a replay: call its function with the events"
+            f"handler {spec.name!r}: a batch handler has no context, so its effects cannot be held back, and it cannot "
+            "see that this is a replay: call its function with the events"
         )
-    pace = ReadingRate(rate if rate is not None else spec.rate)
+    pace = ReadingRate(options.rate if options.rate is not None else spec.rate)
     records = await js.kv(handler_bucket(app.name))
     history = _history(js, app, spec)
-    if resume is None:
+    if options.resume is None:
         request = request or ReplayRequest()
         _check_keys(request)
-        keeper = await _begin(records, spec, request, effects, await history.extent(request))
+        job = await _begin(records, spec, request, options.effects, await history.extent(request))
     else:
-        keeper = await _resume(records, spec, resume, effects, history)
-    on_progress(keeper.record)
-    await noting(keeper, _tell_plan(app, spec, history, keeper, on_plan, is_new=resume is None))
+        job = await _resume(records, spec, options.resume, options.effects, history)
+    on_progress(job.record)
+    await run_job(job, _report_plan(app, spec, history, job, on_plan, is_new=options.resume is None))
     async with open_lifespans(app.lifespans) as dependencies:
         store = await HandlerStore.open(js, app.name, spec.name)
-        replay = _HandlerReplay(js, app, spec, store, dependencies, keeper, history, on_progress)
-        return await noting(keeper, replay.run(pace))
+        replay = _HandlerReplay(app, spec, store, dependencies, job, history, on_progress)
+        return await run_job(job, replay.run(pace))
 
 
 async def read_handler_records(
     records: KeyValue, handler: str = "*", *, on_unreadable: OnUnreadable = log_unreadable
 ) -> list[HandlerReplayRecord]:
-    """Every record of the replays of handlers, oldest first; ``records`` is the bucket ``<app>_handlers``.
+    """The readable records of handler replays, oldest first.
 
-    One that nobody can read is left out, and told of.
+    Args:
+        records: The bucket ``<app>_handlers``.
     """
-    return await read_all(records, f"replay.{handler}.*", HandlerReplayRecord, on_unreadable)
+    return await read_all(records, handler_record_key(handler, "*"), HandlerReplayRecord, on_unreadable)
 
 
 def handler_of(app: AppSpec, handler: str) -> HandlerSpec:
     """
     Raises:
-        ConfigError: There is no such handler.
+        ConfigError: The application has no handler of this name.
     """
     found = app.handlers.get(handler)
     if found is None:
         known = ", ".join(sorted(app.handlers)) or "none"
-        raise ConfigError(f"handler {handler!r}: app {app.name!r} has none of this name; it has {known}")
+        raise ConfigError(f"handler {handler!r}: app {app.name!r} has no handler of this name; it has {known}")
     return found
-
-
-# ---- small steps -----------------------------------------------------------------------------------------------------
 
 
 def _check_keys(request: ReplayRequest) -> None:
     """
     Raises:
-        ConfigError: A key is no text, so no event has it.
+        ConfigError: A key is not a text, so no event can have it.
     """
     texts("keys", request.keys, "texts, as ctx.key has them")
 
 
 async def _begin(
     records: KeyValue, spec: HandlerSpec, request: ReplayRequest, effects: bool, extent: Extent
-) -> NoteKeeper[HandlerReplayRecord]:
+) -> Job[HandlerReplayRecord]:
     record = HandlerReplayRecord(
-        id=new_id(),
+        id=new_job_id(),
         handler=spec.name,
         request=request,
         effects=effects,
@@ -199,28 +259,23 @@ async def _begin(
         at=extent.first - 1,
         began=utc_now().isoformat(),
     )
-    return await NoteKeeper.begin(records, record)
+    return await begin_replay(records, record)
 
 
 async def _resume(
     records: KeyValue, spec: HandlerSpec, id: str, effects: bool, history: StreamHistory
-) -> NoteKeeper[HandlerReplayRecord]:
-    try:
-        entry = await records.get(f"replay.{spec.name}.{id}", direct=False)
-    except KeyNotFound:
-        raise ConfigError(f"resume {id!r}: there is no record of it; `jetspark replays` lists them") from None
-    record = HandlerReplayRecord.decode(entry.value)
-    if record.status == "done":
+) -> Job[HandlerReplayRecord]:
+    job = await Job.find(records, HandlerReplayRecord, handler_record_key(spec.name, id), id)
+    record = job.record
+    if record.is_done:
         raise ConfigError(f"resume {id!r}: it is done already")
     if record.effects != effects:
         wanted = "with effects: give --effects again" if record.effects else "without effects: leave --effects out"
         raise ConfigError(f"resume {id!r}: it was begun {wanted}")
     _check_created(record, await history.info())
-    extent = Extent(stream=record.stream, created=record.created, first=record.first, last=record.last)
-    await history.between(extent, record.at + 1, record.last)
-    keeper = NoteKeeper(records, record, entry.revision)
-    await keeper.note(status="running")
-    return keeper
+    await history.between(record.extent, record.at + 1, record.last)
+    await job.resume()
+    return job
 
 
 def _check_created(record: HandlerReplayRecord, info: StreamInfo) -> None:
@@ -229,25 +284,25 @@ def _check_created(record: HandlerReplayRecord, info: StreamInfo) -> None:
         raise StreamRecreated(record.stream, record.created, created)
 
 
-async def _tell_plan(
+async def _report_plan(
     app: AppSpec,
     spec: HandlerSpec,
     history: StreamHistory,
-    keeper: NoteKeeper[HandlerReplayRecord],
+    job: Job[HandlerReplayRecord],
     on_plan: Callable[[HandlerReplayPlan], Any] | None,
     *,
     is_new: bool,
 ) -> None:
-    """Note what is to be read, and pass it to ``on_plan``."""
-    record = keeper.record
-    extent = Extent(stream=record.stream, created=record.created, first=record.at + 1, last=record.last)
+    """Save the outline of the range, check its keys, and call ``on_plan``."""
+    record = job.record
+    extent = dataclasses.replace(record.extent, first=record.at + 1)
     plan = HandlerReplayPlan(handler=spec.name, extent=extent)
     plan.outline = await outline_of(history, extent, record.request.subject)
-    if not record.outline:  # one that is resumed says what it read in all
-        await keeper.note(outline=plan.outline.to_dict())
+    if not record.outline:  # a resumed replay keeps the outline of its whole range
+        await job.save(outline=plan.outline.to_dict())
     if on_plan is not None or (is_new and record.request.keys):
         unknown = await _survey(app, spec, history, record.request, plan, ReadingRate(None))
-        if is_new:  # what is left of one that is resumed may have none of a key
+        if is_new:  # a resumed replay may be past the events of a key
             _check_known(spec, unknown, extent)
     if on_plan is not None:
         on_plan(plan)
@@ -261,7 +316,7 @@ async def _survey(
     plan: HandlerReplayPlan,
     pace: ReadingRate,
 ) -> set[str]:
-    """Count the events and keys of a range; returns the keys that were asked for, and have no event there."""
+    """Count the events and keys of a range; returns the requested keys without an event there."""
     types: Counter[str] = Counter()
     keys, unknown = set(), set(request.keys)
     reading = _Reading(app, spec, request)
@@ -286,14 +341,14 @@ async def _survey(
 def _check_known(spec: HandlerSpec, unknown: Collection[str], extent: Extent) -> None:
     """
     Raises:
-        ConfigError: Keys were asked for that have no event, so the handler would not be called for them.
+        ConfigError: Requested keys have no event in the range, so the handler would not be called for them.
     """
     if unknown:
         raise ConfigError(f"{some_keys(sorted(unknown))} of handler {spec.name!r}: no event in {extent}")
 
 
 class _Reading:
-    """What a message is to a handler, and whether the replay wants it."""
+    """Decodes messages as the handler's worker does, and selects the requested keys."""
 
     def __init__(self, app: AppSpec, spec: HandlerSpec, request: ReplayRequest) -> None:
         self.read = HandlerReading(spec, app.catalogue, keyed=True).read
@@ -304,22 +359,21 @@ class _Reading:
 
 
 class _HandlerReplay:
-    """One replay on its way."""
+    """A replay that runs in this process."""
 
     def __init__(
         self,
-        js: JetStream,
         app: AppSpec,
         spec: HandlerSpec,
         store: HandlerStore,
         dependencies: Dependencies,
-        keeper: NoteKeeper[HandlerReplayRecord],
+        job: Job[HandlerReplayRecord],
         history: StreamHistory,
         on_progress: Callable[[HandlerReplayRecord], Any],
     ) -> None:
-        self._js, self._app, self._spec, self._keeper, self._history = js, app, spec, keeper, history
+        self._js, self._app, self._spec, self._job, self._history = history.js, app, spec, job, history
         self._on_progress = on_progress
-        self._record = keeper.record
+        self._record = job.record
         self._reading = _Reading(app, spec, self._record.request)
         log = logging.getLogger(f"jetspark.app.{app.name}.{spec.name}.replay")
         self._calls: HeldBackCalls | EffectReplayCalls
@@ -334,7 +388,7 @@ class _HandlerReplay:
         self._last_event = 0
         self._consumer: Consumer
         self._delivered = 0
-        """How many messages the consumer has delivered that came here."""
+        """Messages of the consumer that arrived here."""
         self._rng = loop_rng()
 
     async def run(self, pace: ReadingRate) -> None:
@@ -353,22 +407,22 @@ class _HandlerReplay:
             await self._consumer.close()
         with suppress(ConsumerNotFound):
             await stream.delete_consumer(record.consumer)
-        await self._keeper.note(status="done", at=record.last)
+        await self._job.save(status="done", at=record.last)
         self._on_progress(record)
 
     async def _begin_reading(self, stream: Stream) -> None:
-        """From the note on: what was delivered before and is not noted is delivered anew."""
+        """Create a consumer after the last saved portion; later messages are delivered again."""
 
-        async def make() -> Consumer:
+        async def create() -> Consumer:
             _check_created(self._record, await stream.info())
             with suppress(ConsumerNotFound):
                 await stream.delete_consumer(self._record.consumer)
             return await stream.create_consumer(self._config())
 
-        self._consumer, self._delivered = await patiently(make), 0
+        self._consumer, self._delivered = await patiently(create), 0
 
     async def _is_all(self, messages: Sequence[JetStreamMessage]) -> bool:
-        """Whether nothing that the consumer has delivered got lost on its way, these messages included."""
+        """False when a message that the consumer has delivered did not arrive here."""
         if messages:
             numbers = [message.metadata.consumer_sequence for message in messages]
             begin, self._delivered = self._delivered + 1, self._delivered + len(messages)
@@ -377,7 +431,7 @@ class _HandlerReplay:
         if not info.pending and info.delivered.consumer_sequence == self._delivered:
             self._record.at = self._record.last
             return True
-        return not info.ack_pending  # of messages that were lost, or whose acks were
+        return not info.ack_pending  # pending: lost messages, or messages with a lost ack
 
     def _config(self) -> ConsumerConfig:
         filters = handler_filters(self._app, self._spec)
@@ -407,7 +461,7 @@ class _HandlerReplay:
         first, last = messages[0].metadata.stream_sequence, messages[-1].metadata.stream_sequence
         begin = (await patiently(lambda: self._history.head(self._last_event))).whole_from
         if record.at + 1 < begin <= first:
-            # Nobody can tell whether what was between them was for this handler.
+            # The removed messages may have had events for this handler.
             raise DataLoss(record.stream, record.at + 1, begin, "it was removed before it was read")
         lanes: dict[Any, list[WorkItem]] = {}
         for message in messages:
@@ -420,14 +474,14 @@ class _HandlerReplay:
         async with asyncio.TaskGroup() as tasks:
             for items in lanes.values():
                 tasks.create_task(self._run_lane(items, pace))
-        await self._keeper.note(at=min(max(last, record.at), record.last))
+        await self._job.save(at=min(max(last, record.at), record.last))
         await messages[-1].ack()
         self._on_progress(record)
 
     def _item(self, message: JetStreamMessage) -> WorkItem | None:
         record, sequence = self._record, message.metadata.stream_sequence
         if not record.at < sequence <= record.last:
-            return None  # handled before, or behind the range
+            return None  # handled before, or after the range
         if not self._is_wanted(message.subject):
             return None
         if record.request.subject is not None and not matches(record.request.subject, message.subject):
@@ -446,7 +500,7 @@ class _HandlerReplay:
         while True:
             item.attempts += 1
             error = await self._call(item)
-            # Without effects an event is tried once: the report says what a live worker would have met.
+            # Without effects an event is tried once: the report has each failure that a live worker would have seen.
             decided = None if error is None else decide(self._spec.retry, item.attempts, error, self._rng.random())
             if not record.effects or not isinstance(decided, WaitHere):
                 break
@@ -472,14 +526,14 @@ class _HandlerReplay:
             error = await self._calls.call(item)
         finally:
             timer.cancel()
-        if isinstance(error, BaseExceptionGroup):  # of a handler that does several things at a time
+        if isinstance(error, BaseExceptionGroup):  # from a handler with a task group
             held_back, others = error.split(EffectHeldBack)
             if held_back is not None and others is None:
                 return _first_of(held_back)
         return error
 
     def _is_ending(self) -> bool:
-        """Whether somebody ends the replay. A handler that cancels its own task does not, and has failed."""
+        """True when the replay is being cancelled. A handler that cancels its own task has failed instead."""
         return self._main is not None and self._main.cancelling() > 0
 
     def _count(self, item: WorkItem) -> None:

@@ -1,10 +1,10 @@
-"""``check_replay``: whether a projection makes the same state of the same events, however and whenever they come.
+"""``check_replay``: a test that a projection makes the same states of the same events, however they are folded.
 
-An engine may fold events one by one or many at a time, begin again in the middle, see some of them twice, and run in
-another process on another day. What makes all that harmless is that ``key`` and ``apply`` are pure. This runs them in
-such ways on events that a test gives, and names the first event after which two runs differ.
+Engines fold events one by one or in batches, restart in the middle, fold some events twice, and run in several
+processes on different days. This is harmless because ``key`` and ``apply`` are pure. The check folds a test's events in
+such ways, and names the first event after which two folds differ.
 
-A producer may also store an event twice, with one id and two sequences. Where the projection is declared with
+A producer may also store an event twice, with one id and two sequences. If the projection is declared with
 ``unique_ids``, that must not change a state either.
 """
 
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jetspark.app.clock import microseconds, utc_now
@@ -26,7 +27,7 @@ from jetspark.app.projections.folding import KeyState
 from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.recent_ids import MAX_UNIQUE_IDS, Identified, digest_of
 from jetspark.app.projections.windows import LATE
-from jetspark.app.replay.contents import KeyContent
+from jetspark.app.replay.comparison import KeyContent
 from jetspark.app.replay.history import spec_of
 from jetspark.core.arguments import text
 from jetspark.core.numbers import whole as whole_number
@@ -36,18 +37,17 @@ from jetspark.state.changes import NOTHING, Current
 if TYPE_CHECKING:
     from jetspark.app.spec import AppSpec, HasSpec
 
-__all__ = ["NotReplayable", "check_replay"]
+__all__ = ["NotReplayable", "ReplayCheckOptions", "check_replay"]
 
-# A clock that is read shows another time after this long.
+# Long enough that a fold that reads the clock gets another time.
 TICK_S = 0.002
-CHILD = "import sys; from jetspark.app.replay.checking import run_child; run_child(sys.stdin.buffer, sys.stdout.buffer)"
+CHILD = (
+    "import sys; from jetspark.app.replay.replay_check import run_child; run_child(sys.stdin.buffer, sys.stdout.buffer)"
+)
 
 
 class NotReplayable(AssertionError):
-    """A projection does not make the same state of the same events.
-
-    ``index`` is that of the first event after which two runs differ.
-    """
+    """Two folds of the same events have different states. ``index`` is the first event after which they differ."""
 
     def __init__(self, projection: str, index: int, event: Any, reason: str) -> None:
         super().__init__(f"projection {projection!r}, events[{index}] = {event!r}: {reason}")
@@ -55,56 +55,65 @@ class NotReplayable(AssertionError):
 
 
 class _Step(NamedTuple):
-    """What one event has made of one key."""
+    """The content of a key after an event."""
 
     event: int
     key: str
     content: KeyContent
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayCheckOptions:
+    """Options of :func:`check_replay`."""
+
+    rounds: int = 25
+    """Random ways to cut the events into batches, and to repeat some of them."""
+    seed: int = 0
+    """The seed of the random rounds."""
+    may_park: bool = False
+    """Accept events that ``apply`` or an invariant refuses; their keys stay parked."""
+    other_process: bool = True
+    """Fold once more in another process, where sets may have another order. Needs a projection and events that can be
+    imported; others, such as classes inside a test function, are not folded there.
+    """
+    duplicates: int | None = None
+    """In each round, store some events once more with their ids, up to this many events later; no state may change. By
+    default the projection's ``unique_ids``; 0 turns it off.
+    """
+
+    def __post_init__(self) -> None:
+        if self.duplicates is not None:
+            whole_number("duplicates", self.duplicates, low=0, instead="or None for as many as unique_ids")
+
+
 def check_replay(
     app: HasSpec,
     projection: str,
     events: Iterable[Any],
+    options: ReplayCheckOptions | None = None,
     *,
-    rounds: int = 25,
-    seed: int = 0,
-    may_park: bool = False,
-    other_process: bool = True,
     times: Iterable[datetime.datetime] | None = None,
     ids: Iterable[str] | None = None,
-    duplicates: int | None = None,
 ) -> dict[str, Any]:
-    """Fold events in many ways, and return the state of each key; with windows by ``"<key>.<window>"``.
+    """Fold events in many ways, and return the state of each key; with windows the keys are ``"<key>.<window>"``.
 
     Args:
         events: In the order of the stream.
-        times: When each of them was sent and stored, for windows; all at one moment, if not given.
-        rounds: Random ways to cut the events into batches, and to repeat some of them.
-        seed: Of those.
-        may_park: Events that ``apply`` or an invariant refuses are part of the test; their keys stay parked.
-        other_process: Fold once more in another process, where sets may have another order. Needs a projection and
-            events that can be imported, and is left out for others, such as classes inside a test function.
-        ids: The id of each event, for events that are stored more than once; all different, if not given.
-        duplicates: In each round, store some of the events once more with their ids, up to this many events later; no
-            state may change by that. By default the number that the projection has as ``unique_ids``; 0 for none.
+        times: When each event was sent and stored, for windows; by default all at one moment.
+        ids: The id of each event, for events that are stored more than once; by default all differ.
 
     Raises:
-        NotReplayable: Two runs differ, an event does not survive its encoding, cannot be applied, or changes a state
-            when it is stored again.
+        NotReplayable: Two folds differ; or an event does not survive its encoding, cannot be applied, or changes a
+            state when it is stored again.
     """
-    app = app.spec
+    app, options = app.spec, options or ReplayCheckOptions()
     spec = spec_of(app, projection)
     listed = _StoredEvents(app.source, events, times, ids)
-    span = (
-        spec.unique_ids
-        if duplicates is None
-        else whole_number("duplicates", duplicates, low=0, instead="or None for as many as unique_ids")
-    )
+    span = spec.unique_ids if options.duplicates is None else options.duplicates
     _check_encoding(app, spec, listed)
     whole = _fold(spec, listed)
     for step in whole:
-        if step.content.parked is not None and not may_park:
+        if step.content.parked is not None and not options.may_park:
             reason = f"it cannot be applied to key {step.key!r}: {step.content.parked.reason}"
             raise NotReplayable(spec.name, step.event, listed[step.event], reason)
     time.sleep(TICK_S)
@@ -112,19 +121,19 @@ def check_replay(
     _compare(spec, listed, whole, _fold(spec.renewed(), listed), "a new object of the class")
     _compare(spec, listed, whole, _fold(spec, listed, is_renewed=True), "a new object of the class for each event")
     last = {step.key: step.content for step in whole}
-    rng = random.Random(seed)
-    for number in range(rounds):
+    rng = random.Random(options.seed)
+    for number in range(options.rounds):
         _compare_cuts(spec, listed, whole, last, rng, number)
         if span:
             _check_duplicates(spec, listed, rng, span)
-    if other_process:
+    if options.other_process:
         _compare_child(spec, listed, whole)
     states = {spec.key_text(key): spec.decode_state(each.value) for key, each in last.items() if each.value is not None}
     return {key: state for key, state in states.items() if state is not None}
 
 
 class _StoredEvents(list[Any]):
-    """Events, and of each its id, and when it was sent and stored."""
+    """Events, with the id and the time of each."""
 
     def __init__(
         self,
@@ -145,7 +154,7 @@ class _StoredEvents(list[Any]):
         self._digests = [digest_of(source, id) for id in self.ids]
 
     def given(self, spec: ProjectionSpec, index: int) -> Any:
-        """An event as keys of a projection get it."""
+        """The event as ``KeyState.apply`` takes it."""
         return Identified(self._digests[index], self[index]) if spec.unique_ids else self[index]
 
 
@@ -154,18 +163,20 @@ def _check_encoding(app: AppSpec, spec: ProjectionSpec, events: _StoredEvents) -
     for index, event in enumerate(events):
         if type(event) not in spec.events:
             names = ", ".join(kind.__name__ for kind in spec.events)
-            raise NotReplayable(spec.name, index, event, f"the projection is not made of its type; it takes {names}")
+            raise NotReplayable(
+                spec.name, index, event, f"the projection does not take this type of event; it takes {names}"
+            )
         try:
             sent = encode(event, id=events.ids[index], source=app.source, time=events.times[index])
             read = decode(sent.subject, sent.data, sent.headers, catalogue).event
         except JetSparkError as error:
             raise NotReplayable(spec.name, index, event, f"it cannot be stored and read: {error}") from error
         if read != event:
-            raise NotReplayable(spec.name, index, event, f"what a stream gives back is another event: {read!r}")
+            raise NotReplayable(spec.name, index, event, f"decoding it gives a different event: {read!r}")
 
 
 def _fold(spec: ProjectionSpec, events: _StoredEvents, *, is_renewed: bool = False) -> list[_Step]:
-    """One event after the other; with ``is_renewed`` the class is made anew for each."""
+    """Fold the events one by one; with ``is_renewed`` by a new object of the class for each event."""
     states: dict[str, KeyState] = {}
     steps = []
     for index, event in enumerate(events):
@@ -177,7 +188,9 @@ def _fold(spec: ProjectionSpec, events: _StoredEvents, *, is_renewed: bool = Fal
             state.apply(spec, key, index + 1, events.given(spec, index))
             steps.append(_Step(index, key, KeyContent.of_state(state)))
         if repr(event) != before:
-            raise NotReplayable(spec.name, index, event, "apply or key has changed the event, which others read, too")
+            raise NotReplayable(
+                spec.name, index, event, "apply or key has changed the event object, which other code reads"
+            )
     return steps
 
 
@@ -188,23 +201,21 @@ def _keys(
     try:
         return spec.windowed_keys_of(event, moment, microseconds(stored or moment))
     except Exception as error:
-        raise NotReplayable(
-            spec.name, index, event, f"its key cannot be told: {type(error).__name__}: {error}"
-        ) from error
+        raise NotReplayable(spec.name, index, event, f"key() raised {type(error).__name__}: {error}") from error
 
 
 def _compare(spec: ProjectionSpec, events: _StoredEvents, one: list[_Step], other: list[_Step], what: str) -> None:
     for first, second in zip(one, other, strict=False):
         if first != second:
             reason = (
-                f"{what} makes something else of it: {first.key}: {first.content}, and {second.key}: {second.content}. "
-                "apply and key must go by the state and the event alone: no clock, no randomness, no memory in the "
-                "object, no order of sets"
+                f"{what} gives another state: {first.key}: {first.content}, and {second.key}: {second.content}. apply "
+                "and key may use the state and the event alone: no clock, no randomness, no attributes of the object, "
+                "no order of sets"
             )
             raise NotReplayable(spec.name, first.event, events[first.event], reason)
     if len(one) != len(other):
         index = (one if len(one) > len(other) else other)[min(len(one), len(other))].event
-        raise NotReplayable(spec.name, index, events[index], f"{what} has other keys for it")
+        raise NotReplayable(spec.name, index, events[index], f"{what} gives other keys")
 
 
 def _compare_cuts(
@@ -215,7 +226,7 @@ def _compare_cuts(
     rng: random.Random,
     number: int,
 ) -> None:
-    """In batches, with events before each batch once more, as after a crash; each batch from what was stored."""
+    """Fold in batches from stored states, each batch with some earlier events again, as after a crash."""
     stored: dict[str, Current] = {}
     at = revision = 0
     while at < len(events):

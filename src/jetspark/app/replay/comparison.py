@@ -1,22 +1,29 @@
-"""What a key of a projection holds, as far as all engines must agree on it: comparing, digesting, repair. Pure.
+"""The content of a projection's keys: comparing a bucket with a fresh fold, digests, and writes that repair. Pure.
+
+:class:`ComparedKeys` has the result for some keys. Results of different keys add up, and their size does not grow with
+the number of keys: they have counts, digests, and the first keys in the order of the bucket. So each process compares
+the keys that it has, and only results travel.
 
 The digest is the sum, modulo 2**256, of the sha256 of one line for each key that has a value or is parked::
 
     key \\0 sequence \\0 sequence of the event it is parked at, or nothing \\0 value \\n
 
 Where the projection keeps ids of events (``unique_ids``), ``\\0`` and those, 12 bytes each, stand before the ``\\n``.
-It is a sum because keys come in no order where many processes fold: each adds up its own, and so do those who bring
-together what they have. It tells states apart that differ by accident, and is no proof against who wants them to agree.
+It is a sum because processes that fold in parallel see keys in any order: each one sums up its own keys, and the sums
+add up. The digest detects accidental differences; it is not a protection against forgery.
 
-Values are canonical, so equal bytes are equal states. A deleted key is not part of it: whether the bucket still has the
-marker of its end depends on who tidied up, and when.
+Values are canonical, so equal bytes are equal states. Deleted keys are not in the digest, since their markers expire.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Literal, NamedTuple, TypeAlias
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import attrgetter
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from jetspark.app.projections.folding import KeyState
 from jetspark.app.projections.marks import Parked, mark_of, parked_of, reach_of
@@ -24,23 +31,28 @@ from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.state.changes import Change, Current
 
 __all__ = [
+    "MAX_NAMED",
+    "ComparedKeys",
     "Difference",
     "DifferenceKind",
     "Digest",
     "KeyContent",
+    "ParkedKey",
     "change_to",
     "compare",
     "reaches",
 ]
 
 DifferenceKind: TypeAlias = Literal["missing", "extra", "value", "sequence", "ids", "parked", "foreign", "version"]
+MAX_NAMED = 1000
+"""Keys that a result names; it counts the others."""
 _DIGESTS = 1 << 256
-# Of a value in a message: it has to fit a line.
+# Bytes of a value in a message, so that it fits on a line.
 _SHOWN = 120
 
 
 class KeyContent(NamedTuple):
-    """What a key holds."""
+    """The content of a key: its value, its last event, and the event it is parked at."""
 
     value: bytes | None
     sequence: int = 0
@@ -59,12 +71,12 @@ class KeyContent(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """The last event it shows a trace of: applied, or that it is parked at."""
+        """The last event that left a trace: it was applied, or the key is parked at it."""
         return reach_of(self.sequence, self.parked)
 
     @property
     def is_held(self) -> bool:
-        """Whether it is part of the digest."""
+        """True when the key counts in the digest: it has a value, or is parked."""
         return self.value is not None or self.parked is not None
 
     def __str__(self) -> str:
@@ -76,7 +88,7 @@ class KeyContent(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A key that is not what its events make of it."""
+    """A key whose content differs from a fold of its events."""
 
     key: str
     kind: DifferenceKind
@@ -88,13 +100,13 @@ class Difference(NamedTuple):
 
 
 def reaches(current: Mapping[str, Current], boundary: int) -> dict[str, int]:
-    """How far keys are that are beyond a boundary: what their events make has to be looked at there."""
+    """The last event of each key that is beyond a boundary: such a key has to be compared there."""
     found = {key: KeyContent.of_current(each).reach for key, each in current.items()}
     return {key: reach for key, reach in found.items() if reach > boundary}
 
 
 class Digest:
-    """Of keys in any order."""
+    """The digest of keys, added in any order."""
 
     def __init__(self) -> None:
         self._sum = 0
@@ -118,7 +130,10 @@ class Digest:
 
 
 def compare(key: str, expected: KeyContent, found: Current, version: int | None) -> Difference | None:
-    """How what a bucket has differs from what the events make; None if it does not. Without ``version`` any will do."""
+    """The difference between a key in the bucket and a fold of its events; None if they are equal.
+
+    With ``version`` None, any version of the fold may have written the key.
+    """
     content = KeyContent.of_current(found)
     kind: DifferenceKind | None = None
     mark = mark_of(found)
@@ -137,7 +152,7 @@ def compare(key: str, expected: KeyContent, found: Current, version: int | None)
     elif content.is_held and content.sequence != expected.sequence:
         kind = "sequence"
     elif found.revision and content.sequence != expected.sequence:
-        kind = "sequence"  # the marker of a deleted key: with a lower one, an old event would raise the dead
+        kind = "sequence"  # the marker of a deleted key: a lower sequence would let an old event re-create the key
     elif found.revision and content.ids != expected.ids:
         kind = "ids"
     return None if kind is None else Difference(key, kind, str(expected), str(content))
@@ -146,11 +161,12 @@ def compare(key: str, expected: KeyContent, found: Current, version: int | None)
 def change_to(
     spec: ProjectionSpec, key: str, wanted: KeyContent, current: Current, *, position: int = 0
 ) -> Change | None:
-    """The write that makes a key hold what is wanted; None if it does.
+    """The write that gives a key its wanted content; None if the key has it.
 
     Args:
-        position: How far the engine of the bucket is. The marker of a deleted key that it is beyond may have been
-            tidied away, and is not needed any more; with one before it, the engine would fold old events on nothing.
+        position: The position of the bucket's engine. The marker of a deleted key may expire once the engine has passed
+            the key's last event. Before that the marker is needed, or the engine would apply old events to an empty
+            state.
     """
     is_marker_missing = not current.revision and not wanted.is_held and wanted.sequence > position
     if compare(key, wanted, current, spec.version) is None and not is_marker_missing:
@@ -163,3 +179,71 @@ def change_to(
 
 def _parked_at(content: KeyContent) -> int | None:
     return None if content.parked is None else content.parked.sequence
+
+
+class ParkedKey(NamedTuple):
+    """A key whose events are not applied since one was refused."""
+
+    key: str
+    sequence: int
+    """The event that was refused."""
+    reason: str
+
+
+@dataclass(slots=True, kw_only=True)
+class ComparedKeys:
+    """The result of comparing some keys of a bucket with a fold of their events."""
+
+    found: Digest = field(default_factory=Digest)
+    """The digest of the bucket."""
+    expected: Digest = field(default_factory=Digest)
+    """The digest of the fresh fold."""
+    parked: int = 0
+    parked_keys: list[ParkedKey] = field(default_factory=list)
+    """The first ``MAX_NAMED``."""
+    difference_count: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    """The first ``MAX_NAMED``."""
+    events: int = 0
+    unreadable: int = 0
+
+    def add(self, key: str, expected: KeyContent, current: Current, version: int | None) -> None:
+        """Compare one more key. Keys must come in ascending order, so that the first ones are named."""
+        content = KeyContent.of_current(current)
+        self.found.add(key, content)
+        self.expected.add(key, expected)
+        if content.parked is not None:
+            self.parked += 1
+            if len(self.parked_keys) < MAX_NAMED:
+                self.parked_keys.append(ParkedKey(key, *content.parked))
+        difference = compare(key, expected, current, version)
+        if difference is not None:
+            self.difference_count += 1
+            if len(self.differences) < MAX_NAMED:
+                self.differences.append(difference)
+
+    def add_equal(self, keys: Iterable[tuple[str, KeyContent]]) -> None:
+        """Add keys, in any order, that are equal to the fold of their events, and are not parked."""
+        same = Digest()
+        for key, content in keys:
+            same.add(key, content)
+        self.found.include(same)
+        self.expected.include(same)
+
+    def include(self, other: ComparedKeys) -> None:
+        """Add the result for other keys."""
+        self.found.include(other.found)
+        self.expected.include(other.expected)
+        self.parked += other.parked
+        self.parked_keys = _first(self.parked_keys, other.parked_keys)
+        self.difference_count += other.difference_count
+        self.differences = _first(self.differences, other.differences)
+        self.events += other.events
+        self.unreadable += other.unreadable
+
+
+Named = TypeVar("Named", ParkedKey, Difference)
+
+
+def _first(one: Iterable[Named], other: Iterable[Named]) -> list[Named]:
+    return list(islice(heapq.merge(one, other, key=attrgetter("key")), MAX_NAMED))

@@ -1,18 +1,18 @@
-"""States to begin a rebuild with, for streams that no longer have their first events: those of a bucket.
+"""States to begin a rebuild with, for streams that no longer have their first events: the states of a bucket.
 
-A bucket of a projection has a position: every event up to that sequence is in its states. A copy of the states, with
-the events after that position folded onto them, is what the whole history would make, and needs no event before. So a
-rebuild may begin there, if the bucket was made by the same version of the fold, of the same stream, without having
-missed an event, and if the stream still has every event since. Anything else is refused: nothing could tell whether its
-states are right.
+A bucket of a projection has a position: all events up to that sequence are in its states. A copy of the states, with
+the later events folded onto them, equals a fold of the whole history, and needs no earlier event. So a rebuild may
+begin there, under these conditions: the same version of the fold made the bucket from the same stream, it
+missed no event, and the stream still has all later events. Any other bucket is refused, since its states could be
+wrong.
 
-The bucket may be the one in use, and live workers may continue with it: a state that is copied later is further, and
-says so by its sequence. A key that is written while the bucket is read may not come, and is among the revisions that
-are read next; when nothing was written since, every key has come. Where that does not happen by itself, the workers are
-asked to stand still for the last of it.
+The bucket may be the one in use, and its workers may run: a state that is copied later has a later sequence. A key that
+is written during a read of the bucket may be missing in it, but is in the next read, which begins at the revision where
+the last one ended. The copy is complete when a read finds no write. If writes do not stop, the workers are paused for
+the last read.
 
-A parked key is copied as it was before the event it is parked at, and is folded on from there, if the stream still has
-that event; otherwise it stays parked.
+A parked key is copied with its state before the event it is parked at, and folded again from that event, if the stream
+still has it. Otherwise the key stays parked.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ import msgspec
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.marks import Mark, mark_of, parked_of
 from jetspark.app.projections.positions import FoldPosition
-from jetspark.app.replay.places import noted_position, standstill
-from jetspark.app.replay.verifying import check_is_complete, contents_of
+from jetspark.app.replay.live_bucket import paused_engines, stored_position
+from jetspark.app.replay.verification import check_is_complete, contents_of
 from jetspark.errors import ConfigError, StreamNotFound, StreamRecreated, UsageError
 from jetspark.state.changes import Change, Current, newer, some_keys
 from jetspark.state.tables import open_bucket
 
 if TYPE_CHECKING:
-    from jetspark.aio.jetstream import JetStream
     from jetspark.aio.kv import KeyValue
     from jetspark.app.projections.projection_spec import ProjectionSpec
     from jetspark.app.replay.history import History
@@ -43,14 +42,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Copied", "StateBase"]
 
-# After this many readings of what was written since the one before, live engines are asked to stand still.
+# After this many reads of a bucket that is being written, its live engines are paused.
 ROUNDS_BESIDE = 3
 MAX_ROUNDS = 20
 
 
 @dataclass(slots=True)
 class Copied:
-    """What was copied."""
+    """Counts of a copy."""
 
     written: int = 0
     parked: int = 0
@@ -58,41 +57,41 @@ class Copied:
 
 
 class StateBase:
-    """A bucket that a rebuild begins with; made by :meth:`find`."""
+    """A bucket whose states a rebuild copies; made by :meth:`find`."""
 
-    def __init__(self, js: JetStream, spec: ProjectionSpec, bucket: str, position: FoldPosition, created: str) -> None:
-        self._js, self._spec, self.bucket, self.position = js, spec, bucket, position
+    def __init__(self, history: History, bucket: str, position: FoldPosition, created: str) -> None:
+        self._js, self._spec, self.bucket, self.position = history.js, history.spec, bucket, position
         self._created = created
-        self._runner = ProcedureRunner(js)
+        self._runner = ProcedureRunner(history.js)
         self.begin = position.sequence + 1
         """The first sequence that has to be folded onto the states."""
 
     @classmethod
-    async def find(cls, js: JetStream, history: History, spec: ProjectionSpec, bucket: str) -> StateBase:
-        """Look at a bucket, and find out from where on its states are folded.
+    async def find(cls, history: History, bucket: str) -> StateBase:
+        """Check a bucket, and find the first event that has to be folded onto its states.
 
         Raises:
-            ConfigError: There is no such bucket.
-            UsageError: It is not the bucket of a projection, or of another version or stream; or another program has
-                written keys of it.
-            DataLoss: It was folded without events that the stream had dropped.
+            ConfigError: The bucket does not exist.
+            UsageError: The bucket is not of a projection, or of another version or stream; or another program has
+                written some of its keys.
+            DataLoss: The bucket was folded without events that the stream had dropped.
         """
-        runner = ProcedureRunner(js)
+        js, spec, runner = history.js, history.spec, ProcedureRunner(history.js)
         try:
             created = (await runner.run(open_bucket(bucket))).created
-            position = (await noted_position(js, bucket)).position
+            position = (await stored_position(js, bucket)).position
         except StreamNotFound as error:
             raise ConfigError(f"from_bucket={bucket!r}: there is no such bucket") from error
         info = await history.info()
         beginning = FoldPosition.beginning(info.config.name, info.created)
-        found = cls(js, spec, bucket, _checked(position, beginning, spec, bucket), created)
+        found = cls(history, bucket, _checked(position, beginning, spec, bucket), created)
         first = (await history.head(found.position.last_event)).whole_from
-        # Of a parked key the event has to be there that it is parked at, and every one after it.
+        # A parked key is folded from the event it is parked at, if the stream has that event and all later ones.
         found.begin = min([found.begin, *(each for each in await found._parked() if each >= first)])
         return found
 
     async def _parked(self) -> list[int]:
-        """The events at which keys are parked, from headers alone."""
+        """The events at which keys are parked; only headers are read."""
         parked: dict[str, int] = {}
         async with aclosing(self._pieces(0, wants_data=False)) as pieces:
             async for _, piece in pieces:
@@ -105,10 +104,10 @@ class StateBase:
         return list(parked.values())
 
     def _own(self, piece: Mapping[str, Current]) -> Mapping[str, Current]:
-        """The keys, if this version of the projection has made all of them.
+        """The same keys, after a check that this version of the projection has written them.
 
         Raises:
-            UsageError: It has not.
+            UsageError: Another version, or another program, has written some of them.
         """
         spec, others = self._spec, list[str]()
         for key, current in piece.items():
@@ -118,16 +117,16 @@ class StateBase:
         if others:
             raise UsageError(
                 f"from_bucket={self.bucket!r}: {some_keys(sorted(others))}: not made by version {spec.version} of "
-                f"projection {spec.name!r}, so nothing tells which events are in them: take another bucket, or remove "
-                "what another program has written there"
+                f"projection {spec.name!r}, so it is unknown which events are in them: take another bucket, or remove "
+                "the keys that another program has written there"
             )
         return piece
 
     async def _pieces(self, after: int, *, wants_data: bool) -> AsyncGenerator[tuple[int, dict[str, Current]], None]:
-        """What was written behind a revision, with the last revision that there was when this began.
+        """The keys that were written after a revision, each portion with the last revision of the bucket.
 
         Raises:
-            StreamRecreated: It is another bucket by now.
+            StreamRecreated: The bucket was deleted, and created again.
         """
         view = await self._runner.run(open_bucket(self.bucket))
         if view.created != self._created:
@@ -141,20 +140,20 @@ class StateBase:
         yield last, {}
 
     async def copy(self, target: StateBucket, begin: int, records: KeyValue) -> Copied:
-        """Store the states in another bucket, which may have some of them, or is further.
+        """Store the states in another bucket, unless that has the same or later states.
 
         Args:
-            begin: The first sequence that is folded onto them.
+            begin: The first sequence that is folded onto the states.
 
         Raises:
-            UsageError: Keys cannot be copied; or others write them faster than this.
+            UsageError: A key cannot be copied; or keys are written faster than they are copied.
         """
         done, storing, through = Copied(), ProcedureRunner(self._js), 0
         async with AsyncExitStack() as stack:
             for number in range(MAX_ROUNDS):
                 if number == ROUNDS_BESIDE:
                     owner = f"copy-{secrets.token_hex(4)}"
-                    await stack.enter_async_context(standstill(records, self._spec.name, owner))
+                    await stack.enter_async_context(paused_engines(records, self._spec.name, owner))
                 last = through
                 async with aclosing(self._pieces(through, wants_data=True)) as pieces:
                     async for last, piece in pieces:  # noqa: B007
@@ -168,17 +167,17 @@ class StateBase:
                     return done
                 through = last
         raise UsageError(
-            f"from_bucket={self.bucket!r}: it is written faster than it is copied, though the workers stand still: "
-            "stop what writes it, such as a Spark stream, for as long as the rebuild takes"
+            f"from_bucket={self.bucket!r}: it is written faster than it is copied, although the workers are paused: "
+            "stop other writers, such as a Spark stream, until the rebuild is done"
         )
 
     def _change(self, key: str, current: Current, begin: int) -> Change | None:
-        """A state as it is stored in the copy; None for a key that has none."""
+        """The write of a state to the copy; None for a key without a state."""
         mark = mark_of(current)
         assert mark is not None
         parked = mark.parked
         if parked is not None and parked.sequence >= begin:
-            parked = None  # it is folded on from there
+            parked = None  # the key is folded again from there
         if current.value is None and not current.sequence and parked is None:
             return None
         if current.value is not None:
@@ -204,8 +203,8 @@ def _checked(position: FoldPosition | None, beginning: FoldPosition, spec: Proje
     own = f"from_bucket={bucket!r}: "
     if position is None:
         raise UsageError(
-            f"{own}it has no position, so nothing tells which events are in it: expected the bucket of a projection, "
-            "or one that a rebuild has made"
+            f"{own}it has no position, so it is unknown which events are in it: expected the bucket of a projection, "
+            "or one that a rebuild has created"
         )
     if (position.stream, position.created) != (beginning.stream, beginning.created):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""How far a bucket of a projection is, and which of its keys are no keys of the projection."""
+"""A bucket that live engines write: its position, atomic writes to it, and pausing the engines."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.aio.kv import KeyValue
 
-__all__ = ["await_position", "noted_position", "standstill", "store_together"]
+__all__ = ["await_position", "paused_engines", "store_atomically", "stored_position"]
 
 _logger = logging.getLogger("jetspark.app")
 
 PAUSE_S = 0.02
 
 
-async def noted_position(js: JetStream, bucket: str) -> NotedPosition:
-    """Up to which sequence a bucket has all events."""
+async def stored_position(js: JetStream, bucket: str) -> NotedPosition:
+    """The position in a bucket: the bucket has all events up to that sequence."""
     runner = ProcedureRunner(js)
     return await runner.run(read_position(await runner.run(open_bucket(bucket))))
 
 
 async def await_position(js: JetStream, bucket: str, sequence: int, timeout: float) -> int | None:
-    """Wait until a bucket has all events up to a sequence; not for longer than ``timeout``, nor when nobody folds.
+    """Wait until a bucket has all events up to a sequence, for ``timeout`` seconds at most.
 
-    Returns how far it is; None if nobody has noted it.
+    Stops after half of that time without progress, since no engine seems to run. Returns the position in the bucket;
+    None if it has no position.
     """
     runner = ProcedureRunner(js)
     opened = await runner.run(open_bucket(bucket))
@@ -56,12 +57,12 @@ async def await_position(js: JetStream, bucket: str, sequence: int, timeout: flo
         await asyncio.sleep(PAUSE_S)
 
 
-async def store_together(js: JetStream, bucket: StateBucket, changes: Sequence[Change]) -> None:
-    """Write changes of a bucket, each on the revision it expects: all of them, or none.
+async def store_atomically(js: JetStream, bucket: StateBucket, changes: Sequence[Change]) -> None:
+    """Write changes to a bucket, all or none: each one expects the revision it was made from.
 
     Raises:
         WrongLastSequence: A key has another revision; nothing was written.
-        BatchInDoubt: No answer in time; all was written, or nothing.
+        BatchInDoubt: The server did not answer in time; either all changes were written, or none.
     """
     async with js.atomic_batch() as batch:
         for change in changes:
@@ -71,13 +72,13 @@ async def store_together(js: JetStream, bucket: StateBucket, changes: Sequence[C
 
 
 @asynccontextmanager
-async def standstill(records: KeyValue, projection: str, owner: str) -> AsyncIterator[None]:
-    """Have live engines of a projection read nothing for as long as the block lasts.
+async def paused_engines(records: KeyValue, projection: str, owner: str) -> AsyncIterator[None]:
+    """Pause all live engines of a projection while the block runs.
 
-    One that does not answer for as long as a lease lasts is taken for dead.
+    An engine that does not confirm within the duration of a lease counts as dead.
     """
     held = [key async for key in records.keys("lease.*") if _may_be_of(key.removeprefix("lease."), projection)]
-    # Partitions that nobody has now, too: somebody could take them meanwhile.
+    # Also partitions without an owner: a worker could acquire one during the block.
     keys = sorted({each for key in held for each in all_partitions(key)})
     seized: list[Lease] = []
     keeping: list[asyncio.Task[None]] = []
@@ -88,7 +89,7 @@ async def standstill(records: KeyValue, projection: str, owner: str) -> AsyncIte
             seized.append(lease)
             keeping.append(asyncio.create_task(lease.keep()))
             if had is not None and not await lease.until_left(had):
-                _logger.warning("lease %s: %s did not say that it has stopped; it is taken for dead", key, had)
+                _logger.warning("lease %s: worker %s did not confirm its pause in time; it counts as dead", key, had)
         yield
     finally:
         for task in keeping:
@@ -99,7 +100,9 @@ async def standstill(records: KeyValue, projection: str, owner: str) -> AsyncIte
 
 
 def _may_be_of(token: str, projection: str) -> bool:
-    """Whether a worker's lease, which is named by its projections, is of this one; long names are not to be told."""
+    """False when a lease is certainly not of this projection. Leases are named by their projections; long names are
+    hashed, and match every projection.
+    """
     try:
         return projection in unescape(token).split("+")
     except ConfigError:

@@ -1,15 +1,16 @@
 """Calling a handler in a replay: with its effects, or with all of them held back and counted.
 
-What a handler does through its context can be held back, and is:
+Effects through the handler's context can be held back:
 
-* an event that it publishes, schedules or returns is encoded, so its contract is checked, and counted; nothing is
+* an event that is published, scheduled or returned is encoded, so its contract is checked, and counted; it is not
   published;
-* of ``ctx.once``, a result that was recorded is returned. Where none is, the function is not called, and the handler
-  ends there: nobody knows what it would have returned, and so what the handler would have done with it;
-* a transaction reads its bucket as it is now; what it would write is counted. So do questions about timers;
-* at ``ctx.entities``, at a timer that it cancels, and at anything of ``ctx.js`` but ``publish``, the handler ends.
+* ``ctx.once`` returns a recorded result. Without a record the function is not called, and the handler ends there: its
+  result is unknown, and so is the rest of the handler;
+* a transaction reads its bucket as it is now, and its writes are counted. Questions about timers are answered as of
+now;
+* at ``ctx.entities``, at the cancellation of a timer, and at any part of ``ctx.js`` but ``publish``, the handler ends.
 
-What a handler does by itself, with an object of the lifespan for instance, cannot be held back: it has to ask
+Other effects, through an object of the lifespan for instance, cannot be held back: the handler has to check
 ``ctx.is_replay``.
 """
 
@@ -46,7 +47,7 @@ class EffectHeldBack(BaseException):
 
 
 class HeldBack:
-    """What one call of a handler would have done, and did not."""
+    """The effects that one call of a handler did not carry out."""
 
     def __init__(self) -> None:
         self.published: Counter[str] = Counter()
@@ -59,13 +60,13 @@ class HeldBack:
         """Keys that transactions would have written."""
 
     def end_at(self, name: str) -> NoReturn:
-        """End the handler at an effect whose result nobody knows."""
+        """End the handler at an effect whose result is unknown."""
         self.effects[name] += 1
         raise EffectHeldBack(name)
 
 
 class EffectReplayCalls(HandlerCalls):
-    """Calls with all effects; what is recorded as done is not done again."""
+    """Calls with all effects, except effects that are recorded as done."""
 
     is_replay = True
 
@@ -79,7 +80,7 @@ class HeldBackCalls(HandlerCalls):
         super().__init__(*arguments, **named)
         self._records = records
         self.held_back: dict[int, HeldBack] = {}
-        """By the sequence of the event."""
+        """Keyed by the sequence of the event."""
 
     def _context(self, item: WorkItem, decoded: Decoded) -> Context:
         held_back = self.held_back.setdefault(item.sequence, HeldBack())
@@ -107,22 +108,22 @@ class HeldBackCalls(HandlerCalls):
 
 
 class _HeldBackPublisher:
-    """As much of a ``JetStream`` as a context publishes with, and reads timers."""
+    """Takes the place of a ``JetStream`` in a context: counts publishes, and ends the handler at other calls."""
 
     def __init__(self, js: JetStream, stream: str, held_back: HeldBack) -> None:
         self._context = context_of(js)
         self._stream, self._held_back = stream, held_back
 
     async def publish(self, subject: str, data: bytes = b"", **options: Any) -> PubAck:
-        if _is_mark(subject, data):
+        if _ends_timer(subject, data):
             if is_cancel(options.get("headers")):
-                self._held_back.end_at("timers")  # the mark itself ends the timer
+                self._held_back.end_at("timers")  # the message itself ends the timer
         else:
             self._held_back.published[_type_of(subject, data)] += 1
         return PubAck(stream=self._stream, sequence=0)
 
     async def stream(self, name: str) -> None:
-        """Of ``ctx.timers``, for those that are listed."""
+        """Used by ``ctx.timers`` to list timers."""
         self._held_back.end_at("timers" if name == self._stream else "ctx.js.stream")
 
     def __getattr__(self, name: str) -> Any:
@@ -131,13 +132,13 @@ class _HeldBackPublisher:
         self._held_back.end_at(f"ctx.js.{name}")
 
 
-def _is_mark(subject: str, data: bytes) -> bool:
-    """Whether a message ends a timer together with an event, which is counted."""
+def _ends_timer(subject: str, data: bytes) -> bool:
+    """True for a message that ends a timer. The event in the same batch is counted."""
     return not data and subject.startswith("timers.")
 
 
 def _type_of(subject: str, data: bytes) -> str:
-    """The type of an event; the subject of what is none."""
+    """The type of an event; for other messages their subject."""
     try:
         return str(json.loads(data)["type"])
     except (ValueError, TypeError, KeyError):
@@ -145,15 +146,15 @@ def _type_of(subject: str, data: bytes) -> str:
 
 
 async def _no_claims() -> NoReturn:
-    """The server's time, for claims: a replay makes none."""
+    """The server's time for claims. A replay claims no effect."""
     raise AssertionError
 
 
 class _RecordedOnly(OnceRecords):
-    """Returns what is recorded, and does nothing."""
+    """Returns recorded results, and calls no function."""
 
     def __init__(self, records: KeyValue, handler: str, held_back: HeldBack) -> None:
-        super().__init__(records, handler, _no_claims, lease_s=1.0, remember_s=1.0)  # it records nothing, either
+        super().__init__(records, handler, _no_claims, lease_s=1.0, remember_s=1.0)
         self._held_back = held_back
 
     async def run(
