@@ -463,7 +463,7 @@ class Puller(Generic[M]):
             status = each.status
             token = each.subject.removeprefix(self._prefix)
             if status is None:
-                _logger.warning("%s: neither message nor status: %r", self.subject, each)
+                _logger.warning("%s: ignored a message without a reply subject or a status: %r", self.subject, each)
             elif status.code == 100:
                 self._on_heartbeat(each)
             else:
