@@ -218,7 +218,7 @@ class _Reader:
 
     error: Exception | None = None
     is_over = False
-    """It wants no more messages, even if some are missing."""
+    """True if the reader wants no more messages, even if some are missing."""
     must_empty = False
     """The rest of its bytes is too small for the next message."""
     has_all_there_is = False
@@ -241,11 +241,11 @@ class _Request:
     heartbeat_s: float | None
     max_bytes: int | None
     is_whole: bool
-    """It has all bytes of its reader's bound."""
+    """True if the request has all bytes of its reader's bound."""
     no_wait: bool
-    """It does not wait at the server."""
+    """True if the request does not wait at the server."""
     is_one_shot: bool
-    """It waits for the first message only."""
+    """True if the request waits only for the first message."""
     received_before: int
     """Number of messages received before it was sent."""
     priority: Priority | None

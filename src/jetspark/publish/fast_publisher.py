@@ -474,7 +474,7 @@ class FastPublisherMachine:
 
 
 def _question(item: Item, max_bytes: int) -> Item:
-    """The same message, with an expectation that cannot come true: the stream recognises it, or refuses it.
+    """A copy of a message with an expectation that cannot come true: the stream recognises it, or refuses it.
 
     Plain subscribers of its subject receive it once more, as after any repetition.
     """
