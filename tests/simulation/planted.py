@@ -43,7 +43,7 @@ class Resends(FastMachine):
 class _SendsTwice(FastSender):
     def add(self, item: Item, now: float) -> None:
         super().add(item, now)
-        self._machine.publish_frames([self._frames.frame(item, self.sequence, FrameKind.APPEND)])
+        self._connection.publish_frames([self._frames.frame(item, self.sequence, FrameKind.APPEND)])
 
 
 class TakesLostForStored(FastMachine):
@@ -191,9 +191,9 @@ class PingsWithoutMeasure(FastMachine):
     def ping(self, now: float) -> None:
         super().ping(now)
         sender = self.sender
-        if self.inbox.subscription is not None and not self._machine.is_closed:
+        if self.inbox.subscription is not None and not self._connection.is_closed:
             frame = sender._frames.frame((sender.first_subject, b"x" * 700_000), sender.sent, FrameKind.PING)
-            self._machine.publish_frames([frame] * 2, is_urgent=True)
+            self._connection.publish_frames([frame] * 2, is_urgent=True)
 
 
 # ---- endless publishing ----------------------------------------------------------------------------------------------

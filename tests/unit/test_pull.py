@@ -883,7 +883,7 @@ def test_what_is_neither_message_nor_status_changes_nothing(caplog: pytest.LogCa
     ask = asked(fetch(machine, 1).step(0.0, 1))
     machine.absorb([AckableMessage(ask.reply, b"?", None, None, None)], 0.1)
     assert (machine.owed, len(machine.buffer)) == (1, 0)
-    assert "neither message nor status" in caplog.text
+    assert "ignored a message without a reply subject or a status" in caplog.text
 
 
 # ---- sessions ------------------------------------------------------------------------------------------------------

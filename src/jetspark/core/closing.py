@@ -51,7 +51,7 @@ Step: TypeAlias = Confirm | AwaitAcks | ReadUp
 Ending: TypeAlias = Steps[Step, None]
 
 
-def close(machine: Connection) -> Ending:
+def close(connection: Connection) -> Ending:
     """See to it that the server has everything.
 
     Raises:
@@ -60,12 +60,12 @@ def close(machine: Connection) -> Ending:
         PermissionDenied: It refused some of it.
     """
     try:
-        yield from _confirm(machine)
+        yield from _confirm(connection)
     except RequestTimeout as error:
-        raise lost(machine) from error
+        raise lost(connection) from error
 
 
-def drain(machine: Connection, timeout_s: float) -> Ending:
+def drain(connection: Connection, timeout_s: float) -> Ending:
     """Let every reader finish the messages received so far, then see to it that the server has everything.
 
     Raises:
@@ -73,46 +73,46 @@ def drain(machine: Connection, timeout_s: float) -> Ending:
         ConnectionLost, PermissionDenied: As for :func:`close`.
     """
     # Acknowledgements come to inboxes, and are waited for once everything is sent.
-    read = [each for each in machine.subscriptions.all if each.reader is not None and not each.is_inbox]
-    lost_before = machine.lost_messages
+    read = [each for each in connection.subscriptions.all if each.reader is not None and not each.is_inbox]
+    lost_before = connection.lost_messages
     # Reading before confirming: what readers publish while they finish has to be confirmed, too.
     is_read = yield ReadUp(read)
     unread = sum(each.reader.pending_messages for each in read if each.reader is not None)
     try:
-        yield from _confirm(machine)
+        yield from _confirm(connection)
     except RequestTimeout:
-        what = f"drain, {unread} messages unread, {machine.in_doubt} messages in doubt"
+        what = f"drain, {unread} messages unread, {connection.in_doubt} messages in doubt"
         raise RequestTimeout(what, timeout_s) from None
-    if (lost_meanwhile := machine.lost_messages - lost_before) > 0:  # while readers finished: no flush was told
+    if (lost_meanwhile := connection.lost_messages - lost_before) > 0:  # while readers finished: no flush was told
         raise ConnectionLost("the session ended during the drain", lost_meanwhile)
     if not is_read:
         raise RequestTimeout(f"drain, {unread} messages unread", timeout_s)
 
 
-def lost(machine: Connection, error: JetSparkError | None = None) -> ConnectionLost:
+def lost(connection: Connection, error: JetSparkError | None = None) -> ConnectionLost:
     """The error for published messages that may not have arrived, with the cause if it is known."""
-    reason, unconfirmed = "closed before the server confirmed", machine.in_doubt
+    reason, unconfirmed = "closed before the server confirmed", connection.in_doubt
     if isinstance(error, ConnectionLost):
         # The error counts the messages of its own session; `in_doubt` now counts only messages for the next one.
         return ConnectionLost(f"{reason}: {error.reason}", error.unconfirmed_messages + unconfirmed)
     return ConnectionLost(reason if error is None else f"{reason}: {error}", unconfirmed)
 
 
-def _confirm(machine: Connection) -> Ending:
+def _confirm(connection: Connection) -> Ending:
     # The confirmation first: it is quick, and must not find the time used up by acknowledgements that never come.
     failure: JetSparkError | None = None
     try:
-        if machine.in_doubt:
+        if connection.in_doubt:
             yield Confirm()
     except (PermissionDenied, RequestTimeout) as error:
         failure = error  # raised at the end: acknowledgements of other messages may still arrive
     except JetSparkError as error:
-        if not machine.is_closed and not isinstance(error, BufferFull | ConnectionLost):
+        if not connection.is_closed and not isinstance(error, BufferFull | ConnectionLost):
             raise  # a call that is wrong
-        doubt = lost(machine, error)
+        doubt = lost(connection, error)
         doubt.__cause__ = error
         failure = doubt if doubt.unconfirmed_messages else None
-    if not machine.is_closed:  # else they are resolved, or another process has them
+    if not connection.is_closed:  # else they are resolved, or another process has them
         yield AwaitAcks()
     if failure is not None:
         raise failure

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from jetspark.core import frames
 from jetspark.core.auth import Auth
@@ -62,7 +62,7 @@ from jetspark.core.parser import Control, Info, Ping, Pong
 from jetspark.core.reconnect import Server, ServerPool
 from jetspark.core.requests import Requests
 from jetspark.core.subjects import check_line, validate_filter, validate_queue
-from jetspark.core.subscription import SubscriptionState, pending_bounds
+from jetspark.core.subscription import SubscriptionState, SubscriptionTraits, pending_bounds
 from jetspark.core.subscriptions import Subscriptions
 from jetspark.core.tls import describe_error
 from jetspark.errors import (
@@ -357,12 +357,7 @@ class Connection(Outbox):
         max_pending_bytes: int | None = None,
         is_unbounded: bool = False,
         reader: Reader | None = None,
-        message_class: type[CoreMessage] | None = None,
-        is_inbox: bool = False,
-        takes_runs: bool = False,
-        answers_to: str = "",
-        follows_sessions: bool = False,
-        ends_with_session: bool = False,
+        **traits: Unpack[SubscriptionTraits],
     ) -> SubscriptionState:
         """Start receiving.
 
@@ -373,12 +368,7 @@ class Connection(Outbox):
                 ``max_pending_bytes``.
             is_unbounded: Nothing is dropped: its owner asks for no more than it can hold.
             reader: Woken when messages have arrived.
-            message_class: The class of its messages; None for the connection's.
-            is_inbox: Answers come on subjects used once; nothing about them is remembered, and a drain leaves it open.
-            takes_runs: The reader of an inbox takes answers in ``answer_runs``, too. It has no limit of messages.
-            answers_to: A subject we ask on: if we may not publish there, the subscription ends with that error.
-            follows_sessions: The reader is woken when a session begins, too.
-            ends_with_session: The subscription is over when the next session begins.
+            traits: The use of the subscription.
 
         Raises:
             InvalidSubject: It cannot be subscribed to.
@@ -398,12 +388,7 @@ class Connection(Outbox):
             max_pending_messages=bounds[0],
             max_pending_bytes=bounds[1],
             reader=reader,
-            message_class=message_class,
-            is_inbox=is_inbox,
-            takes_runs=takes_runs,
-            answers_to=answers_to,
-            follows_sessions=follows_sessions,
-            ends_with_session=ends_with_session,
+            **traits,
         )
         self.subscriptions.add(subscription)
         self._send_control(frames.sub(subject, queue, subscription.sid))

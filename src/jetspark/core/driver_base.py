@@ -114,7 +114,7 @@ class SubscriptionBase:
 
     @property
     def is_finished(self) -> bool:
-        """Nothing more will arrive. Unread messages may still be there."""
+        """True if no more messages will arrive. Unread messages may still be there."""
         return self._state.is_finished
 
     def _is_readable(self) -> bool:

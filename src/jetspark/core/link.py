@@ -57,7 +57,7 @@ class InterruptGuard:
             self.after(error)
 
     def after(self, error: BaseException) -> None:
-        """The same where a ``with`` for each message costs too much: to be called in ``except BaseException``."""
+        """Give up the session after an interrupt; for ``except BaseException`` where a ``with`` would cost too much."""
         if not isinstance(error, _REFUSED):
             self._give_up()
 
@@ -83,7 +83,7 @@ class DriverLink(Protocol):
     flush_is_scheduled: bool
     """True if accepted messages will be written soon, without another call."""
     idle_s: float
-    """How long a pull waits when there is nothing, at least: for loops in whose time waiting is what costs."""
+    """Minimum wait of a pull without messages; for loops in virtual time, where only the polling costs."""
 
     @property
     def now(self) -> Callable[[], float]: ...

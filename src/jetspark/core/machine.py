@@ -29,7 +29,7 @@ class Machine(Protocol):
         """Read everything that has arrived in the inbox. Without an inbox, or without news, nothing happens."""
 
     def on_event(self, event: ConnectionEvent, now: float) -> None:
-        """Something happened to the connection: a session ended or began, an error was reported, all is over."""
+        """Handle an event of the connection: a session ended or began, an error was reported, the connection closed."""
 
     def next_deadline(self) -> float | None:
         """When :meth:`on_time` wants to be called next, seen from now; None while there is nothing to wait for.
@@ -72,7 +72,7 @@ class Attached(Protocol):
     """
 
     def on_event(self, event: ConnectionEvent) -> None:
-        """Something happened to the connection; called before the program's own ``on_event``."""
+        """Handle an event of the connection; called before the program's own ``on_event``."""
 
     def next_deadline(self) -> float | None:
         """When :meth:`on_time` is wanted; None for never. Called with the driver's lock, if it has one."""

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
-from typing import TypedDict
+from typing import TypedDict, Unpack
 
 from jetspark.core.machine import Reader
 from jetspark.core.message import AnswerRun, CoreMessage
 from jetspark.core.numbers import whole
 from jetspark.core.options import ConnectOptions
 
-__all__ = ["SubscriptionKind", "SubscriptionState", "pending_bounds"]
+__all__ = ["SubscriptionKind", "SubscriptionState", "SubscriptionTraits", "pending_bounds"]
 
 # Bounds of a subscription that drops nothing, in messages and bytes: more than memory holds.
 _NO_BOUNDS = (1 << 30, 1 << 40)
 
 
-class SubscriptionKind(TypedDict, total=False):
+class SubscriptionTraits(TypedDict, total=False):
+    """The use of a subscription, which decides how it is read and when it ends."""
+
+    message_class: type[CoreMessage] | None
+    """The class of its messages; None for the connection's."""
+    is_inbox: bool
+    """Answers come on subjects used once; nothing about them is remembered, and a drain leaves it open."""
+    takes_runs: bool
+    """The reader of an inbox takes answers in ``answer_runs``, too. It has no limit of messages."""
+    answers_to: str
+    """The subject of our requests: if we may not publish to it, the subscription ends with that error."""
+    follows_sessions: bool
+    """The reader is woken when a session begins, too: the requests of the session before have ended."""
+    ends_with_session: bool
+    """The subscription is over when the next session begins: the answers it waits for will not come."""
+
+
+class SubscriptionKind(SubscriptionTraits, total=False):
     """The keyword arguments of :meth:`Connection.subscribe` except the reader, to be passed on."""
 
     max_pending_messages: int | None
     max_pending_bytes: int | None
     is_unbounded: bool
-    message_class: type[CoreMessage] | None
-    is_inbox: bool
-    takes_runs: bool
-    answers_to: str
-    follows_sessions: bool
-    ends_with_session: bool
 
 
 class SubscriptionState:
@@ -78,12 +89,7 @@ class SubscriptionState:
         max_pending_messages: int,
         max_pending_bytes: int,
         reader: Reader | None = None,
-        message_class: type[CoreMessage] | None = None,
-        is_inbox: bool = False,
-        takes_runs: bool = False,
-        answers_to: str = "",
-        follows_sessions: bool = False,
-        ends_with_session: bool = False,
+        **traits: Unpack[SubscriptionTraits],
     ) -> None:
         self.sid = sid
         self.subject = subject
@@ -92,18 +98,13 @@ class SubscriptionState:
         self.max_pending_bytes = max_pending_bytes
         self.reader = reader
         """Woken when messages have arrived; None if the connection itself reads them."""
-        self.message_class = message_class
-        """The class of its messages; None for the connection's."""
-        self.is_inbox = is_inbox
-        """Answers come on subjects that are used once."""
-        self.answers_to = answers_to
-        """The subject of our requests: if we may not publish to it, no answer will come."""
-        self.follows_sessions = follows_sessions
-        """True if its reader is woken when a session begins: the requests of the session before have ended."""
-        self.ends_with_session = ends_with_session
-        """True if it is over when the next session begins: the answers it waits for will not come."""
+        self.message_class = traits.get("message_class")
+        self.is_inbox = traits.get("is_inbox", False)
+        self.answers_to = traits.get("answers_to", "")
+        self.follows_sessions = traits.get("follows_sessions", False)
+        self.ends_with_session = traits.get("ends_with_session", False)
         self.arrived: list[CoreMessage] = []
-        self.answer_runs: deque[AnswerRun] | None = deque() if takes_runs else None
+        self.answer_runs: deque[AnswerRun] | None = deque() if traits.get("takes_runs") else None
         """Answers that were read together, for a reader that wants them as columns. They are in no other list, are not
         counted in ``received``, and have no bound: such a reader requests no more than it can hold."""
         self.counted_messages = self.counted_bytes = 0

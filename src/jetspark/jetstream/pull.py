@@ -57,7 +57,7 @@ import re
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Generic, Required, TypedDict, TypeVar, cast
+from typing import Any, Generic, Required, TypedDict, TypeVar, Unpack, cast
 
 from jetspark.codes import Code
 from jetspark.core.arguments import flag, text
@@ -218,7 +218,7 @@ class _Reader:
 
     error: Exception | None = None
     is_over = False
-    """It wants no more messages, even if some are missing."""
+    """True if the reader wants no more messages, even if some are missing."""
     must_empty = False
     """The rest of its bytes is too small for the next message."""
     has_all_there_is = False
@@ -241,11 +241,11 @@ class _Request:
     heartbeat_s: float | None
     max_bytes: int | None
     is_whole: bool
-    """It has all bytes of its reader's bound."""
+    """True if the request has all bytes of its reader's bound."""
     no_wait: bool
-    """It does not wait at the server."""
+    """True if the request does not wait at the server."""
     is_one_shot: bool
-    """It waits for the first message only."""
+    """True if the request waits only for the first message."""
     received_before: int
     """Number of messages received before it was sent."""
     priority: Priority | None
@@ -257,6 +257,18 @@ class _Request:
     def ends_itself(self) -> bool:
         """True if the server ends it before its batch is complete when no more messages are stored."""
         return self.no_wait or self.is_one_shot
+
+
+class RequestTerms(TypedDict, total=False):
+    """The terms of a request at which the server ends or delays it."""
+
+    heartbeat_s: float | None
+    max_bytes: int | None
+    is_whole: bool
+    """``max_bytes`` is the whole bound of the reader, and not the rest of it; True by default."""
+    no_wait: bool
+    is_one_shot: bool
+    priority: Priority | None
 
 
 class Puller(Generic[M]):
@@ -359,14 +371,12 @@ class Puller(Generic[M]):
         *,
         now: float,
         expires_s: float,
-        heartbeat_s: float | None = None,
-        max_bytes: int | None = None,
-        is_whole: bool = True,
-        no_wait: bool = False,
-        is_one_shot: bool = False,
-        priority: Priority | None = None,
+        **terms: Unpack[RequestTerms],
     ) -> Ask:
         """Enter a request into the ledger; the driver must publish it at once, or call :meth:`withdraw`."""
+        no_wait, is_one_shot = terms.get("no_wait", False), terms.get("is_one_shot", False)
+        heartbeat_s, max_bytes = terms.get("heartbeat_s"), terms.get("max_bytes")
+        priority = terms.get("priority")
         self._last_token += 1
         token = str(self._last_token)
         body: dict[str, Any] = {"batch": batch}
@@ -395,7 +405,7 @@ class Puller(Generic[M]):
             ends_at,
             None if no_wait else heartbeat_s,
             max_bytes,
-            is_whole,
+            terms.get("is_whole", True),
             no_wait,
             is_one_shot,
             self._received,
@@ -453,7 +463,7 @@ class Puller(Generic[M]):
             status = each.status
             token = each.subject.removeprefix(self._prefix)
             if status is None:
-                _logger.warning("%s: neither message nor status: %r", self.subject, each)
+                _logger.warning("%s: ignored a message without a reply subject or a status: %r", self.subject, each)
             elif status.code == 100:
                 self._on_heartbeat(each)
             else:
@@ -623,6 +633,7 @@ class FetchKeywords(TypedDict, total=False):
     fill: bool
     priority: Priority | None
     acknowledges: AckableMessage | None
+    """A message that the first request also acknowledges, if a request is sent."""
 
 
 class Fetch(_Reader, Generic[M]):
@@ -634,23 +645,17 @@ class Fetch(_Reader, Generic[M]):
         count: int,
         *,
         now: float,
-        timeout_s: float,
-        max_bytes: int | None = None,
-        no_wait: bool = False,
-        fill: bool = False,
-        priority: Priority | None = None,
         max_ack_pending: int | None = None,
-        acknowledges: AckableMessage | None = None,
+        **options: Unpack[FetchKeywords],
     ) -> None:
-        """``max_ack_pending`` is the consumer's: the server sends no more than this without an acknowledgement.
-
-        The first request also acknowledges ``acknowledges``, if a request is sent.
-        """
+        """``max_ack_pending`` is the consumer's: the server sends no more than this without an acknowledgement."""
         count = whole("n", count)
-        timeout_s = seconds_above_0("timeout", timeout_s)
+        timeout_s = seconds_above_0("timeout", options["timeout_s"])
+        max_bytes = options.get("max_bytes")
         _check_bytes(max_bytes)
-        self._no_wait = flag("no_wait", no_wait)
-        if flag("fill", fill) and no_wait:
+        no_wait = self._no_wait = flag("no_wait", options.get("no_wait", False))
+        fill = flag("fill", options.get("fill", False))
+        if fill and no_wait:
             raise ConfigError("no_wait=True and fill=True contradict each other: give one of them")
         # For one message the two are the same, and a request without `no_wait` keeps its position in the server's
         # queue.
@@ -663,7 +668,7 @@ class Fetch(_Reader, Generic[M]):
         self._count = count
         self._bytes_left = max_bytes
         self._max_bytes = max_bytes
-        self._priority = priority
+        self._priority = options.get("priority")
         self.deadline = now + (min(timeout_s, NO_WAIT_S) if no_wait else timeout_s)
         self._margin_s = min(MARGIN_S, timeout_s / 10)
         self._quarter_s = (self.deadline - now) / 4
@@ -671,7 +676,7 @@ class Fetch(_Reader, Generic[M]):
         self._probes = 0
         self._has_asked = False
         self._asked_for_less = False
-        self._acknowledges = acknowledges
+        self._acknowledges = options.get("acknowledges")
         puller.fetches.append(self)
 
     @property

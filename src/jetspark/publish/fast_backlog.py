@@ -45,9 +45,9 @@ _NO_SUBJECT = object()
 class FastEncoder:
     """Encodes the messages of one publisher."""
 
-    def __init__(self, machine: Connection, id_prefix: str | None) -> None:
+    def __init__(self, connection: Connection, id_prefix: str | None) -> None:
         """Ids are ``id_prefix``, a dash and the position; None for no ids."""
-        self._machine = machine
+        self._connection = connection
         self._ids = None if id_prefix is None else f"{id_prefix}-"
         self._id_head = None if id_prefix is None else f"NATS/1.0\r\nNats-Msg-Id: {id_prefix}-".encode()
 
@@ -71,10 +71,10 @@ class FastEncoder:
             self._check(items, position, kept)
 
     def _check(self, items: Sequence[Item], first: int, kept: list[Item]) -> None:
-        machine = self._machine
-        payload, max_payload = machine.payload, machine.info.max_payload_bytes
+        connection = self._connection
+        payload, max_payload = connection.payload, connection.info.max_payload_bytes
         id_head = self._id_head
-        if are_plain(machine, items, beside=0 if id_head is None else len(id_head) + ID_END_BYTES):
+        if are_plain(connection, items, beside=0 if id_head is None else len(id_head) + ID_END_BYTES):
             if id_head is None:
                 kept.extend(items)
             else:
@@ -91,7 +91,7 @@ class FastEncoder:
             except (TypeError, LookupError):
                 raise unsendable(item) from None
             if subject != last_subject:  # most messages have the subject of the one before
-                machine.address(subject)
+                connection.address(subject)
                 last_subject = subject
             if headers is None and id_head is None:
                 if type(data) is not bytes or len(data) > max_payload:

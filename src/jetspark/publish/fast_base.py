@@ -216,7 +216,8 @@ class FastPublisherBase(Block):
             _call(machine.options.on_refused, entry, self._logger)
         if doubled:
             self._logger.warning(
-                "sent %d messages again that may be stored already; message_ids=True avoids the duplicates", doubled
+                "fast publisher: %d messages sent again may be stored twice; message_ids=True avoids duplicates",
+                doubled,
             )
 
     def _leave(self) -> None:

@@ -206,7 +206,7 @@ class FastState(enum.Enum):
 class FastMachine:
     """One fast batch."""
 
-    def __init__(self, machine: Connection, owner: Reader, options: FastBatchOptions) -> None:
+    def __init__(self, connection: Connection, owner: Reader, options: FastBatchOptions) -> None:
         """``owner`` is the driver's object that is woken when an answer has arrived."""
         self.options = options
         self.state = FastState.NEW
@@ -215,18 +215,18 @@ class FastMachine:
         """The final acknowledgement, whether the batch was committed or ended by the server."""
         self.failure: Exception | None = None
         """The reason of an end other than our commit."""
-        self.sender = FastSender(machine, options)
+        self.sender = FastSender(connection, options)
         self.opening = FastOpening(options)
         self.losses = FastLosses()
-        self.inbox = FastInbox(machine, owner, options.batch_id)
+        self.inbox = FastInbox(connection, owner, options.batch_id)
         self._silence = FastSilence(options)
-        self._machine = machine
+        self._connection = connection
         self._is_failing = options.gap == "fail"
         self._is_over_soon = False
         """Mode "fail", after a loss or a refusal: only the final acknowledgement is missing."""
         self._hole: Exception | None = None
         """The error of that loss or refusal; in both modes that of a denied message."""
-        self._denials = FastDenials(machine, self.sender.uses)
+        self._denials = FastDenials(connection, self.sender.uses)
 
     # ---- facts -------------------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class FastMachine:
 
     def ping(self, now: float) -> None:
         """Ask for the server's state of the batch, which also keeps the batch alive."""
-        if self.state in (FastState.NEW, FastState.ENDED) or self._machine.is_closed:
+        if self.state in (FastState.NEW, FastState.ENDED) or self._connection.is_closed:
             return
         self._silence.on_ping(now)
         self.sender.ping()
@@ -305,7 +305,7 @@ class FastMachine:
         """End the batch at the server without waiting: the caller has left."""
         if not self._is_over_soon:
             self.sender.send_all(now)  # added messages are still sent
-        if self.state in (FastState.OPENING, FastState.OPEN) and not self._machine.is_closed:
+        if self.state in (FastState.OPENING, FastState.OPEN) and not self._connection.is_closed:
             self._place_end(now)  # an open batch would occupy the server for ten seconds
         if self.state is not FastState.ENDED:
             self._over(UsageError(f"the batch was left; {self.acknowledged} messages are acknowledged"))
@@ -334,7 +334,7 @@ class FastMachine:
                 case Refusal() as refusal:
                     self._on_refused(refusal, now)
                 case NobodyListens(_, operation):
-                    error = unavailable(self.sender.first_subject, self._machine.info)
+                    error = unavailable(self.sender.first_subject, self._connection.info)
                     self._on_hole(operation, error, now)
                 case StrayError(sequence, operation, error):
                     self._on_error(sequence, operation, error, now)
@@ -539,7 +539,7 @@ class FastMachine:
         if self.state in (FastState.NEW, FastState.ENDED):
             return None
         return self._silence.next_deadline(
-            self.sender.sent_at, is_waiting=self.is_waiting, is_connected=self._machine.is_connected
+            self.sender.sent_at, is_waiting=self.is_waiting, is_connected=self._connection.is_connected
         )
 
     def on_time(self, now: float) -> None:

@@ -85,7 +85,7 @@ _HOPELESS = frozenset({Code.STREAM_SEALED, Code.FAST_DISABLED})
 class FastPublisherMachine:
     """Messages on their way into a stream, over as many fast batches as needed."""
 
-    def __init__(self, machine: Connection, owner: Reader, options: FastPublisherOptions, *, now: float) -> None:
+    def __init__(self, connection: Connection, owner: Reader, options: FastPublisherOptions, *, now: float) -> None:
         """``owner`` is the driver's object that is woken when an answer has arrived."""
         self.options = options
         self.stages = FastStages()
@@ -101,11 +101,11 @@ class FastPublisherMachine:
         """Refusals that were not yet passed to ``on_refused``."""
         self.doubled_news = 0
         """The part of ``possibly_doubled`` that was not yet logged."""
-        self._machine, self._owner = machine, owner
+        self._connection, self._owner = connection, owner
         self._batch: FastMachine | None = None
         self._is_proving = False
         """The present batch is a question about the claimed messages."""
-        self._max_question_bytes = machine.info.max_payload_bytes
+        self._max_question_bytes = connection.info.max_payload_bytes
         self._session = 0
         """The connection's session at the start of the present batch."""
         self._sent_before = 0
@@ -119,8 +119,8 @@ class FastPublisherMachine:
         self._failures = 0
         self._last_error: Exception | None = None
         self._moved_at = now
-        prefix = options.id_prefix or machine.names.new_batch()[1]
-        self._encoder = FastEncoder(machine, prefix if options.message_ids else None)
+        prefix = options.id_prefix or connection.names.new_batch()[1]
+        self._encoder = FastEncoder(connection, prefix if options.message_ids else None)
 
     # ---- facts -------------------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class FastPublisherMachine:
                 return False
             batch = self._batch = self._new_batch()
             self._confirmed_in_batch = 0
-            self._session = self._machine.sessions
+            self._session = self._connection.sessions
             self._is_proving = bool(self.stages.claimed)
             self.batches += not self._is_proving
             self._retry_at = None
@@ -240,7 +240,7 @@ class FastPublisherMachine:
 
     def _new_batch(self) -> FastMachine:
         options = self.options.batch_options(is_stream_known=self._is_stream_known)
-        return FastMachine(self._machine, self._owner, options)
+        return FastMachine(self._connection, self._owner, options)
 
     def _begin(self, batch: FastMachine, now: float) -> None:
         try:
@@ -365,7 +365,7 @@ class FastPublisherMachine:
             self._on_refused(refusal, now)
         if isinstance(failure, BatchInDoubt):
             self._on_doubt()
-        elif self._session != self._machine.sessions:
+        elif self._session != self._connection.sessions:
             # Over another server the next batch may reach this batch's leader, and not the one that ended it.
             self._record_sent()
         self.stages.send_again(self.stages.sent)
@@ -474,7 +474,7 @@ class FastPublisherMachine:
 
 
 def _question(item: Item, max_bytes: int) -> Item:
-    """The same message, with an expectation that cannot come true: the stream recognises it, or refuses it.
+    """A copy of a message with an expectation that cannot come true: the stream recognises it, or refuses it.
 
     Plain subscribers of its subject receive it once more, as after any repetition.
     """

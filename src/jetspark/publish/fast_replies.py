@@ -58,23 +58,23 @@ __all__ = [
 class FastInbox:
     """A subscription for one batch alone, so that it can be ended together with the batch."""
 
-    def __init__(self, machine: Connection, owner: Reader, batch_id: str | None) -> None:
+    def __init__(self, connection: Connection, owner: Reader, batch_id: str | None) -> None:
         """``owner`` is woken when an answer has arrived; ``batch_id`` is the caller's choice, if any."""
         self.batch_id = batch_id or ""
         """Empty before the first message, unless the caller chose an id."""
         self.subscription: SubscriptionState | None = None
         """None before the first message, and when the batch is over."""
-        self._machine, self._owner = machine, owner
+        self._connection, self._owner = connection, owner
         self._given_id = batch_id
 
     def open(self) -> str:
         """Subscribe, replacing an earlier subscription; returns the prefix of reply subjects, with the batch's id."""
         self.close()
-        prefix, batch_id = self._machine.names.new_batch()
+        prefix, batch_id = self._connection.names.new_batch()
         if self._given_id is not None:
             prefix, batch_id = f"{prefix}.{batch_id}", self._given_id
         # Bounded by the messages sent: each has at most one answer.
-        self.subscription = self._machine.subscribe(
+        self.subscription = self._connection.subscribe(
             f"{prefix}.{batch_id}.>", is_unbounded=True, is_inbox=True, reader=self._owner
         )
         self.batch_id = batch_id
@@ -83,8 +83,8 @@ class FastInbox:
     def close(self) -> None:
         """End the subscription; allowed at any time."""
         subscription, self.subscription = self.subscription, None
-        if subscription is not None and not subscription.is_finished and not self._machine.is_closed:
-            self._machine.unsubscribe(subscription)
+        if subscription is not None and not subscription.is_finished and not self._connection.is_closed:
+            self._connection.unsubscribe(subscription)
 
 
 # ---- parsing ---------------------------------------------------------------------------------------------------------

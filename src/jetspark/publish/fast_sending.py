@@ -54,13 +54,13 @@ class FrameKind(enum.IntEnum):
 class FastFrames:
     """Encodes the frames of one batch."""
 
-    def __init__(self, machine: Connection) -> None:
-        self._machine = machine
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._reply = b""
         self.heads: dict[str, bytes] = {}
         """By subject: the beginning of its frames, up to the sequence. The hot path shares this dict, so it stays the
         same."""
-        self.max_payload_bytes = machine.info.max_payload_bytes
+        self.max_payload_bytes = connection.info.max_payload_bytes
 
     def reply_to(self, prefix: str, flow: int, gap: str) -> None:
         """Set the reply subjects of all further frames; ``prefix`` has the batch's id."""
@@ -69,7 +69,7 @@ class FastFrames:
 
     def on_session(self) -> None:
         """Adopt the payload limit of another server."""
-        self.max_payload_bytes = self._machine.info.max_payload_bytes
+        self.max_payload_bytes = self._connection.info.max_payload_bytes
 
     def frame(self, item: Item, sequence: int, operation: int) -> bytes:
         """
@@ -87,10 +87,10 @@ class FastFrames:
             head = self._learn_head(item[0])
         if not headers:
             if type(data) is not bytes or len(data) > self.max_payload_bytes:
-                data = self._machine.payload(data)
+                data = self._connection.payload(data)
             return b"%b%d.%d.$FI %d\r\n%b\r\n" % (head, sequence, operation, len(data), data)
         block = headers if isinstance(headers, bytes) else header_block(headers)
-        data = self._machine.payload(data, len(block))
+        data = self._connection.payload(data, len(block))
         address = b"%b%d.%d.$FI" % (head[4:], sequence, operation)
         return frames.HPUB % (address, len(block), len(block) + len(data), block, data)
 
@@ -151,7 +151,7 @@ class FastFrames:
     def _learn_head(self, subject: str) -> bytes:
         if len(self.heads) >= MAX_KNOWN_SUBJECTS:
             self.heads.clear()
-        head = self.heads[subject] = b"PUB %b %b" % (self._machine.address(subject), self._reply)
+        head = self.heads[subject] = b"PUB %b %b" % (self._connection.address(subject), self._reply)
         return head
 
 
@@ -189,7 +189,7 @@ class FastSender:
     Drivers call :meth:`add` for every message; the batch reports its opening, the server's progress, and its end.
     """
 
-    def __init__(self, machine: Connection, options: FastBatchOptions) -> None:
+    def __init__(self, connection: Connection, options: FastBatchOptions) -> None:
         self.sequence = 0
         """The highest sequence of a message."""
         self.sent = 0
@@ -202,14 +202,14 @@ class FastSender:
         """When the last message was sent."""
         self.first_subject = ""
         """The subject of the first message; pings and ends go there, too."""
-        self._machine, self._options = machine, options
+        self._connection, self._options = connection, options
         self._pace = FastPace(options.max_outstanding_acks)
         self._takes_more = False
         """True if messages may be added: the batch is open, and nothing has ended it."""
         self._early: list[bytes] = []
         """Frames of messages that are not wanted yet."""
         self._early_bytes = 0
-        self._frames = FastFrames(machine)
+        self._frames = FastFrames(connection)
         self._heads, self._max_payload_bytes = self._frames.heads, self._frames.max_payload_bytes
         """The attributes of ``_frames``, for :meth:`add`."""
 
@@ -257,7 +257,7 @@ class FastSender:
 
     def ping(self) -> None:
         """Send a ping with the highest sequence sent."""
-        self._machine.publish_frames([self._control(self.sent, FrameKind.PING)], is_urgent=True)
+        self._connection.publish_frames([self._control(self.sent, FrameKind.PING)], is_urgent=True)
 
     def _control(self, sequence: int, kind: FrameKind) -> bytes:
         return self._frames.frame((self.first_subject, b""), sequence, kind)
@@ -281,7 +281,7 @@ class FastSender:
         if sequence <= self.wanted:
             self.sequence = self.sent = sequence  # counted first, as in `_send`
             try:
-                self._machine.publish_frame(frame)
+                self._connection.publish_frame(frame)
             except Exception:
                 self.sequence = self.sent = sequence - 1
                 raise
@@ -316,9 +316,9 @@ class FastSender:
     @property
     def may_add_some(self) -> bool:
         """True if the connection certainly has room for a piece of :meth:`add_some`, whatever its content."""
-        machine = self._machine
+        connection = self._connection
         piece_bytes = CHUNK_BYTES + 2 * self._max_payload_bytes  # the last message may exceed it by its whole size
-        return not machine.out_bytes or machine.out_bytes + piece_bytes <= machine.options.send_buffer_bytes
+        return not connection.out_bytes or connection.out_bytes + piece_bytes <= connection.options.send_buffer_bytes
 
     def add_some(self, items: Iterator[Item], now: float) -> bool:
         """Take as many messages as there is room for, and send them; False when the iterator has ended.
@@ -352,7 +352,7 @@ class FastSender:
         before = self.sequence, self.sent
         self.sequence, self.sent = max(self.sequence, last), last
         try:
-            self._machine.publish_frames(ready, is_urgent=is_urgent)
+            self._connection.publish_frames(ready, is_urgent=is_urgent)
         except Exception:
             self.sequence, self.sent = before
             raise
@@ -395,7 +395,7 @@ class FastSender:
 
     def _send_early(self, count: int, now: float) -> None:
         """Send the first kept messages."""
-        if not self._early or self._machine.is_closed:
+        if not self._early or self._connection.is_closed:
             return
         ready, self._early = self._early[:count], self._early[count:]
         # They were accepted long ago, and are few: they do not wait for room in the connection's buffer again.

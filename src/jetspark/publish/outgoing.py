@@ -130,7 +130,7 @@ def some_of(items: list[Item], at: int, max_messages: int, max_bytes: int) -> li
     return fitting
 
 
-def are_plain(machine: Connection, items: Sequence[Item], *, beside: int = 0) -> bool:
+def are_plain(connection: Connection, items: Sequence[Item], *, beside: int = 0) -> bool:
     """True if all messages have no headers and can be sent as they are, or with headers of ``beside`` bytes.
 
     The loops run in C: publishers do this for every message. If False, the caller checks the messages one by one, and
@@ -141,8 +141,8 @@ def are_plain(machine: Connection, items: Sequence[Item], *, beside: int = 0) ->
             return False
         if set(map(type, map(data_of, items))) != {bytes}:
             return False
-        if max(map(len, map(data_of, items))) + beside > machine.info.max_payload_bytes:
+        if max(map(len, map(data_of, items))) + beside > connection.info.max_payload_bytes:
             return False
-        return all(map(machine.address, set(map(_subject_of, items))))
+        return all(map(connection.address, set(map(_subject_of, items))))
     except (TypeError, LookupError, InvalidSubject):  # not a message, or without a valid subject
         return False

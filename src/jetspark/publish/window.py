@@ -129,7 +129,7 @@ class PublishWindow:
 
     def __init__(
         self,
-        machine: Connection,
+        connection: Connection,
         reader: Reader,
         *,
         max_outstanding: int = MAX_OUTSTANDING,
@@ -139,7 +139,7 @@ class PublishWindow:
         """``reader`` is the driver's object that is woken when acknowledgements have arrived."""
         WindowOptions(max_outstanding=max_outstanding, ack_timeout=ack_timeout, when_full=when_full)  # raises, if wrong
         self.max_outstanding, self.ack_timeout_s, self.when_full = max_outstanding, ack_timeout, when_full
-        self._machine, self._reader = machine, reader
+        self._connection, self._reader = connection, reader
         self._inbox: SubscriptionState | None = None
         self._reply_prefix = ""
         self._raw_reply_prefix = b""
@@ -148,7 +148,7 @@ class PublishWindow:
         """By the reply subject's last token."""
         self._session_began = float("-inf")
         self._overlooked = 0
-        machine.denials.watch(self)
+        connection.denials.watch(self)
 
     @property
     def outstanding(self) -> int:
@@ -186,22 +186,22 @@ class PublishWindow:
 
         Raises as ``Connection.publish``; then the message was not accepted.
         """
-        waiting, machine = self._waiting, self._machine
+        waiting, connection = self._waiting, self._connection
         if len(waiting) >= self.max_outstanding:
             return False
         if self._inbox is None:
             self._open_inbox()
         self._last_token += 1
         token = b"%d" % self._last_token
-        machine.publish_with_reply(subject, self._raw_reply_prefix + token, data, headers)
-        handle.window, handle.subject, handle.number, handle.accepted_at = self, subject, machine.published, now
+        connection.publish_with_reply(subject, self._raw_reply_prefix + token, data, headers)
+        handle.window, handle.subject, handle.number, handle.accepted_at = self, subject, connection.published, now
         waiting[token] = handle
         return True
 
     def _open_inbox(self) -> None:
-        prefix = self._machine.names.new_inbox()
+        prefix = self._connection.names.new_inbox()
         # Bounded by the window: each message has one answer.
-        inbox = self._machine.subscribe(
+        inbox = self._connection.subscribe(
             f"{prefix}.*", is_unbounded=True, is_inbox=True, takes_runs=True, reader=self._reader
         )
         self._reply_prefix = f"{prefix}."
@@ -258,7 +258,7 @@ class PublishWindow:
         handle = self._waiting.get(token)
         if handle is not None:
             if not handle.cancelled():
-                _resolve(handle, message, self._machine)
+                _resolve(handle, message, self._connection)
             del self._waiting[token]
 
     def on_event(self, event: ConnectionEvent, now: float) -> None:
@@ -289,14 +289,14 @@ class PublishWindow:
 
     def next_deadline(self) -> float | None:
         """When :meth:`on_time` has to be called next; None without a deadline."""
-        if not self._waiting or not self._machine.is_connected:
+        if not self._waiting or not self._connection.is_connected:
             return None
         return self._deadline(next(iter(self._waiting.values())))
 
     def on_time(self, now: float) -> None:
         """Give up messages without an answer within ``ack_timeout``."""
         self.on_replies(now)  # answers read in time count
-        if not self._machine.is_connected:
+        if not self._connection.is_connected:
             return
         late = []
         for token, known in self._waiting.items():  # in order of publishing, so the first with time left ends the loop
@@ -370,9 +370,9 @@ class WindowBase:
             self._runner.wake_at(self._gather_until)
 
 
-def _resolve(handle: Handle, message: CoreMessage, machine: Connection) -> None:
+def _resolve(handle: Handle, message: CoreMessage, connection: Connection) -> None:
     if is_no_responders(message):
-        handle.set_exception(unavailable(handle.subject, machine.info))
+        handle.set_exception(unavailable(handle.subject, connection.info))
         return
     try:
         ack = read_pub_ack(message)
