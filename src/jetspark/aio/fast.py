@@ -81,7 +81,7 @@ class FastBatch(_FastBlock, FastBatchBase):
         self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step, self._report_news)
         self._batch = self._runner.run(FastMachine(self._connection, self._runner, options))
         self._sender = self._batch.sender  # an attribute of its own, because :meth:`add` reads it for every message
-        self._feed = BatchInput(self._link, self._runner, self._batch, self._check_inside)
+        self._input = BatchInput(self._link, self._runner, self._batch, self._check_inside)
 
     async def add(
         self,
@@ -109,7 +109,7 @@ class FastBatch(_FastBlock, FastBatchBase):
         if headers is not None or msg_id is not None or expect is not None or ttl is not None:
             item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
         # In threads: with link.lock:
-        if sender.sequence >= sender.limit and await self._feed.open_or_wait(item):
+        if sender.sequence >= sender.limit and await self._input.open_or_wait(item):
             return FastReceipt(1, batch.acknowledged)
         try:
             sender.add(item, self._now())
@@ -136,18 +136,18 @@ class FastBatch(_FastBlock, FastBatchBase):
             held: list[Item] = []
             async for item in items:
                 chunk, held = (held, [item]) if commit else ([item], [])
-                await self._feed.add_chunk(chunk)
+                await self._input.add_chunk(chunk)
             return await self._commit_held(held)
         iterator = each_of(items)
         if commit:
             return await self._add_and_commit(iterator)
-        await add_all(self._feed, iterator)
+        await add_all(self._input, iterator)
         return FastReceipt(self.sequence, self.acknowledged)
 
     async def _add_and_commit(self, iterator: Iterator[Item]) -> FastReceipt:
         held: list[Item] = []
         for chunk in all_but_last(iterator, held, lambda: self._sender.room):
-            await self._feed.add_chunk(chunk)
+            await self._input.add_chunk(chunk)
         if not held and self.sequence:
             await self.commit()
         return await self._commit_held(held)
@@ -188,11 +188,11 @@ class FastBatch(_FastBlock, FastBatchBase):
         with self._link.lock:
             batch.check()
             if item is not None:
-                if not (batch.is_new and await self._feed.begin(item, is_only=True)):
-                    await self._feed.until_open()
+                if not (batch.is_new and await self._input.begin(item, is_only=True)):
+                    await self._input.until_open()
                     await self._runner.send(partial(batch.commit, item))
             elif self._sender.sequence:
-                await self._feed.until_open()
+                await self._input.until_open()
                 await self._runner.send(batch.end)
             else:
                 raise UsageError("nothing was added: there is nothing to commit")

@@ -77,7 +77,7 @@ class Retry:
             raise ConfigError(f"max_wait_s={self.max_wait_s!r}: expected first_wait_s={self.first_wait_s} or more")
         share("jitter", self.jitter)
 
-    def wait_s(self, attempt: int, error: Exception, chance: float) -> float:
+    def wait_s(self, attempt: int, error: Exception, random_fraction: float) -> float:
         """Seconds to wait after a failed attempt; the first attempt is 1.
 
         If the error has ``retry_in_s``, as :class:`~jetspark.CircuitOpen` has, that time is added to the usual wait.
@@ -85,7 +85,8 @@ class Retry:
         """
         wait_s = Backoff(self.first_wait_s, self.max_wait_s).wait_s(attempt)
         asked_s = getattr(error, "retry_in_s", None)
-        return wait_s * (1 - self.jitter * chance) + (max(0.0, asked_s) if isinstance(asked_s, int | float) else 0.0)
+        least_s = max(0.0, asked_s) if isinstance(asked_s, int | float) else 0.0
+        return least_s + wait_s * (1 - self.jitter * random_fraction)
 
     def write(self, batch: Sequence[Any], judge: IsRetryable) -> SinkSteps:
         items = list(batch)

@@ -82,7 +82,7 @@ class FastBatch(_FastBlock, FastBatchBase):
         self._runner: PacedRunner[FastMachine] = PacedRunner(self._link, self._on_step, self._report_news)
         self._batch = self._runner.run(FastMachine(self._connection, self._runner, options))
         self._sender = self._batch.sender  # an attribute of its own, because :meth:`add` reads it for every message
-        self._feed = BatchInput(self._link, self._runner, self._batch, self._check_inside)
+        self._input = BatchInput(self._link, self._runner, self._batch, self._check_inside)
 
     def add(
         self,
@@ -110,7 +110,7 @@ class FastBatch(_FastBlock, FastBatchBase):
         if headers is not None or msg_id is not None or expect is not None or ttl is not None:
             item = (subject, data, publish_headers(headers, msg_id, expect, ttl))
         with link.lock:
-            if sender.sequence >= sender.limit and self._feed.open_or_wait(item):
+            if sender.sequence >= sender.limit and self._input.open_or_wait(item):
                 return FastReceipt(1, batch.acknowledged)
             try:
                 sender.add(item, self._now())
@@ -137,13 +137,13 @@ class FastBatch(_FastBlock, FastBatchBase):
         iterator = each_of(items)
         if commit:
             return self._add_and_commit(iterator)
-        add_all(self._feed, iterator)
+        add_all(self._input, iterator)
         return FastReceipt(self.sequence, self.acknowledged)
 
     def _add_and_commit(self, iterator: Iterator[Item]) -> FastReceipt:
         held: list[Item] = []
         for chunk in all_but_last(iterator, held, lambda: self._sender.room):
-            self._feed.add_chunk(chunk)
+            self._input.add_chunk(chunk)
         if not held and self.sequence:
             self.commit()
         return self._commit_held(held)
@@ -184,11 +184,11 @@ class FastBatch(_FastBlock, FastBatchBase):
         with self._link.lock:
             batch.check()
             if item is not None:
-                if not (batch.is_new and self._feed.begin(item, is_only=True)):
-                    self._feed.until_open()
+                if not (batch.is_new and self._input.begin(item, is_only=True)):
+                    self._input.until_open()
                     self._runner.send(partial(batch.commit, item))
             elif self._sender.sequence:
-                self._feed.until_open()
+                self._input.until_open()
                 self._runner.send(batch.end)
             else:
                 raise UsageError("nothing was added: there is nothing to commit")

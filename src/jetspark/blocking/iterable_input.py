@@ -10,7 +10,7 @@ from jetspark.publish.outgoing import CHUNK_BYTES, CHUNK_MESSAGES, Item, take
 __all__ = ["add_all"]
 
 
-def add_all(feed: BatchInput, iterator: Iterator[Item]) -> None:
+def add_all(batch_input: BatchInput, iterator: Iterator[Item]) -> None:
     """Take items from the iterator in chunks and add each chunk to the batch.
 
     The lock is not held while the caller's iterator runs, because the iterator may use the connection.
@@ -18,8 +18,8 @@ def add_all(feed: BatchInput, iterator: Iterator[Item]) -> None:
     while True:
         chunk: list[Item] = []
         try:
-            take(iterator, chunk, min(max(feed.batch.sender.room, 1), CHUNK_MESSAGES), CHUNK_BYTES)
+            take(iterator, chunk, min(max(batch_input.batch.sender.room, 1), CHUNK_MESSAGES), CHUNK_BYTES)
         finally:
-            feed.add_chunk(chunk)  # also the items that came before the iterator failed
+            batch_input.add_chunk(chunk)  # also the items that came before the iterator failed
         if not chunk:
             return

@@ -69,7 +69,7 @@ async def _redrive(demo: Demo, stage: DemoStage, chosen: StoredLetter) -> None:
         except MessageNotFound:
             pass
         if time.perf_counter() - began > WAIT_S:
-            raise RequestTimeout(f"the dead letter of event {sequence} is not handled after {WAIT_S:.0f} s", WAIT_S)
+            raise RequestTimeout(f"redrive of the dead letter of event {sequence}", WAIT_S)
         await asyncio.sleep(POLL_S)
     took_s = time.perf_counter() - began
     stage.say(f"{letter.key} refunded")
