@@ -55,7 +55,7 @@ def test_the_stored_record_of_a_replay_decodes() -> None:
     assert (record.at, record.events, record.keys, record.changed) == (40, 30, 3, 1)
     assert (record.parked, record.unreadable, record.status) == (1, 2, "running")
     assert (record.base, record.replaced) == ("", "")
-    assert (record.began, record.noted) == ("2026-03-20T12:00:00.000001+00:00", "2026-03-20T12:00:01+00:00")
+    assert (record.began, record.saved) == ("2026-03-20T12:00:00.000001+00:00", "2026-03-20T12:00:01+00:00")
     assert record.outline["gaps"] == [[5, 6]]
 
 
@@ -69,7 +69,7 @@ def test_the_stored_record_of_a_rebuild_decodes() -> None:
 def test_the_stored_record_of_a_repair_decodes() -> None:
     record = ReplayRecord.decode(golden("repair_failed"))
     assert (record.kind, record.request) == ("repair", ReplayRequest(from_seq=3, to_seq=10**20, keys=("a",)))
-    assert (record.status, record.noted, record.outline) == ("failed: half \ud800", "", {})
+    assert (record.status, record.saved, record.outline) == ("failed: half \ud800", "", {})
 
 
 def test_the_stored_record_of_a_handlers_replay_decodes() -> None:
@@ -85,7 +85,7 @@ def test_the_stored_record_of_a_handlers_replay_decodes() -> None:
         {"sequence": 8, "key": "o-1", "error": "half \ud800"},
     ]
     done = HandlerReplayRecord.decode(golden("handler_replay_done"))
-    assert (done.effects, done.status, done.noted, done.failures) == (False, "done", "", [])
+    assert (done.effects, done.status, done.saved, done.failures) == (False, "done", "", [])
 
 
 def test_the_stored_record_of_a_redrive_decodes() -> None:
@@ -257,7 +257,7 @@ async def test_a_resumed_replay_runs_again_and_has_the_time_of_its_save() -> Non
     bucket: Any = Bucket()
     job = await begin_replay(bucket, replay())
     await job.save(status="failed: x")
-    assert job.record.noted
+    assert job.record.saved
     again = await Job.find(bucket, ReplayRecord, job.record.key, job.record.id)
     await again.resume()
     assert ReplayRecord.decode(bucket.entries[job.record.key].value).status == "running"

@@ -49,7 +49,7 @@ def jetspark(
 
 
 for command in (apply, bench, check, demo, plan, server, rebuild, reconcile, replay, replays, run, verify, what_if):
-    app.command()(with_groups(command))
+    app.command(command.__name__.replace("_", "-"))(with_groups(command))
 app.add_typer(dlq)
 app.add_typer(retry)
 app.add_typer(workflow)

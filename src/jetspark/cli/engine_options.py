@@ -63,9 +63,9 @@ def spark_target(engine: str, master: str | None, py_files: list[str] | None) ->
 class EngineOptions:
     """The engine that folds."""
 
-    engine: Annotated[Literal["live", "spark"], typer.Option("--engine", help="What folds: live is this process.")] = (
-        "live"
-    )
+    engine: Annotated[
+        Literal["live", "spark"], typer.Option("--engine", help="The engine: this process (live), or Spark.")
+    ] = "live"
     master: Master = None
     py_files: PyFiles = None
 

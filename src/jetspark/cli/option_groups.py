@@ -72,7 +72,7 @@ class Reported(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """Where the server is, and the format of the output."""
+    """The server to connect to, and the output format."""
 
     servers: Servers = None
     as_json: AsJson = False

@@ -65,7 +65,7 @@ class RebuildChoice:
             "--from-bucket": self.from_bucket is not None,
             "--resume": job.resume is not None,
         }
-        key, spark = {"--key": bool(self.key)}, {"--engine spark": engine.engine == "spark"}
+        key, spark = {"--key": bool(self.key)}, {"--engine spark": engine.target is not None}
         if self.drop is not None:
             rest = {"--dry-run": self.dry_run, **spark, "--rate": job.rate is not None}
             check_combination("--drop", key | fold | rest, "it only removes a bucket")
@@ -98,7 +98,6 @@ def rebuild(
     from jetspark.app import replay
 
     choice.check(engine, job)
-    is_on_spark = engine.target is not None
     servers, drop, rate = output.servers, choice.drop, job.rate
     if drop is not None:
         output.print(with_server(app, servers, lambda js, it: replay.drop_rebuild(js, it, projection, drop)))
@@ -120,22 +119,32 @@ def rebuild(
             )
         output.print(preview)
         return
+    _fold(app, projection, choice, engine, job, output)
+
+
+def _fold(
+    app: str, projection: str, choice: RebuildChoice, engine: EngineOptions, job: JobOptions, output: Output
+) -> None:
+    """Fold into a new bucket, and use it as the options say."""
+    from jetspark.app import replay
+
     given = {
         "--verify": choice.verify,
         "--swap": choice.swap,
         "--drop-old": choice.drop_old,
-        "--engine spark": is_on_spark,
+        "--engine spark": engine.engine == "spark",
     }
     again = " ".join([f"jetspark rebuild {app} {projection}", *(name for name, is_given in given.items() if is_given)])
     options = replay.RebuildOptions(
         check=choice.verify,
         swap=choice.swap,
         drop_old=choice.drop_old,
-        rate=rate,
+        rate=job.rate,
         resume=job.resume,
         from_bucket=choice.from_bucket,
     )
-    with engine.started(app, servers, projection) as spark, job_bar(output.as_json, again) as show, seldom_collecting():
+    servers, as_json = output.servers, output.as_json
+    with engine.started(app, servers, projection) as spark, job_bar(as_json, again) as show, seldom_collecting():
         done = with_server(
             app,
             servers,

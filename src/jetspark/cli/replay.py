@@ -1,4 +1,4 @@
-"""``jetspark replay`` and ``replays``: past events again to a projection or a handler, and the records of that."""
+"""``jetspark replay`` and ``replays``: replay past events to a projection or a handler, and list the records of it."""
 
 from __future__ import annotations
 

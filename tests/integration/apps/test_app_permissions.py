@@ -419,7 +419,7 @@ ELSEWHERE = {
     "dead_letters.redrive": "`dead_letters.redrive(handler=)`",
     "retries.now": "`retries.now(handler=)`, `cancel(handler=)`",
     "retries.cancel": "`retries.now(handler=)`, `cancel(handler=)`",
-    "rebuild swap": "`rebuild(js, app, projection, swap_in=True)`",
+    "rebuild swap": "`rebuild(js, app, projection, RebuildOptions(swap=True))`",
 }
 """The rows of calls that have tests of their own below."""
 
@@ -543,7 +543,10 @@ async def test_retries_are_hurried_and_cancelled_with_the_rights_of_the_page_alo
 
 async def test_a_rebuild_is_swapped_in_with_the_rights_of_the_page_alone(fresh: Shop) -> None:
     table = client_rows()
-    needed = [*table["`rebuild(js, app, projection)`"], *table["`rebuild(js, app, projection, swap_in=True)`"]]
+    needed = [
+        *table["`rebuild(js, app, projection)`"],
+        *table["`rebuild(js, app, projection, RebuildOptions(swap=True))`"],
+    ]
     rights = [filled(each, **OF_CALL) for each in needed]
 
     async def swap(client: AppClient) -> Any:

@@ -56,7 +56,7 @@ class RedriveProgress(JobRecord, kw_only=True, rename={"is_dry_run": "dry_run", 
     reason: str = ""
     """Why nothing was requested, and what waits instead; empty where something was."""
     results: RedriveResults | None = None
-    """What became of the dead letters; None if the redrive did not wait for them."""
+    """Results of the requested dead letters; None if the redrive did not wait for them."""
 
     @property
     def key(self) -> str:

@@ -47,7 +47,7 @@ MAX_RECORD_BYTES = 768 << 10
 """Size of a new record, at most. A server takes a megabyte, and failures and counts are added later."""
 
 
-class RangeRecord(JobRecord, kw_only=True):
+class RangeRecord(JobRecord, kw_only=True, rename={"saved": "noted"}):
     """The fields that records of projections and of handlers share."""
 
     hint: ClassVar[str] = "`jetspark replays` lists the ids"
@@ -69,7 +69,7 @@ class RangeRecord(JobRecord, kw_only=True):
     """``running``, also after the process was killed; ``done``; ``failed: <reason>``. A rebuild is ``built``, then
     ``swapped`` or ``dropped``, in place of ``done``.
     """
-    noted: str = ""
+    saved: str = ""
     """When the record was saved, as ISO 8601."""
 
     @property
@@ -88,7 +88,7 @@ class RangeRecord(JobRecord, kw_only=True):
         self.status = "running"
 
     def on_save(self) -> None:
-        self.noted = utc_now().isoformat()
+        self.saved = utc_now().isoformat()
 
 
 class ReplayRecord(RangeRecord, kw_only=True):

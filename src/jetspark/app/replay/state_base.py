@@ -2,9 +2,8 @@
 
 A bucket of a projection has a position: all events up to that sequence are in its states. A copy of the states, with
 the later events folded onto them, equals a fold of the whole history, and needs no earlier event. So a rebuild may
-begin there, under these conditions: the same version of the fold made the bucket from the same stream, it
-missed no event, and the stream still has all later events. Any other bucket is refused, since its states could be
-wrong.
+start from it if the bucket was folded by the same version, from the same stream, and without a gap, and if the stream
+still has all later events. Any other bucket is refused, since its states could be wrong.
 
 The bucket may be the one in use, and its workers may run: a state that is copied later has a later sequence. A key that
 is written during a read of the bucket may be missing in it, but is in the next read, which begins at the revision where
