@@ -219,16 +219,20 @@ async def _anything(event: Paid, **more: Any) -> None: ...
 async def _by_place(event: Paid, bank: Bank, /) -> None: ...
 
 
-async def _number(event: Paid) -> int: ...
+async def _number(event: Paid) -> int:
+    return 1
 
 
-async def _text_or_nothing(event: Paid) -> str | None: ...
+async def _text_or_nothing(event: Paid) -> str | None:
+    return event.order_id
 
 
-async def _lists(event: Paid) -> list[list[Shipped]]: ...
+async def _lists(event: Paid) -> list[list[Shipped]]:
+    return [[]]
 
 
-async def _generator(event: Paid) -> Iterator[Shipped]: ...
+async def _generator(event: Paid) -> Iterator[Shipped]:
+    return iter(())
 
 
 @pytest.mark.parametrize(
@@ -291,7 +295,8 @@ def test_a_batch_handler_takes_a_list_of_its_events() -> None:
         app.batch_handler(Paid, durable="report")(_other_events)
     with pytest.raises(ConfigError, match=r"is `events: int`: expected `events: list\[Paid\]`"):
         app.batch_handler(Paid, durable="report")(_one_number)
-    for number, function in enumerate((_sequence, _all, _bare_list)):
+    functions: list[Any] = [_sequence, _all, _bare_list]
+    for number, function in enumerate(functions):
         app.batch_handler(Paid, durable=f"report{number}")(function)
 
 
