@@ -77,7 +77,7 @@ def _layers(function: Any) -> Iterator[types.FunctionType]:
 
 
 def _is_of_application(function: types.FunctionType) -> bool:
-    """Whether a function belongs to none of the standard library, installed packages, and JetSpark.
+    """True for a function that is not part of the standard library, an installed package, or JetSpark.
 
     The file decides, not the module's name: an application may have a module ``calendar`` or ``statistics``.
     """
