@@ -286,6 +286,12 @@ async def _sequence(events: Sequence[Paid | Shipped] | None) -> None: ...
 async def _all(events: tuple[Event, ...] | list[Event]) -> None: ...
 
 
+async def _anything_at_all(events: Any) -> None: ...
+
+
+async def _list_of_anything(events: list[Any]) -> None: ...
+
+
 async def _bare_list(events: list) -> None: ...  # type: ignore[type-arg]
 
 
@@ -295,7 +301,7 @@ def test_a_batch_handler_takes_a_list_of_its_events() -> None:
         app.batch_handler(Paid, durable="report")(_other_events)
     with pytest.raises(ConfigError, match=r"is `events: int`: expected `events: list\[Paid\]`"):
         app.batch_handler(Paid, durable="report")(_one_number)
-    functions: list[Any] = [_sequence, _all, _bare_list]
+    functions: list[Any] = [_sequence, _all, _bare_list, _anything_at_all, _list_of_anything]
     for number, function in enumerate(functions):
         app.batch_handler(Paid, durable=f"report{number}")(function)
 

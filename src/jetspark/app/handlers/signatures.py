@@ -130,7 +130,7 @@ def _check_first(
     wrong = ConfigError(f"{where}: its first parameter is `{first.name}: {shown}`: expected `{expected}`")
     kinds = [typing.get_origin(each) or each for each in _alternatives(hint)]
     if is_batch:
-        if all(isinstance(kind, type) and not _is_subclass(list, kind) for kind in kinds):
+        if Any not in kinds and all(isinstance(kind, type) and not _is_subclass(list, kind) for kind in kinds):
             raise wrong
         items = typing.get_args(hint)
         if len(kinds) > 1 or len(items) != 1:
