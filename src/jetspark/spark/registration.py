@@ -21,8 +21,9 @@ def register(spark: SparkSession) -> None:
     """Make the formats ``jetstream``, ``jetstream_kv`` and ``jetstream_projection`` known to a session, Connect's
     included.
 
-    Doing it twice is fine. Where the package is installed for Spark's Python, Spark also finds them by itself; but only
-    registered formats see what the session gives its workers, such as files of ``addPyFile`` and
+    Doing it twice is fine, and needed in each thread that a program starts: Spark looks for formats in the session that
+    is active in the thread. Where the package is installed for Spark's Python, Spark also finds them by itself; but
+    only registered formats see what the session gives its workers, such as files of ``addPyFile`` and
     ``spark.executorEnv.PYTHONPATH``, where an application may be.
     """
     _activate(spark)

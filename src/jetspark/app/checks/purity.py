@@ -15,7 +15,7 @@ import os
 import random
 import re
 import secrets
-import sys
+import sysconfig
 import time
 import types
 import uuid
@@ -35,6 +35,7 @@ _NAMES: dict[Any, set[str]] = {
     uuid: {"uuid1", "uuid4", "uuid6", "uuid7", "getnode"},
     os: {"urandom", "getrandom", "getpid", "environ", "getenv"},
 }
+_STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
 _GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME"}
 # From a fold through helpers of helpers: bounds the recursion.
@@ -76,10 +77,15 @@ def _layers(function: Any) -> Iterator[types.FunctionType]:
 
 
 def _is_of_application(function: types.FunctionType) -> bool:
-    """Whether it is no function of the standard library, of an installed package, or of JetSpark."""
+    """True for a function that is not part of the standard library, an installed package, or JetSpark.
+
+    The file decides, not the module's name: an application may have a module ``calendar`` or ``statistics``.
+    """
     package = (function.__module__ or "").partition(".")[0]
-    is_installed = {"site-packages", "dist-packages"} & {*Path(function.__code__.co_filename).parts}
-    return package not in {*sys.stdlib_module_names, __name__.partition(".")[0]} and not is_installed
+    file = Path(function.__code__.co_filename)
+    is_of_python = str(file).startswith("<frozen ") or file.is_relative_to(_STANDARD_LIBRARY)
+    is_installed = bool({"site-packages", "dist-packages"} & {*file.parts})
+    return package != __name__.partition(".")[0] and not is_of_python and not is_installed
 
 
 def _in_code(

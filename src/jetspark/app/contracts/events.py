@@ -64,7 +64,7 @@ class EventMeta(msgspec.StructMeta):
 class Event(msgspec.Struct, frozen=True, kw_only=True, metaclass=EventMeta):
     """Something that happened: an immutable fact, whose fields are its contract.
 
-    ``class OrderPaid(Event, type="order.paid", version=2, key="order_id", subject="orders.{order_id}.paid")``:
+    ``class OrderPaid(Event, type="order.paid", version=2, key="order_id", subject="orders.paid.{order_id}")``:
 
     - ``type`` is its name on the wire, for ever; the name of the class may change. Without it the class is only a base
       for others.

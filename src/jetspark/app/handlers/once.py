@@ -133,6 +133,7 @@ class OnceRecords:
         try:
             result = msgspec.json.encode(value)
             check_finite("the result", value, result)
+            recorded = json.loads(result, object_pairs_hook=_with_each_name_once)
         except Exception as error:
             raise await self._unusable(key, claimed, name, value, f"nothing that JSON can hold: {error}") from error
         record = b'{"state":"done","result":' + result + b"}"
@@ -141,7 +142,7 @@ class OnceRecords:
         except PayloadTooLarge as error:
             why = f"more than the server stores at a time: {error}"
             raise await self._unusable(key, claimed, name, value, why) from error
-        return json.loads(result)
+        return recorded
 
     async def _unusable(self, key: str, revision: int, name: str, value: Any, why: str) -> ConfigError:
         """Record that the effect is done and has no result that can be recorded; returns the error of each attempt."""
@@ -366,6 +367,16 @@ def as_returned(name: str, result: Any, function: Callable[..., Any], result_typ
         return msgspec.convert(result, kind, str_keys=True)
     except (NameError, TypeError, ValueError):  # no annotation that helps, or a result that it is wrong about
         return result
+
+
+def _with_each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; the keys 1 and "1" of a dict have the same name there, and one of their values would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two keys of a dict have the name {twice!r} in JSON")
+    return found
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:

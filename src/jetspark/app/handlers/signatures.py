@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -28,6 +28,7 @@ _POSITIONAL = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
     inspect.Parameter.VAR_POSITIONAL,
 )
+_NEVER_EVENTS = {bool, int, float, complex, str, bytes, bytearray, dict, set, frozenset}
 _CONTAINERS = (list, tuple, set, frozenset, dict, msgspec.Struct)
 
 
@@ -93,10 +94,10 @@ def _check_key_field(where: str, key: str, kind: type[Any]) -> None:
 
 
 def check_function(where: str, function: Any, events: Sequence[type[Any]], *, is_batch: bool) -> None:
-    """Check a handler's function: it is async, takes the event first, and names the type of everything else it takes.
+    """Check a handler's function: an async function of the event, with a type for each other parameter.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: A parameter or the annotation of its result does not fit.
     """
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(f"{where}: expected an async function")
@@ -114,6 +115,8 @@ def check_function(where: str, function: Any, events: Sequence[type[Any]], *, is
             )
     if first.kind is not inspect.Parameter.VAR_POSITIONAL:
         _check_first(where, function, first, events, is_batch)
+    if not is_batch:
+        _check_result(where, function)
 
 
 def _check_first(
@@ -125,16 +128,42 @@ def _check_first(
     expected = f"{first.name}: list[{names}]" if is_batch else f"{first.name}: {names}"
     shown = getattr(hint, "__name__", str(hint)) if isinstance(hint, type) else str(hint)
     wrong = ConfigError(f"{where}: its first parameter is `{first.name}: {shown}`: expected `{expected}`")
-    if is_batch:
-        if isinstance(hint, type) and (hint is Context or hasattr(hint, "__contract__")):
-            raise wrong
-        return
     kinds = [typing.get_origin(each) or each for each in _alternatives(hint)]
+    if is_batch:
+        if Any not in kinds and all(isinstance(kind, type) and not _is_subclass(list, kind) for kind in kinds):
+            raise wrong
+        items = typing.get_args(hint)
+        if len(kinds) > 1 or len(items) != 1:
+            return
+        kinds = [typing.get_origin(each) or each for each in _alternatives(items[0])]
     if Any in kinds or not all(isinstance(kind, type) for kind in kinds):
         return  # Any, a type variable: whatever it takes
     for event in events:
         if not any(_is_subclass(event, kind) for kind in kinds):
             raise wrong
+
+
+def _check_result(where: str, function: Any) -> None:
+    """Check that the annotation of the result, as far as it can be looked up, allows what can be published.
+
+    A wrong result fails only after the handler has done its work, for every event. Classes without a contract pass:
+    they may be bases of events, or become events later.
+    """
+    for each in _alternatives(_hints(function).get("return", Any)):
+        plain = typing.get_origin(each) or each
+        is_list = isinstance(plain, type) and issubclass(plain, list | tuple)
+        for kind in _item_kinds(each) if is_list else [plain]:
+            if isinstance(kind, type) and (
+                kind in _NEVER_EVENTS or issubclass(kind, list | tuple | Iterator | AsyncIterator)
+            ):
+                shown = getattr(each, "__name__", str(each)) if isinstance(each, type) else str(each)
+                raise ConfigError(f"{where}: it returns `{shown}`: expected an event, a list of events, or None")
+
+
+def _item_kinds(hint: Any) -> list[Any]:
+    """The classes of the items of a list or tuple."""
+    items = [inner for item in typing.get_args(hint) for inner in _alternatives(item)]
+    return [typing.get_origin(item) or item for item in items]
 
 
 def _is_subclass(event: type[Any], kind: type[Any]) -> bool:
