@@ -152,7 +152,7 @@ async def test_over_fast_ingest_no_more_than_the_window_is_kept(
     async with driver.connect(url) as nc:
         js = nc.jetstream()
         store = await _store(js, "fast")
-        ours = sys.modules[f"{type(inside(store)).__module__.rpartition('.')[0]}.object_sending"]
+        ours = sys.modules[f"{type(inside(store)).__module__.rpartition('.')[0]}.object_writer"]
         publishers: list[Any] = []
         make = ours.FastPublisher
         waiting = [0]

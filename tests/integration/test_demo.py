@@ -182,7 +182,7 @@ def test_a_stream_that_no_demo_has_made_is_not_called_one(tmp_path: Path, others
             assert run.end() == 1
             told = " ".join(run.output.split())
             assert "OLD_SHOP" in told
-            assert "which no demo has made" in told
+            assert "which the demo did not create" in told
             assert "--remove" not in told
     finally:
         js.delete_stream("OLD_SHOP")
