@@ -72,6 +72,7 @@ MODULES = {
     "app/projections/states.py": ["tests/unit/test_app_live_states.py"],
     "app/projections/windows.py": ["tests/unit/test_app_projection_windows.py"],
     "app/extents.py": ["tests/unit/test_app_replay.py"],
+    "app/jobs.py": ["tests/unit/test_app_jobs.py"],
     "app/topology/declared.py": ["tests/unit/test_app_topology.py"],
     "app/turns.py": ["tests/unit/test_app_turns.py"],
     "app/workflows/workflow_spec.py": [

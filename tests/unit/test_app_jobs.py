@@ -186,6 +186,18 @@ async def found(bucket: Any, id: str) -> Job[RedriveProgress]:
     return await Job.find(bucket, RedriveProgress, "redrive", id)
 
 
+def test_ids_sort_by_time_and_differ_in_the_same_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jetspark.app.jobs.seconds_now", lambda: 1_774_000_000.123)
+    ids = {new_job_id() for _ in range(100)}
+    assert len(ids) == 100
+    assert all(re.fullmatch(f"r{1_774_000_000_123:x}[0-9a-f]{{6}}", each) for each in ids)
+
+
+def test_the_fields_of_a_record_are_given_by_name() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        RedriveProgress("r1", chosen=LetterFilter(), up_to=9)  # type: ignore[misc,call-arg]
+
+
 async def test_a_second_job_of_the_same_key_is_refused_with_the_id_to_resume() -> None:
     bucket = Bucket()
     await begun(bucket)

@@ -14,16 +14,14 @@ from __future__ import annotations
 import datetime
 import json
 import secrets
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import msgspec
 
+from jetspark.aio.kv import KeyValue
 from jetspark.app.clock import seconds_now
 from jetspark.app.patience import patiently
 from jetspark.errors import ConfigError, Conflict, KeyExists, KeyNotFound, ProtocolError, UsageError
-
-if TYPE_CHECKING:
-    from jetspark.aio.kv import KeyValue
 
 __all__ = ["Job", "JobRecord", "new_job_id"]
 
