@@ -133,10 +133,12 @@ def test_a_process_that_was_stopped_while_it_pulled_begins_nothing_that_another_
     app = App("stalls", stream="STALLS", subjects=["stalls.>"])
     network = model_network()
     process = Process(1)
+    stops: list[float] = []
 
     def stop(delivery: Delivery) -> None:
-        if delivery.reply.startswith("$JS.ACK.STALLS_h_PARTITIONS.") and not process.was_away:
-            process.is_stopped = process.was_away = True
+        if delivery.reply.startswith("$JS.ACK.STALLS_h_PARTITIONS.") and not stops:
+            process.is_stopped = True
+            stops.append(network.clock.now)
             network.clock.after(15.0, process.resume)
 
     async def main() -> None:
@@ -166,7 +168,7 @@ def test_a_process_that_was_stopped_while_it_pulled_begins_nothing_that_another_
 
     with asyncio.Runner(loop_factory=lambda: ProcessLoop(network)) as runner:
         runner.run(main())
-    assert process.was_away
+    assert stops
     assert begun[0][1] > 1
     assert [number for number, _ in begun] == sorted(number for number, _ in begun)
 
