@@ -126,7 +126,7 @@ def test_a_partition_that_moves_while_the_server_is_away_is_let_go_of_all_the_sa
     assert done == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("when", ["first", "idle", "many"])
+@pytest.mark.parametrize("when", ["first", "idle", "many", "silent"])
 def test_a_process_that_was_stopped_while_it_pulled_begins_nothing_that_another_may_have(when: str) -> None:
     """It finds in its socket what the server has sent before, and may have given to others since."""
     begun: list[tuple[int, int]] = []
@@ -137,9 +137,13 @@ def test_a_process_that_was_stopped_while_it_pulled_begins_nothing_that_another_
 
     def stop(delivery: Delivery) -> None:
         if delivery.reply.startswith("$JS.ACK.STALLS_h_PARTITIONS.") and not stops:
-            process.is_stopped = True
             stops.append(network.clock.now)
-            network.clock.after(15.0, process.resume)
+            if when == "silent":
+                for wire in process.wires:
+                    wire.silence(15.0)
+            else:
+                process.is_stopped = True
+                network.clock.after(15.0, process.resume)
 
     async def main() -> None:
         all_done = asyncio.Event()
