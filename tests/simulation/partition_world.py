@@ -233,7 +233,7 @@ class World:
             if other in self.order[event.name] and owner is not process and not owner.is_dead:
                 # What runs in a process that is away is delivered to another, and runs on when the process is back.
                 if not owner.is_away and since > owner.returned_at:
-                    self.violate(f"{other} runs in {owner} since {since % 100000:.3f}, and {event.number} began in {process}")
+                    self.violate(f"{other} runs in {owner}, and {event.number} began in {process}")
                 self.zombies += 1
         self.running[event.number] = process, now
 
