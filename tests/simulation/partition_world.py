@@ -17,7 +17,7 @@ import json
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -29,11 +29,14 @@ from jetspark.app.provisioning import apply_topology
 from jetspark.app.workers import run_app
 from jetspark.errors import JetSparkError
 from jetspark.jetstream.config import StreamConfig
+from jetspark.testing.model import Delivery
 from jetspark.testing.network import Network
 from jetspark.testing.virtual_loop import VirtualLoop, model_network
 
 URL = "nats://model:4222"
 STREAM = "SIM"
+RETRIES = "SIM_RETRY"
+PARTITIONED = "SIM_h_PARTITIONS"
 PARTITIONS = 4
 
 
@@ -145,6 +148,10 @@ class World:
         self.skipped: set[int] = set()
         self.effects: dict[int, set[str]] = defaultdict(set)
         self.running: dict[int, tuple[Process, float]] = {}
+        self.deliveries: dict[int, int] = {}
+        """How often the server has delivered each event of a partition."""
+        self.retried: set[int] = set()
+        """Those that were delivered from the retry stream, too."""
         self.is_transaction = rng.random() < 0.5
         self.kills = self.cuts = self.silences = self.stops = self.zombies = 0
         self.processes: list[Process] = []
@@ -181,7 +188,7 @@ class World:
         process = CURRENT.get()
         assert process is not None
         number = event.number
-        self.begin(process, event)
+        self.begin(process, event, ctx.delivered)
         try:
             trouble = [] if self.is_mended else self.trouble.get(number, [])
             kind = trouble.pop(0) if trouble else "fine"
@@ -222,9 +229,20 @@ class World:
 
     # ---- the checkers ------------------------------------------------------------------------------------------
 
-    def begin(self, process: Process, event: Happened) -> None:
+    def on_delivery(self, delivery: Delivery) -> None:
+        words = delivery.reply.split(".")
+        if words[0] == "$JS" and words[2] in (RETRIES, PARTITIONED):
+            number = json.loads(delivery.data)["data"]["number"]
+            if words[2] == RETRIES:
+                self.retried.add(number)
+            else:
+                self.deliveries[number] = int(words[4])
+
+    def begin(self, process: Process, event: Happened, delivered: int) -> None:
         self.check_alive(process)
         self.note(f"{process} begins {event.name} {event.number}")
+        if delivered < self.deliveries.get(event.number, 0) and event.number not in self.retried:
+            self.violate(f"{event.number} began in {process} after it was delivered again")
         for earlier in self.order[event.name]:
             if earlier < event.number and earlier not in self.done:
                 self.violate(f"{event.number} of {event.name} began before {earlier} was done")
@@ -328,6 +346,7 @@ class World:
             js = client.jetstream()
             app = self.app()
             await apply_topology(js, app)
+            self.network.front.reply_watchers.append(self.on_delivery)
             alive = [self.start() for _ in range(3)]
             saving = asyncio.create_task(self._save(app))
             publishing = asyncio.create_task(self._publish(app))
@@ -398,7 +417,7 @@ class World:
             self.network.kill_server(self.rng.choice([0.1, 3.0, 7.0]))
             self._go_back()
         elif fault == "leader":
-            name = self.rng.choice([STREAM, "SIM_h_PARTITIONS"])
+            name = self.rng.choice([STREAM, PARTITIONED])
             self.network.lose_leader(name, self.rng.uniform(0.1, 2.0))
 
     def _begin(self, absence: Any) -> None:
@@ -500,16 +519,16 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def run_world(seed: int, *, count: int = 14, kind: type[World] = World) -> World:
+def run_world(seed: int, *, count: int = 14, kind: type[World] = World, faults: Sequence[str] = FAULTS) -> World:
     world = kind(seed)
-    faults = world.rng.choices(FAULTS, k=count)
+    chosen = world.rng.choices(faults, k=count)
     with (
         quiet(),
         seeded(random.Random(seed)),
         asyncio.Runner(loop_factory=lambda: ProcessLoop(world.network)) as runner,
     ):
         try:
-            runner.run(world.run(faults))
+            runner.run(world.run(chosen))
         except BaseException:
             print("\n".join(world.log[-120:]))
             raise
