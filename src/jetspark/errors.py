@@ -405,7 +405,10 @@ class CommandInDoubt(RequestTimeout):
 
 
 class WorkflowNotOver(RequestTimeout):
-    """A run of a workflow did not end within the time that the caller gave it. ``status`` is None for no run so far."""
+    """A run of a workflow did not end within the time that the caller gave it.
+
+    ``status`` is the last one that the server reported: None where there was no run, ``"unknown"`` without a report.
+    """
 
     def __init__(self, workflow: str, key: str, timeout_s: float, status: str | None) -> None:
         super().__init__(f"run {key!r} of workflow {workflow!r}", timeout_s)
@@ -413,7 +416,9 @@ class WorkflowNotOver(RequestTimeout):
         self.workflow, self.key, self.status = workflow, key, status
 
     def __str__(self) -> str:
-        status = "it has not begun" if self.status is None else f"it is {self.status}"
+        status = {None: "it has not begun", "unknown": "the server did not report its status"}.get(
+            self.status, f"it is {self.status}"
+        )
         return f"run {self.key!r} of workflow {self.workflow!r} is not over after {self.timeout_s:g} s: {status}"
 
 
