@@ -417,7 +417,10 @@ class CommandInDoubt(RequestTimeout):
 
 
 class WorkflowNotOver(RequestTimeout):
-    """The run of a workflow did not end within the caller's time. ``status`` is None for a run that has not begun."""
+    """A run of a workflow did not end within the caller's time.
+
+    ``status`` is the last reported status: None if the run does not exist, ``"unknown"`` if no server answered.
+    """
 
     def __init__(self, workflow: str, key: str, timeout_s: float, status: str | None) -> None:
         super().__init__(f"run {key!r} of workflow {workflow!r}", timeout_s)
@@ -425,7 +428,9 @@ class WorkflowNotOver(RequestTimeout):
         self.workflow, self.key, self.status = workflow, key, status
 
     def __str__(self) -> str:
-        status = "it has not begun" if self.status is None else f"it is {self.status}"
+        status = {None: "it has not begun", "unknown": "the server did not report its status"}.get(
+            self.status, f"it is {self.status}"
+        )
         return f"run {self.key!r} of workflow {self.workflow!r} is not over after {self.timeout_s:g} s: {status}"
 
 

@@ -62,7 +62,7 @@ Script = list[tuple[Any, Any]]
 
 def machine_of(breaker: Breaker | None = None, *, attempts: int = 5, has_transactions: bool = False) -> HandlerMachine:
     policy = RetryPolicy(attempts=attempts, jitter=0)
-    limits = HandlerLimits(timeout_s=30.0, has_transactions=has_transactions)
+    limits = HandlerLimits(timeout_s=30.0, ack_wait_s=1000.0, has_transactions=has_transactions)
     return HandlerMachine(limits, policy, lambda: 0.0, breaker)
 
 
@@ -825,3 +825,15 @@ def test_an_event_that_nobody_delivers_again_is_told_of_where_there_are_no_lette
     goes_on = (ReadParked(KEY), None)
     run(bury_lost(machine, item, CAUSE, has_dead_letters=False), [*not_known(item), told, goes_on])
     assert machine.parked == {}
+
+
+def test_an_event_that_lapses_while_it_is_looked_up_does_not_begin() -> None:
+    machine = machine_of()
+    item = taken(machine, delivered=2)
+    machine.heard(item, 10.0, 10.0)
+    late = 10.0 + machine.limits.ack_wait_s
+    looked_up = [*not_known(item), (ReadAttempts(item), None), (WriteAttempts(item, None), None), (ReadClock(), late)]
+    assert run(prepare(machine, item), looked_up) is False
+    assert machine.lapsed == [item]
+    assert (machine.held, machine.running) == (0, 0)
+    assert machine.lanes.expected == [item.sequence]

@@ -464,7 +464,7 @@ class _Pipe:
         self.is_cut = False
         self._clock, self._delays, self._out = clock, delays, out
         self._in_flight: deque[bytes] = deque()
-        self._last_at = 0.0
+        self._last_at = self._silent_until = 0.0
 
     def send(self, data: bytes) -> None:
         if self.is_cut or not data:
@@ -475,10 +475,16 @@ class _Pipe:
         self._clock.at(self._last_at, self._arrive)
 
     def _arrive(self) -> None:
-        if self._in_flight:
+        if self._clock.now < self._silent_until:
+            self._clock.at(self._silent_until, self._arrive)
+        elif self._in_flight:
             data = self._in_flight.popleft()
             self.in_flight_bytes -= len(data)
             self._out(data)
+
+    def silence(self, until: float) -> None:
+        """Deliver nothing before ``until``, then everything that was sent, in its order."""
+        self._last_at = self._silent_until = max(self._silent_until, until)
 
     def cut(self, keep_bytes: int) -> None:
         """Lose everything in flight except its first ``keep_bytes``, and everything written later."""
@@ -552,6 +558,14 @@ class Wire:
                 self._to_server.is_cut = self._to_client.is_cut = True
                 self._network.forget(self)
                 self._network.clock.after(self._network.learning_s(), self._session.close)
+
+    def silence(self, seconds: float) -> None:
+        """Deliver nothing in either direction for some seconds, without an error; then everything that was sent.
+
+        That is what TCP does when packets are lost for a while: both ends keep the connection and send again.
+        """
+        for pipe in (self._to_server, self._to_client):
+            pipe.silence(self._network.clock.now + seconds)
 
     def cut(self, *, reason: str = "the connection was reset") -> None:
         """Break the wire, somewhere in the middle of the bytes in flight."""

@@ -184,7 +184,11 @@ class Seen(Event, type="seen", key="name", subject="seen.{name}"):
     name: str
 
 
-ENDS = {each.__name__: each for each in (SystemExit, GeneratorExit, asyncio.CancelledError)}
+class Panic(BaseException):
+    """Not an ``Exception``, as what an extension written in Rust raises when it panics."""
+
+
+ENDS = {each.__name__: each for each in (SystemExit, GeneratorExit, asyncio.CancelledError, Panic)}
 
 
 def raise_end(name: str) -> None:

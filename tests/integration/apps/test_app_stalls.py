@@ -126,18 +126,24 @@ def test_a_partition_that_moves_while_the_server_is_away_is_let_go_of_all_the_sa
     assert done == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("when", ["first", "idle", "many"])
+@pytest.mark.parametrize("when", ["first", "idle", "many", "silent"])
 def test_a_process_that_was_stopped_while_it_pulled_begins_nothing_that_another_may_have(when: str) -> None:
     """It finds in its socket what the server has sent before, and may have given to others since."""
     begun: list[tuple[int, int]] = []
     app = App("stalls", stream="STALLS", subjects=["stalls.>"])
     network = model_network()
     process = Process(1)
+    stops: list[float] = []
 
     def stop(delivery: Delivery) -> None:
-        if delivery.reply.startswith("$JS.ACK.STALLS_h_PARTITIONS.") and not process.was_away:
-            process.is_stopped = process.was_away = True
-            network.clock.after(15.0, process.resume)
+        if delivery.reply.startswith("$JS.ACK.STALLS_h_PARTITIONS.") and not stops:
+            stops.append(network.clock.now)
+            if when == "silent":
+                for wire in process.wires:
+                    wire.silence(15.0)
+            else:
+                process.is_stopped = True
+                network.clock.after(15.0, process.resume)
 
     async def main() -> None:
         all_done = asyncio.Event()
@@ -166,7 +172,7 @@ def test_a_process_that_was_stopped_while_it_pulled_begins_nothing_that_another_
 
     with asyncio.Runner(loop_factory=lambda: ProcessLoop(network)) as runner:
         runner.run(main())
-    assert process.was_away
+    assert stops
     assert begun[0][1] > 1
     assert [number for number, _ in begun] == sorted(number for number, _ in begun)
 

@@ -406,6 +406,19 @@ async def test_waiting_for_a_run_that_does_not_end_names_it(nats_url: str) -> No
     assert issubclass(WorkflowNotOver, TimeoutError)
 
 
+async def test_waiting_for_a_run_whose_server_is_away_does_not_say_that_it_has_not_begun() -> None:
+    app = fulfilment()
+    with NatsServer() as server:
+        await app.apply(server.url)
+        async with app.connect(server.url) as shop:
+            server.pause()
+            try:
+                with pytest.raises(WorkflowNotOver, match="the server did not report its status"):
+                    await shop.workflow("fulfilment").wait_for_end("o-1", timeout=0.5)
+            finally:
+                server.resume()
+
+
 async def test_a_timeline_that_cannot_be_read_raises_one_plain_error(own: NatsServer) -> None:
     async with jetspark.connect(own.url) as client:
         js = client.jetstream(timeout=0.5)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from jetspark.app.commands.command_spec import CommandReply, Past, PastEvent
-from jetspark.app.contracts.faults import USER_ERRORS
+from jetspark.app.contracts.faults import user_errors
 from jetspark.app.finite_json import check_finite
 from jetspark.app.projections.projection_spec import ProjectionSpec
 
@@ -196,7 +196,7 @@ def advance_snapshot(
     """
     try:
         snapshot = SnapshotState(_folded(_merged(pasts), pasts[0].snapshot, spec, key), last)
-    except USER_ERRORS:
+    except user_errors():
         return  # the next command that looks at the state raises this, and says so to its caller
     for past in pasts:
         past.snapshot = snapshot

@@ -30,7 +30,7 @@ from urllib.parse import unquote
 import msgspec
 
 from jetspark.app.contracts.catalogue import Catalogue, Contract, Decoding, contract_of
-from jetspark.app.contracts.faults import USER_ERRORS, fault_of
+from jetspark.app.contracts.faults import fault_of, user_errors
 from jetspark.app.contracts.field_rules import Timestamp
 from jetspark.app.contracts.other_forms import header_of, read_other_form
 from jetspark.app.contracts.tokens import key_fault
@@ -298,7 +298,7 @@ def read_event(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalo
         raise _violation(subject, envelope.type, version, error) from error
     except ContractViolation:
         raise
-    except USER_ERRORS as error:  # of the class's own code, such as its ``__post_init__``: it must not end a worker
+    except user_errors() as error:  # of the class's own code, such as its ``__post_init__``: it must not end a worker
         rule = f"{type(error).__name__}: {error}"
         raise BrokenRule(subject, envelope.type, version, "", rule) from error
     return envelope, contract, event
@@ -408,7 +408,7 @@ def _upcast(subject: str, envelope: Envelope, reading: Decoding) -> Any:
             data = step(data)
             if not isinstance(data, dict):
                 raise TypeError(f"it returned {type(data).__name__}, and not the data as a dict")
-        except USER_ERRORS as error:
+        except user_errors() as error:
             rule = f"{step.__module__}.{step.__qualname__} from version {version}: {type(error).__name__}: {error}"
             raise UpcastFailed(subject, envelope.type, envelope.schemaversion or 1, "", rule) from error
         version += 1

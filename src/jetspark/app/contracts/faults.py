@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
+import sys
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-__all__ = ["USER_ERRORS", "Fault", "FaultKind", "fault_of"]
+__all__ = ["Fault", "FaultKind", "fault_of", "user_errors"]
 
-USER_ERRORS = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
-"""What a synchronous function of the application may raise: a failure of its event, and never the end of the process.
-The others end it: ``KeyboardInterrupt`` is Ctrl-C, which may arrive anywhere."""
+
+def user_errors() -> tuple[type[BaseException], ...]:
+    """Return the classes that ``except user_errors():`` catches around a synchronous function of the application.
+
+    Whatever such a function raises is a failure of its event and must not end the process, because the next process
+    gets the same event. That includes direct subclasses of ``BaseException``, such as the panic of an extension written
+    in Rust. Only ``KeyboardInterrupt`` rises: Ctrl-C may arrive at any line.
+    """
+    return () if isinstance(sys.exc_info()[1], KeyboardInterrupt) else (BaseException,)
+
 
 FaultKind: TypeAlias = Literal["syntax", "missing", "type", "rule"]
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from jetspark.app.contracts.faults import USER_ERRORS, error_text
+from jetspark.app.contracts.faults import error_text, user_errors
 from jetspark.app.contracts.field_rules import check_sets
 from jetspark.app.contracts.tokens import escape, unescape
 from jetspark.app.finite_json import check_finite
@@ -147,7 +147,7 @@ class EntitySpec:
             data = self._encode(state)
             check_finite("the state", state, data)
             self._decoder.decode(data)
-        except USER_ERRORS as error:  # also of the class's own code, such as its ``__post_init__``
+        except user_errors() as error:  # also of the class's own code, such as its ``__post_init__``
             raise InvalidEvent(f"state of {self.name}", 1, "", error_text(error)) from error
         return data
 
@@ -159,7 +159,7 @@ class EntitySpec:
         """
         try:
             return self._decoder.decode(data)
-        except USER_ERRORS as error:  # also of the class's own code, such as its ``__post_init__``
+        except user_errors() as error:  # also of the class's own code, such as its ``__post_init__``
             raise ConfigError(
                 f"entities {self.name!r}: {'a state' if key is None else f'the state of {key!r}'} is no "
                 f"{self.state!r}: {error_text(error)}. Give fields that are new a default. A state that is broken "

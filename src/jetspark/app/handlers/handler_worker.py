@@ -382,6 +382,8 @@ class HandlerWorker:
 
     async def _run_batch(self, items: list[WorkItem]) -> None:
         batch = []
+        if self.machine.lapsed:
+            self._note_lapsed()
         for item in items:
             is_new = not needs_preparing(item)
             if is_new or await self.steps(prepare(self.machine, item, has_dead_letters=self.spec.dead_letter)):
@@ -391,6 +393,13 @@ class HandlerWorker:
                     await self._run_prepared([item])
             else:
                 self._note_end(item)
+        for item in [each for each in batch if self.machine.has_lapsed(each, self._loop.time())]:
+            # The others' preparation waited for a connection.
+            batch.remove(item)
+            self.machine.dismiss(item)
+            self.machine.lapse(item)
+            self._note_lapsed()
+            self._note_end(item)
         if batch:
             await self._run_prepared(batch)
 

@@ -109,7 +109,7 @@ class Intake:
         self._pulled: dict[Side, _Pulled] = {}
         """What is looked up, or read, before it is received."""
         self._unanswered: dict[Side, float] = {}
-        """When a pull began that was not answered in time: the next one returns its messages."""
+        """When the first of those pulls began that were not answered in time: the next one returns their messages."""
         self._tenure: tuple[int, str] | None = None
         """Session and pin for which it is known what has not arrived."""
         self.expected: dict[int, int] = {}
@@ -299,7 +299,7 @@ class Intake:
         found = await consumer.fetch(count, timeout=timeout_s, group=group, **options)
         now = self._loop.time()
         if len(found) < count and now - began >= timeout_s:
-            self._unanswered[side] = began
+            self._unanswered[side] = asked_at  # the network may have been silent for several pulls
         heard_at = min(asked_at + self._stretch_s, now)
         return _Pulled(found, heard_at, heard_at, now)
 

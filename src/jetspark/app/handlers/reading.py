@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import RawHeaders, decode, read_key
-from jetspark.app.contracts.faults import USER_ERRORS
+from jetspark.app.contracts.faults import user_errors
 from jetspark.app.contracts.tokens import key_fault, text_of
 from jetspark.app.handlers.retry import Reject
 from jetspark.errors import ConfigError, ContractViolation
@@ -51,7 +51,7 @@ class HandlerReading:
             if isinstance(spec.key, str):
                 return decoded, _as_text(getattr(decoded.event, spec.key))
             return decoded, _as_text(spec.key(decoded.event))
-        except USER_ERRORS as error:  # it must not end the worker, which would get the event again
+        except user_errors() as error:  # it must not end the worker, which would get the event again
             return Reject(f"key={spec.key!r} of handler {spec.name!r} cannot be told of this event: {error}"), None
 
     def _key_of_unreadable(self, subject: str, data: bytes, headers: RawHeaders) -> str | None:

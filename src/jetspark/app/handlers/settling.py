@@ -256,7 +256,7 @@ def needs_preparing(item: WorkItem) -> bool:
 def prepare(machine: HandlerMachine, item: WorkItem, *, has_dead_letters: bool = True) -> SettlingSteps[bool]:
     """What comes before the handler's own code; returns whether that is to be run.
 
-    If not, the item is settled, or waits in its lane to be taken again.
+    If not, the item is settled, waits in its lane to be taken again, or has lapsed.
     """
     if item.is_behind:
         found = (yield from _look_up(item)) if item.delivered > 1 and not item.redrives else "run"
@@ -294,7 +294,12 @@ def prepare(machine: HandlerMachine, item: WorkItem, *, has_dead_letters: bool =
                 yield from _succeed(machine, item)
             return False
         yield WriteAttempts(item, cause)
-    machine.restart_clock(item, (yield ReadClock()))
+    now = yield ReadClock()
+    if machine.has_lapsed(item, now):  # these steps waited for a connection; another worker may run the event by now
+        machine.dismiss(item)
+        machine.lapse(item)
+        return False
+    machine.restart_clock(item, now)
     return True
 
 

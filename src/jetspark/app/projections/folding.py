@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import Envelope, RawHeaders, event_id, read_event, whole_reader
-from jetspark.app.contracts.faults import USER_ERRORS
+from jetspark.app.contracts.faults import user_errors
 from jetspark.app.projections.marks import Parked, mark_of, parked_of
 from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.recent_ids import ID_BYTES, Identified, digest_of, is_among
@@ -259,7 +259,7 @@ class Router:
                     else:
                         time_us = recorded_of(messages[place]).time_us
                         keys = spec.windowed_keys_of(event, envelopes[place].time, time_us)
-                except USER_ERRORS as error:
+                except user_errors() as error:
                     failures.setdefault(place, []).append(Failure((name,), sequences[place], error))
                     continue
                 for key in keys:
@@ -287,7 +287,7 @@ class Router:
                 try:
                     envelope = read_whole(message.data)
                     event = envelope.data
-                except USER_ERRORS:
+                except user_errors():
                     recorded = recorded_of(message)
                     try:
                         envelope, _, event = read_event(recorded.subject, recorded.data, recorded.headers, catalogue)
@@ -319,7 +319,7 @@ class Router:
                         found.append((spec.name, spec.keys_of(event)))
                     else:
                         found.append((spec.name, spec.windowed_keys_of(event, envelope.time, time_us)))
-                except USER_ERRORS as error:
+                except user_errors() as error:
                     failures = [*failures, Failure((spec.name,), sequence, error)]
             yield message, envelope, event, found, failures
 
@@ -387,7 +387,7 @@ class KeyState:
             if type(event) is _Refused:
                 raise event.error
             value = spec.fold(key, had, event)
-        except USER_ERRORS as error:
+        except user_errors() as error:
             self.parked = Parked(sequence, f"{type(error).__name__}: {error}")
             return
         self.applied += 1

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from jetspark.app.contracts.catalogue import contract_of
-from jetspark.app.contracts.faults import USER_ERRORS
+from jetspark.app.contracts.faults import user_errors
 from jetspark.app.contracts.field_rules import check_sets
 from jetspark.app.contracts.tokens import MAX_KEY_BYTES, escape, is_plain, text_of, unescape
 from jetspark.app.finite_json import check_finite
@@ -171,7 +171,7 @@ class ProjectionSpec:
                 return None
             if window is not None:
                 return [f"{key}.{part}" for key, part in zip(keys, map(window.part_of, events), strict=True)]
-        except USER_ERRORS:
+        except user_errors():
             return None
         return keys
 

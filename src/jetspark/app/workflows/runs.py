@@ -80,7 +80,7 @@ class WorkflowRuns:
             WorkflowNotOver: It is not over within ``timeout`` seconds; a ``TimeoutError``, too.
         """
         check_timeout(timeout)
-        status: str | None = None
+        status: str | None = "unknown"
         try:
             async with asyncio.timeout(timeout) as waiting:
                 async with contextlib.aclosing(self._entities.watch(key)) as records:  # type: ignore[type-var]

@@ -25,7 +25,7 @@ import msgspec
 from jetspark.app.commands.command_spec import UNCHANGED, Command, Decision
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import read_data
-from jetspark.app.contracts.faults import USER_ERRORS, error_text
+from jetspark.app.contracts.faults import error_text, user_errors
 from jetspark.app.contracts.field_rules import check_sets
 from jetspark.app.contracts.tokens import escape, text_of
 from jetspark.app.finite_json import check_finite
@@ -256,7 +256,7 @@ class WorkflowSpec:
                         # Taken for the state of a run that has none, the next step would overwrite what there is.
                         raise ValueError(f"upcast of version {version} returned None, and not the state")
             return self._convert(value)
-        except USER_ERRORS as error:  # upcast is the user's code, and so may be the state's class
+        except user_errors() as error:  # upcast is the user's code, and so may be the state's class
             raise ConfigError(
                 f"workflow {self.name!r}: the state of run {record.key!r}, version {record.version}, cannot be read: "
                 f"{error_text(error)}. Give new fields a default, or write `def upcast(self, state, version)`"
@@ -434,7 +434,7 @@ class WorkflowSpec:
             )
         try:
             return read_data(reading, compensation.data)
-        except USER_ERRORS as error:  # an upcast is the user's code
+        except user_errors() as error:  # an upcast is the user's code
             raise ConfigError(
                 f"workflow {self.name!r}: a compensation of type {type_name!r} version {version} cannot be read: "
                 f"{type(error).__name__}: {error}"

@@ -27,7 +27,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from jetspark.app.application import App
 from jetspark.app.contracts.catalogue import Decoding
 from jetspark.app.contracts.envelope import read_data, read_envelope
-from jetspark.app.contracts.faults import USER_ERRORS
+from jetspark.app.contracts.faults import user_errors
 from jetspark.app.projections.folding import Failure, Recorded, Router, identity_of
 from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.stored_events import FailureCause
@@ -199,7 +199,7 @@ class RouteRows:
                         add_sequence(message[0])
                         add_reading(number)
                         add_content(content)
-            except USER_ERRORS:
+            except user_errors():
                 columns.cut(length)
                 self._route(Recorded(*message), columns)
         return self._made(*columns.all)
