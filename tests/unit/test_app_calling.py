@@ -68,6 +68,7 @@ class Call:
     def time_out(self) -> None:
         """As the worker's timer does."""
         self.item.is_timed_out = True
+        assert self.item.runner is not None
         self.item.runner.cancel()
 
 

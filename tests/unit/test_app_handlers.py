@@ -8,8 +8,8 @@ import pytest
 
 from jetspark.app.handlers.lanes import Lanes, WorkItem
 from jetspark.app.handlers.machine import Credit, HandlerLimits, HandlerMachine, Stalled
+from jetspark.app.handlers.procedures import is_plain
 from jetspark.app.handlers.retry import Breaker, Bury, Finish, Reject, RetryPolicy, Skip, WaitHere
-from jetspark.app.handlers.settling import is_plain
 from jetspark.app.stored_events import (
     DeadEvent,
     FailureCause,
@@ -27,9 +27,14 @@ def machine_of(*, breaker: Breaker | None = None, **limits: Any) -> HandlerMachi
     return HandlerMachine(HandlerLimits(**limits), RetryPolicy(jitter=0), lambda: 0.0, breaker)
 
 
+def message(text: str) -> Any:
+    """Stands for a message."""
+    return text
+
+
 def receive(machine: HandlerMachine, *keyed: tuple[str | None, int], now: float = 0.0) -> None:
     for key, sequence in keyed:
-        assert machine.receive(WorkItem(key, sequence, f"message {sequence}", size_bytes=10), now) == "new"
+        assert machine.receive(WorkItem(key, sequence, message(f"message {sequence}"), size_bytes=10), now) == "new"
 
 
 def taken(machine: HandlerMachine, now: float = 0.0) -> list[int]:
@@ -127,8 +132,9 @@ def test_an_event_that_is_expected_late_still_comes_first() -> None:
 
 
 def test_an_item_begins_with_nothing_known_of_it() -> None:
-    item = WorkItem("a", 7, "message", "event", partition=3)
-    assert (item.message, item.event, item.partition) == ("message", "event", 3)
+    received, wrong = message("received"), ValueError("not readable")
+    item = WorkItem("a", 7, received, wrong, partition=3)
+    assert (item.message, item.event, item.partition) == (received, wrong, 3)
     assert (item.size_bytes, item.delivered, item.attempts, item.carried, item.redrives) == (0, 1, 0, 0, 0)
     assert (item.touched_at, item.heard_at, item.generation) == (0.0, 0.0, 0)
     assert not any((item.is_behind, item.is_checked, item.is_taken, item.is_timed_out))
@@ -206,7 +212,7 @@ def test_a_retry_that_is_given_back_for_want_of_room_is_not_waited_for() -> None
     machine = machine_of(max_messages=2, ack_wait_s=30.0)
     machine.expect("a", 1, now=0.0)
     receive(machine, ("a", 2))
-    machine.receive(WorkItem("a", 3, "retry", source="retry", attempts=1), 0.0)
+    machine.receive(WorkItem("a", 3, source="retry", attempts=1), 0.0)
     assert [item.source for item in machine.surplus(30.0)] == ["retry"]
     machine.lanes.gone(1)
     assert taken(machine) == [2]
@@ -218,10 +224,12 @@ def test_a_retry_that_is_given_back_for_want_of_room_is_not_waited_for() -> None
 def test_an_event_that_is_delivered_again_belongs_to_the_reader_that_got_it_last() -> None:
     machine = machine_of()
     first, second = WorkItem("a", 1), WorkItem("a", 1, delivered=2)
-    first.intake, second.intake = "before the partition moved", "after it came back"
+    before: Any = "before the partition moved"
+    after: Any = "after it came back"
+    first.intake, second.intake = before, after
     assert machine.receive(first, 0.0) == "new"
     assert machine.receive(second, 1.0) == "held"
-    assert first.intake == "after it came back"
+    assert first.intake == after
 
 
 def test_an_in_progress_counts_from_when_it_was_sent_and_only_if_it_is_confirmed_in_time() -> None:
@@ -364,16 +372,17 @@ def test_messages_and_bytes_bound_what_is_pulled() -> None:
 def test_an_event_is_not_held_twice() -> None:
     machine = machine_of()
     receive(machine, ("a", 1))
-    again = WorkItem("a", 1, "second", delivered=2)
+    second = message("second")
+    again = WorkItem("a", 1, second, delivered=2)
     assert machine.receive(again, 1.0) == "held"
     item = item_of(machine, 1)
-    assert (item.message, item.delivered) == ("second", 2)
+    assert (item.message, item.delivered) == (second, 2)
     taken(machine)
     done(machine, 1)
-    assert machine.receive(WorkItem("a", 1, "third", delivered=3), 2.0) == "done"
+    assert machine.receive(WorkItem("a", 1, delivered=3), 2.0) == "done"
     assert machine.was_settled(again)
     assert not machine.was_settled(WorkItem("a", 2))
-    assert machine.receive(WorkItem("a", 1, "retry", source="retry", attempts=1), 2.0) == "new"
+    assert machine.receive(WorkItem("a", 1, source="retry", attempts=1), 2.0) == "new"
 
 
 def test_only_the_last_settled_events_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,22 @@ async def test_what_others_give_up_ends_in_the_dead_letters(
     assert await letters_of(js, app) == []
 
 
+async def test_an_event_of_a_handler_with_transactions_ends_in_the_dead_letters_as_well(
+    server: NatsServer, js: JetStream
+) -> None:
+    done: list[int] = []
+    app = new_app(done, idempotent="transaction", bucket="givenup-effects")
+    await set_up(js, app)
+    await publish(js, app, Counted(name="a", number=1))
+    [message] = await (await (await js.stream(app.stream)).consumer("g")).fetch(1)
+    await message.term("not wanted")
+    await until(lambda: advised(js, app, 1))
+    async with running(app, server.url):
+        await until(lambda: has_letters(js, app, 1))
+        await publish(js, app, Counted(name="b", number=2))
+        await until(lambda: done == [2])
+
+
 async def test_a_retry_and_a_redrive_that_are_given_up_are_letters_again(server: NatsServer, js: JetStream) -> None:
     app, done, is_mended = App("waiting", stream="GIVENUP", subjects=["counts.>"]), list[tuple[int, int]](), False
 
@@ -256,7 +272,7 @@ async def test_a_handler_without_dead_letters_drops_what_is_given_up(
     async with running(app, server.url):
         await until(lambda: read_advisories(js, app))
     assert await letters_of(js, app) == []
-    assert "sequence 1: given up, dropped: GivenUp: by the server or another client: by hand" in caplog.text
+    assert "event 1: given up (GivenUp: by the server or another client: by hand); dropped" in caplog.text
 
 
 @pytest.mark.parametrize("field", ["none", "timestamp", "stream_seq", "type"])

@@ -33,8 +33,8 @@ from jetspark.app.dead_letters.redriving import (
     run_redrive,
 )
 from jetspark.app.handlers.consumers import consumers_of
+from jetspark.app.handlers.handler_steps import ParkedRecord, ReadParked, WriteParked
 from jetspark.app.handlers.handler_store import HandlerStore, StoredLetter
-from jetspark.app.handlers.settling import ReadParked, WriteParked
 from jetspark.app.stored_events import DeadEvent, FailureCause, Origin, letter_subject
 from jetspark.cli import commands
 from jetspark.core.headers import Headers
@@ -374,6 +374,7 @@ async def test_a_key_goes_on_with_letters_that_were_left_before_the_event_it_wai
     # As a worker that died leaves it: it wrote a letter while another one let the key go on, to an event that failed.
     store, is_mended = await HandlerStore.open(js, app.name, "k"), True
     parked = await store.perform(ReadParked("a"))
+    assert isinstance(parked, ParkedRecord)
     assert await store.perform(WriteParked("a", 3, parked.revision, (3,)))
     async with running(app, server.url) as worker:
         await publish(js, app, Kept(name="a", number=2))

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from jetspark.app.dead_letters.listing import LetterFilter
 from jetspark.app.dead_letters.retries import each_retry
 from jetspark.app.handlers.consumers import consumers_of
+from jetspark.app.handlers.handler_steps import ReadParked
 from jetspark.app.handlers.handler_store import HandlerStore
-from jetspark.app.handlers.settling import ReadParked, advance, restore
+from jetspark.app.handlers.procedures import advance, restore
 from jetspark.app.stored_events import DeadEvent
 from jetspark.app.topology.names import retry_stream
 from jetspark.core.subjects import matches

@@ -26,8 +26,9 @@ from jetspark.app.handlers.crash_records import ReaderDied
 from jetspark.app.handlers.inheritance import FILTERS_EVERY_S, filters_of, watch_filters
 from jetspark.app.handlers.lanes import WorkItem, WorkSource
 from jetspark.app.handlers.partitions import copied_from, without_server_headers
+from jetspark.app.handlers.procedures import bury_lost
 from jetspark.app.handlers.reading import HandlerReading
-from jetspark.app.handlers.settling import bury_lost
+from jetspark.app.handlers.retry import Reject
 from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.stored_events import DeadEvent, FailureCause, Origin
 from jetspark.app.topology.names import advisory_consumer_name
@@ -205,8 +206,7 @@ class GivenUp:
         if item is None or self._worker.machine.was_settled(item):
             return
         cause = FailureCause("GivenUp", f"by the server or another client: {advisory.reason}", True, "givenup")
-        has_dead_letters = self._worker.spec.dead_letter
-        await self._worker.steps(bury_lost(self._worker.machine, item, cause, has_dead_letters=has_dead_letters))
+        await self._worker.run_steps(bury_lost(self._worker.machine, item, cause))
 
     async def _item(self, stored: StoredMessage, source: ConsumerSource, died: ReaderDied | None) -> WorkItem | None:
         """The event; None for one that the handler does not take. It is not decoded if a reader ``died`` of that.
@@ -225,6 +225,12 @@ class GivenUp:
                 partition=source.partition,
             )
             item.original = original
+            if died is not None:
+                item.event = died
+            elif original.is_body_omitted:
+                item.event = Reject("its body is lost")
+            else:
+                item.event, _ = self._reading.read(original.subject, original.data, original.headers)
             return item
         origin, subject = Origin(stored.stream, stored.sequence, microseconds(stored.timestamp)), stored.subject
         if source.partition is not None:
@@ -237,7 +243,7 @@ class GivenUp:
         is_other = isinstance(event, Decoded) and event.contract.kind not in self._worker.kinds
         if is_other or not self._worker.is_wanted(subject):
             return None  # the consumer has no filter, or the type is another on the same subject
-        item = WorkItem(key, origin.sequence, partition=source.partition)
+        item = WorkItem(key, origin.sequence, event=event, partition=source.partition)
         item.original = DeadEvent(
             handler=self._worker.spec.name,
             key=key,

@@ -1,7 +1,7 @@
 """Storage of handlers besides the events: dead letters, schedules, parked keys, attempts. One object for each handler.
 
-Workers run the steps of :mod:`jetspark.app.handlers.settling` with it; the command line lists, redrives and discards
-with it. Everything that is read to decide is read from the leader: a replica may be a moment behind.
+Workers perform the steps of :mod:`jetspark.app.handlers.handler_steps` with it; the command line lists, redrives and
+discards with it. Everything that is read to decide is read from the leader: a replica may be a moment behind.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import datetime
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TypeVar
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
+from jetspark.aio.step_runner import run_steps
 from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.clock import microseconds, utc_now
-from jetspark.app.handlers.lanes import WorkItem
-from jetspark.app.handlers.partitions import copied_from, without_server_headers
-from jetspark.app.handlers.settling import (
+from jetspark.app.handlers.handler_steps import (
     AttemptsRecord,
     CloseLetter,
     DropApart,
@@ -37,13 +36,16 @@ from jetspark.app.handlers.settling import (
     ReadAttempts,
     ReadParked,
     RequestRedrive,
-    SettlingSteps,
+    StepAnswer,
+    StoreStep,
     WriteAttempts,
     WriteLetter,
     WriteParked,
     WriteSchedule,
-    advance,
 )
+from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.partitions import copied_from, without_server_headers
+from jetspark.app.handlers.procedures import advance
 from jetspark.app.server_clock import server_clock
 from jetspark.app.stored_events import (
     CLOSED_TTL_S,
@@ -59,6 +61,7 @@ from jetspark.app.stored_events import (
 )
 from jetspark.app.topology.names import dead_letter_stream, escape_token, handler_bucket, retry_stream
 from jetspark.core.headers import Headers, last_value, readable
+from jetspark.core.step_runner import StepRun, Steps
 from jetspark.errors import (
     Conflict,
     JetSparkError,
@@ -74,6 +77,8 @@ from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.publishing import Expect
 
 __all__ = ["HandlerStore", "StoredLetter"]
+
+R = TypeVar("R")
 
 _logger = logging.getLogger("jetspark.app")
 
@@ -134,22 +139,6 @@ class HandlerStore:
         """Dead letters of keys that continue, by the sequences of their events; some may be closed by now."""
         self._read: OrderedDict[str, StoredLetter] = OrderedDict()
         """Dead letters that were read a moment ago, by subject. What is done with one says which revision it means."""
-        self._steps: dict[type, Callable[[Any], Coroutine[Any, Any, Any]]] = {
-            FindLetter: self._find_letter,
-            WriteLetter: self._write_letter,
-            CloseLetter: self._close_letter,
-            FindRetry: self._find_retry,
-            WriteSchedule: self._write_schedule,
-            NextLetter: self._next_letter,
-            RequestRedrive: self._request_redrive,
-            ReadParked: self._read_parked,
-            WriteParked: self._write_parked,
-            DropParked: self._drop_parked,
-            ReadAttempts: self._read_attempts,
-            WriteAttempts: self._write_attempts,
-            DropAttempts: self._drop_attempts,
-            DropApart: self._drop_apart,
-        }
 
     @classmethod
     async def open(cls, js: JetStream, app: str, handler: str) -> HandlerStore:
@@ -161,18 +150,42 @@ class HandlerStore:
         """The time by the server's clock, for what several workers compare with theirs."""
         return await server_clock(self.js, self.retries.name).now()
 
-    async def perform(self, step: Any) -> Any:
-        """Do one step, and return its answer."""
-        return await self._steps[type(step)](step)
+    async def perform(self, step: StoreStep) -> StepAnswer:
+        """Perform one step, and return its answer."""
+        match step:
+            case FindLetter():
+                return await self._find_letter(step)
+            case WriteLetter():
+                return await self._write_letter(step)
+            case CloseLetter():
+                return await self._close_letter(step)
+            case FindRetry():
+                return await self._find_retry(step)
+            case NextLetter():
+                return await self._next_letter(step)
+            case ReadParked():
+                return await self._read_parked(step)
+            case WriteParked():
+                return await self._write_parked(step)
+            case DropParked():
+                return await self._drop_parked(step)
+            case ReadAttempts():
+                return await self._read_attempts(step)
+            case WriteSchedule():
+                await self._write_schedule(step)
+            case RequestRedrive():
+                await self._request_redrive(step)
+            case WriteAttempts():
+                await self._write_attempts(step)
+            case DropAttempts():
+                await self._drop_attempts(step)
+            case DropApart():
+                await self._drop_apart(step)
+        return None
 
-    async def run(self, procedure: SettlingSteps[Any]) -> Any:
-        """Run a procedure that has no steps but those of the store."""
-        answer = None
-        try:
-            while True:
-                answer = await self.perform(procedure.send(answer))
-        except StopIteration as finished:
-            return finished.value
+    async def run(self, steps: Steps[StoreStep, R]) -> R:
+        """Run a procedure all of whose steps are of the store."""
+        return await run_steps(StepRun(steps), self.perform)
 
     # ---- dead letters -----------------------------------------------------------------------------------------------
 
@@ -534,8 +547,7 @@ def _first(pair: tuple[int, LetterRef]) -> int:
 
 def _origin(item: WorkItem) -> Origin:
     if item.original is not None:
-        origin: Origin = item.original.origin
-        return origin
+        return item.original.origin
     message, metadata = item.message, item.message.metadata
     if item.partition is None:
         return Origin(metadata.stream, metadata.stream_sequence, microseconds(metadata.timestamp))

@@ -1,4 +1,4 @@
-"""Workers with asyncio: they pull, run handlers, and do the steps that `handlers.settling` decides on."""
+"""Workers with asyncio: they pull events, and run the procedures of :mod:`jetspark.app.handlers.procedures`."""
 
 from __future__ import annotations
 
@@ -7,46 +7,46 @@ import datetime
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jetspark.aio.client import Client
 from jetspark.aio.clock import rng as loop_rng
 from jetspark.aio.context import context_of
+from jetspark.aio.step_runner import run_steps
 from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.denial_watch import DenialWatch, denial_in
 from jetspark.app.handlers.context import Dependencies
 from jetspark.app.handlers.given_up import ConsumerSource, GivenUp
+from jetspark.app.handlers.handler_steps import (
+    Acknowledge,
+    EndTransaction,
+    HandlerStep,
+    HandlerSteps,
+    PauseHandler,
+    StepAnswer,
+    TellDropped,
+)
 from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.intake import Intake
 from jetspark.app.handlers.invocation import HandlerCalls
-from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.lanes import ItemReader, WorkItem
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
+from jetspark.app.handlers.procedures import handle, handle_batch
 from jetspark.app.handlers.readers import PartitionReaders
 from jetspark.app.handlers.record_watch import Members, RecordWatch
 from jetspark.app.handlers.reporting import HandlerReports
-from jetspark.app.handlers.retry import Bury, Skip
+from jetspark.app.handlers.retry import Bury, Decided, Skip
 from jetspark.app.handlers.room import Room
-from jetspark.app.handlers.settling import (
-    Acknowledge,
-    EndTransaction,
-    PauseHandler,
-    SettlingSteps,
-    TellDropped,
-    conclude,
-    is_plain,
-    needs_preparing,
-    prepare,
-)
 from jetspark.app.handlers.stall_watch import CANCEL_AGAIN_S, StallWatch
 from jetspark.app.patience import patiently
 from jetspark.app.stored_events import error_text
 from jetspark.app.topology.names import is_bookkeeping, partition_stream
 from jetspark.core.backoff import Backoff
-from jetspark.core.step_runner import ReadClock
+from jetspark.core.step_runner import ReadClock, StepRun
 from jetspark.core.subjects import on_one_of
 from jetspark.errors import (
     ConnectionClosed,
@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from jetspark.app.spec import AppSpec
 
 __all__ = ["HandlerWorker"]
+
+R = TypeVar("R")
 
 # A step that the server refuses or does not answer is tried again after these waits, as long as the worker lives.
 STEP_PAUSE = Backoff(first_s=0.1, max_s=5.0)
@@ -98,6 +100,7 @@ class HandlerWorker:
             max_bytes=spec.max_bytes,
             batch=spec.batch or 1,
             has_transactions=spec.idempotent == "transaction",
+            has_dead_letters=spec.dead_letter,
         )
         self._loop = asyncio.get_running_loop()
         rng = rng or loop_rng()
@@ -119,8 +122,6 @@ class HandlerWorker:
         self._readers = PartitionReaders(self, members, spec.partitions or 0) if members is not None else None
         self._intake: Intake | None = None
         self.runners: list[asyncio.Task[None]] = []
-        self._gathered: list[WorkItem] = []
-        """The batch that is being put together."""
         self._idle: deque[asyncio.Future[None]] = deque()
         self._waiting_for_room: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -286,7 +287,7 @@ class HandlerWorker:
         for item in surplus:
             if item.source != "stream":
                 self.room.count_retry(item, -1)
-            else:
+            elif item.intake is not None:
                 item.intake.expect_again(item)
             await item.message.nak(self.spec.ack_wait_s / 4)
         if surplus:
@@ -305,7 +306,7 @@ class HandlerWorker:
             now = loop.time()
             item = machine.take(now)
             if machine.lapsed:
-                self._note_lapsed()
+                self._expect_lapsed()
             try:
                 if item is None:
                     if self.is_stopping:
@@ -314,42 +315,32 @@ class HandlerWorker:
                     continue
                 if now + timeout_s < self._timer_at:
                     self.arm()
-                if not needs_preparing(item) or await self.steps(
-                    prepare(machine, item, has_dead_letters=self.spec.dead_letter)
-                ):
-                    error = await self._call(item)
-                    if error is None and is_plain(machine, item):
-                        machine.finish(item, None, now)
-                        await item.message.ack()
-                        machine.settled(item)
-                        if self.reports is not None:
-                            self.reports.finished(item, "done")
-                    else:
-                        await self._conclude(item, error)
-            except asyncio.CancelledError:
-                self._survive(item)
-                continue
-            self._note_end(item)
+                await handle(self, item)
+            except BaseException as error:
+                self._interrupted(error, [] if item is None else [item])
 
-    def _survive(self, *items: WorkItem | None) -> None:
-        """Go on after a cancellation by code of a handler that had ended; raises if somebody ends the worker.
+    def _interrupted(self, error: BaseException, items: Sequence[WorkItem]) -> None:
+        """Continue after a cancellation by code of a handler that had ended; raises if the worker is to end.
 
-        What was being settled comes again after its ``ack_wait``, and later events of its key wait for it.
+        An item whose outcome was being stored is redelivered after its ``ack_wait``, and later events of its key wait.
         """
+        if self.reports is not None:
+            for item in items:
+                self.reports.finished(item, "given_back")
+        if not isinstance(error, asyncio.CancelledError) or self._is_ending():
+            raise error
         task = asyncio.current_task()
         assert task is not None
-        if self._is_ending():
-            raise
         while task.cancelling():
             task.uncancel()
-        self.log.error("a task of the worker was cancelled: by a handler, or by something that it left behind")
+        self.log.error("a task of the worker was cancelled by a handler, or by code that a handler left running")
         for item in items:
-            if item is not None and item.is_taken:
+            if item.is_taken:
                 self.machine.dismiss(item)
                 self.machine.lapse(item)
-            elif item is not None:
-                self._note_end(item)
-        self._note_lapsed()
+            else:
+                self.item_left(item)
+        self._expect_lapsed()
 
     async def _wait_for_work(self) -> None:
         waiter = self._loop.create_future()
@@ -357,64 +348,27 @@ class HandlerWorker:
         self.arm()
         await waiter
 
-    def _note_end(self, item: WorkItem) -> None:
-        """It is settled, or waits for a retry."""
-        if item.source != "stream" and item.message.is_answered:
-            self.room.count_retry(item, -1)
-        if self._waiting_for_room and self.machine.held * 2 <= self.spec.max_messages:
-            self._wake_room()
-
     # ---- batches -----------------------------------------------------------------------------------------------
 
     async def _run_batches(self, size: int) -> None:
         while True:
+            items = list[WorkItem]()
             try:
-                items = await self._gather(size)
-            except asyncio.CancelledError:
-                self._survive(*self._gathered)
-                continue
-            if not items:
-                return
-            try:
-                await self._run_batch(items)
-            except asyncio.CancelledError:
-                self._survive(*items)
+                await self._gather(items, size)
+                if not items:
+                    return
+                await handle_batch(self, items)
+            except BaseException as error:
+                self._interrupted(error, items)
 
-    async def _run_batch(self, items: list[WorkItem]) -> None:
-        batch = []
-        for item in items:
-            is_new = not needs_preparing(item)
-            if is_new or await self.steps(prepare(self.machine, item, has_dead_letters=self.spec.dead_letter)):
-                if is_new or item.attempts == 1:
-                    batch.append(item)
-                else:  # it had begun when a process ended: the next one that it ends counts for no other event
-                    await self._run_prepared([item])
-            else:
-                self._note_end(item)
-        if batch:
-            await self._run_prepared(batch)
-
-    async def _run_prepared(self, batch: list[WorkItem]) -> None:
-        if self.reports is not None:
-            self.reports.started(batch)
-        error = await self._call_batch(batch)
-        if self.reports is not None:
-            self.reports.ended(batch)
-        for item in batch:
-            # None of a failed batch is settled by it: each is tried alone, so that only those at fault fail.
-            alone = error if error is None or len(batch) == 1 else await self._call_batch([item])
-            await self._conclude(item, alone)
-            self._note_end(item)
-
-    async def _gather(self, size: int) -> list[WorkItem]:
-        """The next batch, in the order of the stream; empty when the worker is to end."""
+    async def _gather(self, items: list[WorkItem], size: int) -> None:
+        """Fill the next batch, in the order of the stream; it stays empty when the worker is to end."""
         loop, full_at = self._loop, float("inf")
-        found = self._gathered = list[WorkItem]()
-        while len(found) < size and loop.time() < full_at:
+        while len(items) < size and loop.time() < full_at:
             item = self.machine.take(loop.time())
             if item is not None:
                 full_at = min(full_at, loop.time() + self.spec.batch_wait_s)
-                found.append(item)
+                items.append(item)
                 continue
             if self.is_stopping:
                 break
@@ -423,80 +377,96 @@ class HandlerWorker:
                     await self._wait_for_work()
             except TimeoutError:
                 break  # not left to the clock: a timer may fire before its time, by less than the clock's resolution
-        return sorted(found, key=lambda item: item.sequence)
+        items.sort(key=lambda item: item.sequence)
 
-    def _note_lapsed(self) -> None:
+    def _expect_lapsed(self) -> None:
         lapsed, self.machine.lapsed = self.machine.lapsed, []
         for item in lapsed:
-            self.log.warning("sequence %d: not heard of for its ack_wait; another worker may have it", item.sequence)
-            item.intake.note_lapsed(item)
+            self.log.warning(
+                "event %d: ack_wait expired; the server may have redelivered it to another worker, which decides what "
+                "becomes of it",
+                item.sequence,
+            )
+            if item.intake is not None:
+                item.intake.expect_lapsed(item)
 
-    async def _conclude(self, item: WorkItem, error: BaseException | None) -> None:
-        if error is not None and self.machine.has_lapsed(item, self._loop.time()):
-            # What becomes of it is decided by the worker that has it now.
-            self.machine.dismiss(item)
-            self.machine.lapse(item)
-            self._note_lapsed()
-            if self.reports is not None:
-                self.reports.finished(item, "given_back", error)
-            return
+    # ---- the driver of the procedures --------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    async def run_handler(self, item: WorkItem) -> BaseException | None:
+        if self.reports is not None:
+            self.reports.started([item])
+        error = await self._calls.call(item)
+        if self.reports is not None:
+            self.reports.ended([item], error)
         if error is not None and not isinstance(error, Skip):
-            kind, text = type(error).__name__, error_text(error)
-            self.log.warning("sequence %d, attempt %d: %s: %s", item.sequence, item.attempts, kind, text)
-        steps = conclude(self.machine, item, error, has_dead_letters=self.spec.dead_letter)
-        work = self.steps(steps)
-        decided = await (work if self.reports is None else self.reports.settle(item, error, work))
-        if isinstance(decided, Bury):
-            end = "a dead letter" if self.spec.dead_letter else "dropped"
-            self.log.error("sequence %d: given up after %d attempts: %s", item.sequence, item.attempts, end)
+            self._log_failure(item, error)
+        return error
+
+    async def run_batch(self, items: Sequence[WorkItem]) -> BaseException | None:
+        self.arm()
+        if self.reports is not None:
+            self.reports.started(items)
+        error = await self._calls.call_batch(items)
+        if self.reports is not None:
+            self.reports.ended(items, error)
+        if error is not None and len(items) == 1 and not isinstance(error, Skip):
+            self._log_failure(items[0], error)
+        return error
+
+    def _log_failure(self, item: WorkItem, error: BaseException) -> None:
+        kind, text = type(error).__name__, error_text(error)
+        self.log.warning("event %d: attempt %d failed: %s: %s", item.sequence, item.attempts, kind, text)
+
+    def acknowledge(self, item: WorkItem) -> Awaitable[None]:
+        return item.message.ack()
+
+    def attempt_ended(self, item: WorkItem, error: BaseException | None, decided: Decided | None) -> None:
+        if self.reports is not None:
+            self.reports.concluded(item, error, decided)
+        if error is None:
+            return
+        if decided is None:
+            self._expect_lapsed()
+        elif isinstance(decided, Bury):
+            end = "dead letter written" if self.spec.dead_letter else "dropped, since the handler has no dead letters"
+            self.log.error("event %d: given up after %d attempts; %s", item.sequence, item.attempts, end)
         self.arm()
 
-    async def _call(self, item: WorkItem) -> BaseException | None:
-        if self.reports is None:
-            return await self._calls.call(item)
-        self.reports.started([item])
-        try:
-            return await self._calls.call(item)
-        except asyncio.CancelledError:
-            self.reports.finished(item, "given_back")
-            raise
+    def item_left(self, item: WorkItem) -> None:
+        if item.source != "stream" and item.message.is_answered:
+            self.room.count_retry(item, -1)
+        if self._waiting_for_room and self.machine.held * 2 <= self.spec.max_messages:
+            self._wake_room()
 
-    async def _call_batch(self, items: list[WorkItem]) -> BaseException | None:
-        now = self._loop.time()
-        for item in items:
-            self.machine.restart_clock(item, now)
-        self.arm()
-        return await self._calls.call_batch(items)
+    async def run_steps(self, steps: HandlerSteps[R]) -> R:
+        return await run_steps(StepRun(steps), self._perform)
 
-    # ---- steps -------------------------------------------------------------------------------------------------
-
-    async def steps(self, procedure: SettlingSteps[Any]) -> Any:
-        answer = None
-        try:
-            while True:
-                answer = await self._perform(procedure.send(answer))
-        except StopIteration as finished:
-            return finished.value
-
-    async def _perform(self, step: Any) -> Any:
-        """Do a step. Each may be repeated, so one that fails is tried again for as long as the worker lives.
+    async def _perform(self, step: HandlerStep) -> StepAnswer:
+        """Perform a step. It is repeated until it succeeds, as long as the worker lives, since each may be repeated.
 
         Raises:
-            PermissionDenied: Trying again is no use, and without the step the event has no owner: the worker ends.
+            PermissionDenied: Repeating cannot help, and without the step the event has no owner: the worker ends.
         """
-        if isinstance(step, ReadClock):
-            return self._loop.time()
-        if isinstance(step, Acknowledge):
-            return await self._acknowledge(step)
-        if isinstance(step, TellDropped):
-            return self._tell_dropped(step)
+        match step:
+            case ReadClock():
+                return self._loop.time()
+            case Acknowledge():
+                return await self._acknowledge(step)
+            case TellDropped():
+                self._report_dropped(step)
+                return None
         failures = 0
         while True:
             try:
-                if isinstance(step, PauseHandler):
-                    return await self._pause()
-                if isinstance(step, EndTransaction):
-                    return await self._calls.end_transaction(step.item)
+                match step:
+                    case PauseHandler():
+                        await self._pause()
+                        return None
+                    case EndTransaction(item):
+                        return await self._calls.end_transaction(item)
                 answer = await self.store.perform(step)
                 if self.reports is not None and answer is True:
                     self.reports.step(step)
@@ -505,9 +475,10 @@ class HandlerWorker:
                 raise
             except JetSparkError as error:
                 failures += 1
-                self.log.warning("%s, try %d: %s: %s", type(step).__name__, failures, type(error).__name__, error)
+                name, kind = type(step).__name__, type(error).__name__
+                self.log.warning("step %s failed: %s: %s; retried (try %d)", name, kind, error, failures)
                 if isinstance(error, JetStreamUnavailable | StreamNotFound) and failures == 1:
-                    self.log.error("a stream of the application is missing: `jetspark apply` makes it again")
+                    self.log.error("a stream of the application is missing; `jetspark apply` creates it again")
                 await asyncio.sleep(STEP_PAUSE.wait_s(failures))
 
     async def _acknowledge(self, step: Acknowledge) -> bool:
@@ -517,13 +488,18 @@ class HandlerWorker:
         try:
             await step.item.message.ack_sync()
         except JetSparkError as error:
-            self.log.warning("sequence %d: its acknowledgement was not confirmed: %s", step.item.sequence, error)
+            self.log.warning("event %d: acknowledgement not confirmed (%s); continuing", step.item.sequence, error)
             return False
         return True
 
-    def _tell_dropped(self, step: TellDropped) -> None:
+    def _report_dropped(self, step: TellDropped) -> None:
         kind, text = step.cause.error, step.cause.message
-        self.log.error("sequence %d: given up, dropped: %s: %s", step.item.sequence, kind, text)
+        self.log.error(
+            "event %d: given up (%s: %s); dropped, since the handler has no dead letters",
+            step.item.sequence,
+            kind,
+            text,
+        )
         if self.reports is not None:
             self.reports.step(step)
 
@@ -552,7 +528,7 @@ class HandlerWorker:
         self._timer, self._timer_at = None, float("inf")
         due = self.machine.on_time(self._loop.time())
         if self.machine.lapsed:
-            self._note_lapsed()
+            self._expect_lapsed()
         for item in due.timed_out:
             if item.runner is not None:
                 item.runner.cancel()
@@ -564,7 +540,7 @@ class HandlerWorker:
         self.arm()
 
     async def _say_in_progress(self, items: list[WorkItem]) -> None:
-        of_consumers: dict[tuple[Intake, bool], list[WorkItem]] = {}
+        of_consumers: dict[tuple[ItemReader | None, bool], list[WorkItem]] = {}
         for item in items:
             of_consumers.setdefault((item.intake, item.source == "stream"), []).append(item)
         await asyncio.gather(*(self._keep_items(each) for each in of_consumers.values()))

@@ -380,7 +380,7 @@ class Intake:
             self._tenure = (session, "")
         self.settle_expected()
 
-    def note_lapsed(self, item: WorkItem) -> None:
+    def expect_lapsed(self, item: WorkItem) -> None:
         """The item may be with another reader: wait for what becomes of it."""
         if item.source == "stream":
             self.expect_again(item)

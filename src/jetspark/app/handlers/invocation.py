@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jetspark.aio.context import context_of
@@ -72,6 +72,7 @@ class HandlerCalls:
         decoded = item.event
         if isinstance(decoded, Exception):
             return decoded
+        assert decoded is not None, "items of a lane are read"
         if decoded.contract.kind not in self._kinds:
             return Skip(f"this handler does not take {decoded.type!r}")
         task = item.runner = asyncio.current_task()
@@ -97,14 +98,18 @@ class HandlerCalls:
             await self._forget_cancels(task, before)
         return raised
 
-    async def call_batch(self, items: list[WorkItem]) -> BaseException | None:
+    async def call_batch(self, items: Sequence[WorkItem]) -> BaseException | None:
         """Run the handler's own code with several events; returns what it raised. The first item stands for all."""
         task = asyncio.current_task()
         assert task is not None
-        wrong = next((item.event for item in items if isinstance(item.event, Exception)), None)
-        if wrong is not None:
-            return wrong
-        events = [item.event.event for item in items if item.event.contract.kind in self._kinds]
+        events = []
+        for item in items:
+            decoded = item.event
+            if isinstance(decoded, Exception):
+                return decoded
+            assert decoded is not None, "items of a lane are read"
+            if decoded.contract.kind in self._kinds:
+                events.append(decoded.event)
         items[0].runner = task
         before = task.cancelling()
         raised: BaseException | None = None
@@ -156,12 +161,14 @@ class HandlerCalls:
 
     async def end_transaction(self, item: WorkItem) -> bool:
         """Keep the transactions of earlier attempts from committing; True if one has, and its events are published."""
-        if isinstance(item.event, Exception):
+        decoded = item.event
+        if isinstance(decoded, Exception):
             return False  # it cannot be read, so the handler was not called
-        events = await (await self._transaction(item.event)).give_up()
+        assert decoded is not None, "items are read before they are given up"
+        events = await (await self._transaction(decoded)).give_up()
         if events is None:
             return False
-        context = self._context(item, item.event)
+        context = self._context(item, decoded)
         for encoded in events:
             await context.send(encoded)
         return True

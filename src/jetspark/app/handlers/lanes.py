@@ -19,15 +19,36 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-__all__ = ["Lane", "Lanes", "WorkItem", "WorkSource"]
+if TYPE_CHECKING:
+    from jetspark.aio.stream_message import JetStreamMessage
+    from jetspark.app.contracts.envelope import Decoded
+    from jetspark.app.stored_events import DeadEvent, LetterRef
 
-WorkSource = Literal["stream", "retry", "redrive"]
+__all__ = ["ItemReader", "Lane", "Lanes", "RunningCode", "WorkItem", "WorkSource"]
+
+WorkSource: TypeAlias = Literal["stream", "retry", "redrive"]
+
+
+class RunningCode(Protocol):
+    """The task that runs a handler's own code."""
+
+    def cancel(self) -> object: ...
+
+
+class ItemReader(Protocol):
+    """The reader of a consumer, which received an item."""
+
+    def expect_lapsed(self, item: WorkItem) -> None:
+        """The machine let go of the item, which another reader may have: wait until it is acknowledged or returns."""
+
+    def expect_again(self, item: WorkItem) -> None:
+        """The worker returned the item to the server: hold back later events of its key until it is redelivered."""
 
 
 class WorkItem:
-    """One event on its way through a handler. The driver may add what it likes as ``message`` and ``event``."""
+    """One event on its way through a handler."""
 
     __slots__ = (
         "attempts",
@@ -57,12 +78,14 @@ class WorkItem:
         "touched_at",
     )
 
+    message: JetStreamMessage
+
     def __init__(
         self,
         key: str | None,
         sequence: int,
-        message: Any = None,
-        event: Any = None,
+        message: JetStreamMessage | None = None,
+        event: Decoded | Exception | None = None,
         *,
         size_bytes: int = 0,
         delivered: int = 1,
@@ -74,36 +97,37 @@ class WorkItem:
         self.key = key
         self.sequence = sequence
         """In the stream the event was published to, also when it comes from the retry stream."""
-        self.message = message
+        # Only an item that no lane receives has no message: its event was read from the stream, not delivered.
+        self.message = message  # type: ignore[assignment]
         self.event = event
+        """The error if the message cannot be decoded; None if it was not read."""
         self.size_bytes = size_bytes
         self.delivered = delivered
         self.source: WorkSource = source
         self.attempts = attempts
-        """Starts so far, the present one included."""
+        """Starts, the present one included."""
         self.carried = attempts
-        """Attempts that its message says were made before."""
-        self.original: Any = None
-        """The event as it was first published, when it comes from the retry stream."""
+        """Attempts made before, according to the message."""
+        self.original: DeadEvent | None = None
+        """The event as it was first published, if this is a message of the retry stream."""
         self.redrives = redrives
         # The retry stream may have several messages of one event, one after the other.
         self.identity: Hashable = sequence if source == "stream" else (source, sequence, attempts, redrives)
         self.lane: Lane | None = None
-        self.letter: Any = None
-        """Of a redrive: the letter it was found to be, before it ran."""
+        self.letter: LetterRef | None = None
+        """The dead letter that a redrive was found to handle again, before it ran."""
         self.came_at = self.touched_at = self.heard_at = 0.0
         """When it was received, when the last ``in_progress`` was sent, and when the last confirmed one was sent."""
         self.partition = partition
-        self.intake: Any = None
-        """Where it came from, in the driver."""
+        self.intake: ItemReader | None = None
         self.generation = 0
         self.is_behind = False
-        """Its key is parked: do not run it, put it behind the others."""
+        """Its key is parked: it gets a dead letter behind the event that the key waits for, and does not run."""
         self.is_checked = False
         self.is_taken = False
-        """It is running, or being settled."""
+        """It runs, or its outcome is being stored."""
         self.is_timed_out = False
-        self.runner: Any = None
+        self.runner: RunningCode | None = None
 
     def __repr__(self) -> str:
         return f"<WorkItem {self.source} {self.sequence} key={self.key!r} attempts={self.attempts}>"

@@ -68,6 +68,8 @@ class HandlerLimits:
     """Events of one call. If it fails, each is tried alone, one after the other."""
     has_transactions: bool = False
     """An attempt's effects are committed together, so a commit may succeed although its attempt has failed."""
+    has_dead_letters: bool = True
+    """An event that is given up becomes a dead letter; if not, it is logged and dropped."""
 
 
 class Credit(NamedTuple):
@@ -251,15 +253,21 @@ class HandlerMachine:
         self._deadlines.pop(item, None)  # to the end of the order, which is that of the deadlines
         self._deadlines[item] = now + self.limits.timeout_s
 
-    def finish(self, item: WorkItem, error: BaseException | None, now: float) -> Decided:
-        """The handler has ended, with ``error`` or well; returns what has to become of the event."""
+    def succeed(self, item: WorkItem) -> None:
+        """The handler's code ended without an error."""
         self._deadlines.pop(item, None)
         item.is_timed_out = False
+        if self._circuit is not None:
+            self._circuit.on_success(item.generation)
+            self._begin_at = 0.0
+
+    def finish(self, item: WorkItem, error: BaseException | None, now: float) -> Decided:
+        """The handler's code ended, with ``error`` or without; returns what to do with the event."""
         if error is None:
-            if self._circuit is not None:
-                self._circuit.on_success(item.generation)
-                self._begin_at = 0.0
+            self.succeed(item)
             return FINISH
+        self._deadlines.pop(item, None)
+        item.is_timed_out = False
         decided = decide(self.policy, item.attempts, error, self._chance())
         if self._circuit is not None and not item.is_behind:
             if isinstance(decided, Finish):

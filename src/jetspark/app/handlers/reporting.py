@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jetspark.app.contracts.envelope import Decoded
+from jetspark.app.handlers.handler_steps import CloseLetter, HandlerStep, TellDropped, WriteLetter
 from jetspark.app.handlers.retry import Bury, Decided, Skip, WaitHere, WaitLong
-from jetspark.app.handlers.settling import CloseLetter, TellDropped, WriteLetter
 from jetspark.app.telemetry import (
     AttemptOutcome,
     AttemptResult,
@@ -36,12 +36,15 @@ class HandlerReports:
         self._app, self._spec, self._observers, self._log = app, spec, observers, log
         self._loop = asyncio.get_running_loop()
         self._running: dict[WorkItem, tuple[HandlerAttempt, float]] = {}
-        self._ended_s: dict[WorkItem, float] = {}
+        self._ended: dict[WorkItem, tuple[float, BaseException | None]] = {}
+        """When the handler's code ended, and its error."""
         self._wrong: set[tuple[int, str]] = set()
         """Observers and methods that have raised something."""
 
     def started(self, items: Iterable[WorkItem]) -> None:
         for item in items:
+            if item in self._running:
+                continue  # it was started with its batch, and is tried alone now
             event = item.event if isinstance(item.event, Decoded) else None
             attempt = HandlerAttempt(
                 app=self._app.name,
@@ -59,25 +62,18 @@ class HandlerReports:
             self._running[item] = attempt, self._loop.time()
             self._tell("on_started", attempt)
 
-    def ended(self, items: Iterable[WorkItem]) -> None:
-        """The handler's own code has ended."""
+    def ended(self, items: Iterable[WorkItem], error: BaseException | None) -> None:
+        """The handler's own code ended, with ``error`` or without."""
         now = self._loop.time()
         for item in items:
-            self._ended_s.setdefault(item, now)
+            since, _ = self._ended.get(item, (now, None))
+            self._ended[item] = since, error
 
-    async def settle(self, item: WorkItem, error: BaseException | None, work: Awaitable[Decided]) -> Decided:
-        """Have it settled, and tell what was decided."""
-        self.ended([item])
-        try:
-            decided = await work
-        except BaseException:  # also when cancelled: what was started is told to have ended, however it did
+    def concluded(self, item: WorkItem, error: BaseException | None, decided: Decided | None) -> None:
+        """The outcome of an attempt is stored; None: another worker decides."""
+        if decided is None:
             self.finished(item, "given_back", error)
-            raise
-        self._decided(item, error, decided)
-        return decided
-
-    def _decided(self, item: WorkItem, error: BaseException | None, decided: Decided) -> None:
-        if isinstance(decided, WaitHere | WaitLong):
+        elif isinstance(decided, WaitHere | WaitLong):
             self.finished(item, "retry", error, decided.seconds)
         elif isinstance(decided, Bury):
             self.finished(item, "dead_letter" if self._spec.dead_letter else "dropped", error)
@@ -92,14 +88,19 @@ class HandlerReports:
         retry_in_s: float | None = None,
     ) -> None:
         now = self._loop.time()
-        ended = self._ended_s.pop(item, now)
+        ended, last_error = self._ended.pop(item, (now, None))
         attempt, began = self._running.pop(item, (None, now))
         if attempt is not None:
-            result = AttemptResult(outcome=outcome, seconds=ended - began, error=error, retry_in_s=retry_in_s)
+            result = AttemptResult(
+                outcome=outcome,
+                seconds=ended - began,
+                error=last_error if error is None else error,
+                retry_in_s=retry_in_s,
+            )
             self._tell("on_finished", attempt, result)
 
-    def step(self, step: Any) -> None:
-        """A step was done that changed something."""
+    def step(self, step: HandlerStep) -> None:
+        """A step was performed that changed a dead letter, or dropped an event."""
         if not isinstance(step, WriteLetter | CloseLetter | TellDropped):
             return
         item, cause = step.item, None if isinstance(step, CloseLetter) else step.cause

@@ -1,6 +1,6 @@
 """The steps of workers, as a server sees them: which message on the wire is which step of which handler.
 
-The names are those of :mod:`jetspark.app.handlers.settling`, and some more for what handlers do themselves:
+The names are those of :mod:`jetspark.app.handlers.handler_steps`, and some more for what handlers do themselves:
 
 ==================  ================================================================================================
 ``RunHandler``      the handler's own code; nothing on the wire
