@@ -18,28 +18,28 @@ from support.handler_driver import RunBatch, RunHandler, SteppedDriver
 from jetspark.app.handlers.handler_steps import (
     Acknowledge,
     AttemptsRecord,
-    CloseLetter,
+    CloseDeadLetter,
     DropAttempts,
     DropParked,
-    FindLetter,
+    FindDeadLetter,
     FindRetry,
-    NextLetter,
+    NextDeadLetter,
     ParkedRecord,
     PauseHandler,
     ReadAttempts,
     ReadParked,
     RequestRedrive,
     WriteAttempts,
-    WriteLetter,
+    WriteDeadLetter,
     WriteParked,
     WriteSchedule,
 )
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
-from jetspark.app.handlers.procedures import advance, bury_lost, handle, handle_batch
+from jetspark.app.handlers.procedures import advance, give_up_undelivered, handle, handle_batch
 from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, RetryIn, RetryPolicy, Skip
 from jetspark.app.handlers.room import RETRY_SHARE, Side
-from jetspark.app.stored_events import FailureCause, LetterRef
+from jetspark.app.stored_events import DeadLetterRef, FailureCause
 from jetspark.core.step_runner import ReadClock
 
 ACK_WAIT_S = 30.0
@@ -204,7 +204,7 @@ class World:
             self.advisories.remove(message)
             self._bury_given_up()
 
-        self._step(bury_lost(self.machine, item, cause), None, done)
+        self._step(give_up_undelivered(self.machine, item, cause), None, done)
 
     def _begin_pulling(self) -> None:
         # As a worker does that begins: whatever somebody had before may come again, and holds back its key.
@@ -429,9 +429,9 @@ class World:
             case Acknowledge(item):
                 if self.rng.random() >= self.faults.lost_answer:
                     stored(item).is_acked = True
-            case FindLetter(item):
+            case FindDeadLetter(item):
                 return self._ref(item.sequence)
-            case WriteLetter(item, _, behind, revision):
+            case WriteDeadLetter(item, _, behind, revision):
                 present = self.letters.get(item.sequence)
                 if (present.revision if present else 0) != revision:
                     return False
@@ -441,7 +441,7 @@ class World:
                     self.open_letters[which] = self.open_letters.get(which, 0) + 1
                 self.letters[item.sequence] = Letter(item.key, status, item.redrives, next(self._revisions))
                 return True
-            case CloseLetter(item, revision):
+            case CloseDeadLetter(item, revision):
                 return self.close_letter(item.sequence, revision)
             case FindRetry(item):
                 waits = self.schedules.get(item.sequence, (0.0, 0, -1))
@@ -450,7 +450,7 @@ class World:
                 return any(attempts > item.carried and redrives == item.redrives for attempts, redrives in known)
             case WriteSchedule(item, seconds):
                 self.schedules[item.sequence] = (self.now + seconds, item.attempts, item.redrives)
-            case NextLetter(key):
+            case NextDeadLetter(key):
                 waiting = [each for each, letter in self.letters.items() if letter.key == key]
                 return self._ref(min((each for each in waiting if self.letters[each].status != "closed"), default=0))
             case RequestRedrive(letter):
@@ -482,11 +482,11 @@ class World:
                 raise AssertionError(step)
         return None
 
-    def _ref(self, sequence: int) -> LetterRef | None:
+    def _ref(self, sequence: int) -> DeadLetterRef | None:
         letter = self.letters.get(sequence)
         if letter is None:
             return None
-        return LetterRef(sequence, letter.revision, letter.status, letter.redrives)  # type: ignore[arg-type]
+        return DeadLetterRef(sequence, letter.revision, letter.status, letter.redrives)  # type: ignore[arg-type]
 
     def _fire_schedules(self) -> None:
         for sequence, (due_at, attempts, redrives) in list(self.schedules.items()):
@@ -496,7 +496,7 @@ class World:
 
     # ---- the operator ------------------------------------------------------------------------------------------
 
-    def request(self, letter: LetterRef) -> None:
+    def request(self, letter: DeadLetterRef) -> None:
         which = (letter.sequence, letter.redrives + 1)
         if which not in self.requested:
             self.requested.add(which)

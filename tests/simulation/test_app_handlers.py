@@ -11,7 +11,13 @@ import pytest
 from simulation.app_world import Faults, Stored, World
 from support import seeds
 
-from jetspark.app.handlers.handler_steps import CloseLetter, DropParked, FindLetter, WriteLetter, WriteSchedule
+from jetspark.app.handlers.handler_steps import (
+    CloseDeadLetter,
+    DropParked,
+    FindDeadLetter,
+    WriteDeadLetter,
+    WriteSchedule,
+)
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import HandlerLimits
 from jetspark.app.handlers.retry import Breaker, RetryPolicy
@@ -246,11 +252,11 @@ class StoresNoRetries(_Misdoes):
 
 
 class WritesNoLetters(_Misdoes):
-    kind = WriteLetter
+    kind = WriteDeadLetter
 
 
 class ClosesNoLetters(_Misdoes):
-    kind = CloseLetter
+    kind = CloseDeadLetter
 
 
 class LeavesKeysParked(_Misdoes):
@@ -261,9 +267,9 @@ class WritesLettersTwice(World):
     """It does not look whether there is one."""
 
     def _perform(self, step: Any, *, is_operator: bool = False) -> Any:
-        if isinstance(step, FindLetter):
+        if isinstance(step, FindDeadLetter):
             return None
-        if isinstance(step, WriteLetter) and (present := self.letters.get(step.item.sequence)) is not None:
+        if isinstance(step, WriteDeadLetter) and (present := self.letters.get(step.item.sequence)) is not None:
             step = dataclasses.replace(step, revision=present.revision)
         return super()._perform(step, is_operator=is_operator)
 

@@ -9,14 +9,14 @@ import pytest
 from jetspark.app.handlers.lanes import Lanes, WorkItem
 from jetspark.app.handlers.machine import Credit, HandlerLimits, HandlerMachine, Stalled
 from jetspark.app.handlers.procedures import is_plain
-from jetspark.app.handlers.retry import Breaker, Bury, Finish, Reject, RetryPolicy, Skip, WaitHere
+from jetspark.app.handlers.retry import Breaker, Finish, GiveUp, Reject, RetryPolicy, Skip, WaitHere
 from jetspark.app.stored_events import (
-    DeadEvent,
     FailureCause,
     Origin,
+    StoredEvent,
+    dead_letter_filter,
+    dead_letter_subject,
     escape_line,
-    letter_filter,
-    letter_subject,
     unescape_line,
 )
 from jetspark.core.headers import Headers, decode, encode, restored
@@ -52,7 +52,7 @@ def item_of(machine: HandlerMachine, sequence: int) -> WorkItem:
 def done(machine: HandlerMachine, sequence: int, now: float = 0.0) -> None:
     item = item_of(machine, sequence)
     assert machine.finish(item, None, now) == Finish()
-    machine.settled(item)
+    machine.acknowledged(item)
 
 
 # ---- lanes ----------------------------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ def test_never_more_than_concurrency_run() -> None:
     assert machine.running == 2
     assert machine.finish(item_of(machine, 1), None, 0.0) == Finish()
     assert taken(machine) == []  # it is being settled
-    machine.settled(item_of(machine, 1))
+    machine.acknowledged(item_of(machine, 1))
     assert taken(machine) == [3]
 
 
@@ -380,8 +380,8 @@ def test_an_event_is_not_held_twice() -> None:
     taken(machine)
     done(machine, 1)
     assert machine.receive(WorkItem("a", 1, delivered=3), 2.0) == "done"
-    assert machine.was_settled(again)
-    assert not machine.was_settled(WorkItem("a", 2))
+    assert machine.was_acknowledged(again)
+    assert not machine.was_acknowledged(WorkItem("a", 2))
     assert machine.receive(WorkItem("a", 1, source="retry", attempts=1), 2.0) == "new"
 
 
@@ -410,7 +410,7 @@ def test_what_is_given_back_or_waits_does_not_run() -> None:
     assert (machine.running, machine.held, second.is_taken) == (1, 2, False)
     machine.release(second)
     assert (machine.running, machine.held) == (1, 1)
-    machine.settled(third)
+    machine.acknowledged(third)
     assert (machine.running, machine.held, third.is_taken) == (0, 0, False)
     assert machine.on_time(1000.0).timed_out == []  # there is nothing to cancel
     assert machine.next_deadline() is None
@@ -440,7 +440,7 @@ def test_what_is_due_can_be_released() -> None:
         machine.wait_here(item, 1.0, 0.0)
     assert machine.take(2.0) is first
     machine.release(second)  # it is due, and there was no room to run it
-    machine.settled(first)
+    machine.acknowledged(first)
     assert machine.take(2.0) is None
     assert (machine.held, machine.running) == (0, 0)
 
@@ -544,7 +544,7 @@ def test_nothing_is_due_that_could_not_begin() -> None:
     assert machine.next_deadline() == 3.0
     assert taken(machine, 1.0) == [2]
     assert machine.next_deadline() == 50.0  # no room: to say in_progress is next
-    machine.settled(item_of(machine, 2))
+    machine.acknowledged(item_of(machine, 2))
     assert machine.next_deadline() == 3.0
     machine.is_stopping = True
     assert machine.next_deadline() == 50.0
@@ -571,8 +571,8 @@ def test_the_breaker_opens_after_failures_in_a_row_and_tries_one() -> None:
         if isinstance(decided, WaitHere):
             machine.wait_here(item, decided.seconds, 1.0)
         else:
-            assert decided == Bury(is_transient=False)
-            machine.settled(item)
+            assert decided == GiveUp(is_transient=False)
+            machine.acknowledged(item)
     assert machine.is_open
     assert taken(machine, 5.0) == []
     assert machine.next_deadline() == 5.0
@@ -595,14 +595,14 @@ def test_a_trial_closes_the_breaker_or_lets_another_try_or_opens_it_again(
     failed = machine.take(0.0)
     assert failed is not None
     machine.finish(failed, OSError(), 0.0)
-    machine.settled(failed)
+    machine.acknowledged(failed)
     assert taken(machine, 5.0) == []
     assert machine.next_deadline() == 10.0
     trial = machine.take(10.0)
     assert trial is not None
     assert taken(machine, 10.0) == []
     machine.finish(trial, error, 10.0)
-    machine.settled(trial)
+    machine.acknowledged(trial)
     assert taken(machine, 10.0) == begins
 
 
@@ -612,7 +612,7 @@ def test_the_breaker_costs_no_tokens() -> None:
     failed = machine.take(0.0)
     assert failed is not None
     machine.finish(failed, OSError(), 0.0)
-    machine.settled(failed)
+    machine.acknowledged(failed)
     for now in (1.0, 2.0, 3.0, 4.0):
         machine._begin_at = 0.0
         assert machine.take(now) is None
@@ -652,7 +652,7 @@ def test_events_of_a_parked_key_are_put_behind_it_and_earlier_ones_are_not() -> 
     assert item.is_behind
     assert item.attempts == 0
     machine.dismiss(item)
-    machine.settled(item)
+    machine.acknowledged(item)
     machine.unpark("a")
     machine.unpark("a")
     receive(machine, ("a", 7))
@@ -671,7 +671,7 @@ def failure() -> Exception:
         return error
 
 
-def letter_of(**changes: Any) -> DeadEvent:
+def letter_of(**changes: Any) -> StoredEvent:
     fields: dict[str, Any] = {
         "handler": "billing",
         "key": " a b\n",
@@ -685,7 +685,7 @@ def letter_of(**changes: Any) -> DeadEvent:
         "redrives": 2,
         "failed": "2026-01-01T00:00:00Z",
     }
-    return DeadEvent(**(fields | changes))
+    return StoredEvent(**(fields | changes))
 
 
 @pytest.mark.parametrize("changes", [{}, {"key": None, "cause": None, "status": "behind", "behind": 3}, {"key": ""}])
@@ -693,7 +693,7 @@ def test_a_letter_is_read_as_it_was_written(changes: dict[str, Any]) -> None:
     letter = letter_of(**changes)
     headers = decode(encode(letter.to_headers()))
     assert not any(name.lower().startswith("nats-") for name in headers)
-    assert DeadEvent.of(headers, b"{}") == letter
+    assert StoredEvent.of(headers, b"{}") == letter
 
 
 @pytest.mark.parametrize(
@@ -711,21 +711,21 @@ def test_a_letter_has_the_headers_of_its_event_whatever_they_are(pairs: list[tup
     letter = letter_of(headers=restored(pairs))
     headers = decode(encode(letter.to_headers()))
     assert not any(name.lower().startswith("nats-") for name in headers)
-    assert DeadEvent.of(headers, b"{}") == letter
+    assert StoredEvent.of(headers, b"{}") == letter
 
 
 def test_what_is_no_letter_is_told_so() -> None:
     with pytest.raises(ProtocolError, match="not a dead letter"):
-        DeadEvent.of(Headers(), b"")
+        StoredEvent.of(Headers(), b"")
     headers = letter_of().to_headers()
     headers["Jetspark-Dlq-Status"] = "lost"
     with pytest.raises(ProtocolError, match="expected open, behind or closed"):
-        DeadEvent.of(headers, b"")
+        StoredEvent.of(headers, b"")
     for name, value in (("Behind", "x"), ("Attempts", "many"), ("Reason", "\\x"), ("Key", "\\")):
         headers = letter_of().to_headers()
         headers[f"Jetspark-Dlq-{name}"] = value
         with pytest.raises(ProtocolError, match="not a dead letter"):
-            DeadEvent.of(headers, b"")
+            StoredEvent.of(headers, b"")
 
 
 def test_a_fingerprint_is_that_of_the_place_and_the_type() -> None:
@@ -738,9 +738,11 @@ def test_a_fingerprint_is_that_of_the_place_and_the_type() -> None:
 
 def test_a_letter_has_a_subject_of_its_own() -> None:
     origin = Origin("ORDERS", 7, 12)
-    assert letter_subject("orders", "billing", "o.1", origin) == "dlq.orders.billing.o=2E1.ORDERS.7.12"
-    assert letter_subject("orders", "billing", None, origin) != letter_subject("orders", "billing", "", origin)
-    assert letter_filter("orders") == "dlq.orders.*.*.*.*.*"
-    assert letter_filter("orders", "billing", "o.1") == "dlq.orders.billing.o=2E1.*.*.*"
+    assert dead_letter_subject("orders", "billing", "o.1", origin) == "dlq.orders.billing.o=2E1.ORDERS.7.12"
+    assert dead_letter_subject("orders", "billing", None, origin) != dead_letter_subject(
+        "orders", "billing", "", origin
+    )
+    assert dead_letter_filter("orders") == "dlq.orders.*.*.*.*.*"
+    assert dead_letter_filter("orders", "billing", "o.1") == "dlq.orders.billing.o=2E1.*.*.*"
     for text in ("", " x", "a\r\nb", "é\\n", "\udc80"):
         assert unescape_line(escape_line(text)) == text

@@ -11,22 +11,22 @@ from support.handler_driver import RunBatch, RunHandler, SteppedDriver
 from jetspark.app.handlers.handler_steps import (
     Acknowledge,
     AttemptsRecord,
-    CloseLetter,
-    DropApart,
+    CloseDeadLetter,
     DropAttempts,
     DropParked,
+    DropSeparateBody,
     EndTransaction,
-    FindLetter,
+    FindDeadLetter,
     FindRetry,
-    NextLetter,
+    NextDeadLetter,
     ParkedRecord,
     PauseHandler,
     ReadAttempts,
     ReadParked,
+    ReportDropped,
     RequestRedrive,
-    TellDropped,
     WriteAttempts,
-    WriteLetter,
+    WriteDeadLetter,
     WriteParked,
     WriteSchedule,
 )
@@ -34,8 +34,8 @@ from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
 from jetspark.app.handlers.procedures import (
     advance,
-    bury_lost,
     conclude,
+    give_up_undelivered,
     handle,
     handle_batch,
     is_plain,
@@ -45,8 +45,8 @@ from jetspark.app.handlers.procedures import (
 )
 from jetspark.app.handlers.retry import (
     Breaker,
-    Bury,
     Finish,
+    GiveUp,
     Reject,
     RetryIn,
     RetryPolicy,
@@ -54,7 +54,7 @@ from jetspark.app.handlers.retry import (
     WaitHere,
     WaitLong,
 )
-from jetspark.app.stored_events import DeadEvent, FailureCause, LetterRef, LetterStatus, Origin
+from jetspark.app.stored_events import DeadLetterRef, DeadLetterStatus, FailureCause, Origin, StoredEvent
 from jetspark.core.headers import Headers
 from jetspark.core.step_runner import ReadClock
 
@@ -91,9 +91,9 @@ def run(procedure: Procedure, script: Script) -> Any:
 
 
 def letter(
-    status: LetterStatus = "open", *, sequence: int = SEQUENCE, revision: int = 7, redrives: int = 0
-) -> LetterRef:
-    return LetterRef(sequence, revision, status, redrives)
+    status: DeadLetterStatus = "open", *, sequence: int = SEQUENCE, revision: int = 7, redrives: int = 0
+) -> DeadLetterRef:
+    return DeadLetterRef(sequence, revision, status, redrives)
 
 
 def parked(head: int, *waiting: int, revision: int = 4) -> ParkedRecord:
@@ -115,7 +115,7 @@ def ran(item: WorkItem, error: BaseException | None = None, at: float = 1.0) -> 
 
 def not_known(item: WorkItem) -> Script:
     """An event that was delivered before, and that nobody has written anything about."""
-    found: Script = [(FindLetter(item), None), (FindRetry(item), False)]
+    found: Script = [(FindDeadLetter(item), None), (FindRetry(item), False)]
     return [*found, (ReadParked(item.key), None)] if item.key is not None else found
 
 
@@ -128,9 +128,9 @@ def confirmed(record: ParkedRecord) -> Script:
     return [(ReadParked(KEY), record), (WriteParked(KEY, record.head, record.revision, record.waiting), True)]
 
 
-def stored_apart() -> DeadEvent:
+def stored_apart() -> StoredEvent:
     """An event whose body was too large to be stored with it."""
-    return DeadEvent(
+    return StoredEvent(
         handler="h",
         key=None,
         origin=Origin("S", SEQUENCE, 0),
@@ -144,7 +144,7 @@ def stored_apart() -> DeadEvent:
 
 
 def is_settled(machine: HandlerMachine, item: WorkItem) -> bool:
-    return (machine.held, machine.running, machine.was_settled(item)) == (0, 0, True)
+    return (machine.held, machine.running, machine.was_acknowledged(item)) == (0, 0, True)
 
 
 # ---- an event that comes for the first time --------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_success_is_a_success_for_the_breaker_and_ends_the_time_of_the_handler()
     machine = machine_of(Breaker(failures=1, open_s=10.0))
     first = taken(machine, None, 1)
     machine.finish(first, OSError(), 0.0)
-    machine.settled(first)
+    machine.acknowledged(first)
     trial, other = WorkItem(None, 2), WorkItem(None, 3)
     for item in (trial, other):
         machine.receive(item, 10.0)
@@ -179,7 +179,7 @@ def test_a_failure_after_the_ack_wait_decides_nothing() -> None:
     driver, item = SteppedDriver(machine, lambda: 20.0), taken(machine)
     error = Reject("no")
     run(handle(driver, item), [(RunHandler(item), error)])
-    assert (machine.held, machine.running, machine.was_settled(item)) == (0, 0, False)
+    assert (machine.held, machine.running, machine.was_acknowledged(item)) == (0, 0, False)
     assert (machine.lapsed, machine.lanes.expected) == ([item], [SEQUENCE])
     assert (driver.ended, driver.left) == ([(item, error, None)], [item])
 
@@ -241,7 +241,10 @@ def test_what_is_kept_apart_of_a_retry_goes_when_the_server_knows_that_it_is_don
     item = taken(machine, None, source="retry", attempts=1)
     item.original = stored_apart()
     end: Script = [(DropAttempts(item), None), (Acknowledge(item, surely=True), is_known)]
-    run(handle(SteppedDriver(machine), item), [*ran(item), *end, *([(DropApart(item), None)] if is_known else [])])
+    run(
+        handle(SteppedDriver(machine), item),
+        [*ran(item), *end, *([(DropSeparateBody(item), None)] if is_known else [])],
+    )
     assert is_settled(machine, item)
 
 
@@ -249,10 +252,10 @@ def test_what_is_kept_apart_of_a_letter_goes_with_it() -> None:
     machine = machine_of()
     item = taken(machine, None, source="redrive", redrives=1)
     item.original = stored_apart()
-    found: Script = [(FindLetter(item), letter()), (FindRetry(item), False), (ReadClock(), 0.0)]
+    found: Script = [(FindDeadLetter(item), letter()), (FindRetry(item), False), (ReadClock(), 0.0)]
     run(
         handle(SteppedDriver(machine), item),
-        [*found, *ran(item), (CloseLetter(item, 7), True), (Acknowledge(item), None)],
+        [*found, *ran(item), (CloseDeadLetter(item, 7), True), (Acknowledge(item), None)],
     )
 
 
@@ -278,7 +281,7 @@ def test_an_event_that_is_given_up_has_a_letter_before_it_is_acknowledged(
 ) -> None:
     machine = machine_of(attempts=attempts)
     item = taken(machine)
-    written = (WriteLetter(item, cause_of(error, is_transient=is_transient), None, 0), True)
+    written = (WriteDeadLetter(item, cause_of(error, is_transient=is_transient), None, 0), True)
     run(
         handle(SteppedDriver(machine), item),
         [*ran(item, error), *newly_parked(item), written, (Acknowledge(item), None)],
@@ -301,14 +304,14 @@ def test_an_event_whose_transaction_has_committed_after_all_is_done_and_not_give
     ended: Script = [(DropAttempts(item), None), (Acknowledge(item), None)]
     assert run(prepare(machine, item), [*begun, *ended]) is False
     item = WorkItem(KEY, SEQUENCE + 2)
-    lost = bury_lost(machine, item, CAUSE)
+    lost = give_up_undelivered(machine, item, CAUSE)
     run(lost, [*not_known(item), (EndTransaction(item), True)])
 
 
 def test_an_event_without_effects_can_have_none_once_it_is_given_up() -> None:
     machine = machine_of(has_transactions=True)
     item, error = taken(machine), Reject("no")
-    written = (WriteLetter(item, cause_of(error, is_transient=False), None, 0), True)
+    written = (WriteDeadLetter(item, cause_of(error, is_transient=False), None, 0), True)
     ended: Script = [(EndTransaction(item), False), *newly_parked(item), written, (Acknowledge(item), None)]
     run(handle(SteppedDriver(machine), item), [*ran(item, error), *ended])
 
@@ -328,7 +331,7 @@ def test_a_handler_without_dead_letters_lets_go_of_what_it_gives_up() -> None:
         (None, Finish(), [Acknowledge]),
         (OSError(), WaitHere(0.2), [WriteAttempts]),
         (RetryIn(60.0), WaitLong(60.0), [WriteSchedule, Acknowledge]),
-        (Reject("no"), Bury(is_transient=False), [WriteLetter, Acknowledge]),
+        (Reject("no"), GiveUp(is_transient=False), [WriteDeadLetter, Acknowledge]),
     ],
 )
 def test_what_was_decided_is_told(error: Exception | None, decided: object, script: list[type]) -> None:
@@ -415,13 +418,13 @@ def test_an_event_that_was_begun_as_often_as_allowed_is_given_up_unrun(
     item = taken(machine, delivered=2)
     ended: Script = [(DropAttempts(item), None), (Acknowledge(item), None)]
     looked_up = [*not_known(item), (ReadAttempts(item), record)]
-    written = (WriteLetter(item, cause, None, 0), True)
+    written = (WriteDeadLetter(item, cause, None, 0), True)
     assert run(prepare(machine, item), [*looked_up, *newly_parked(item), written, *ended]) is False
     assert is_settled(machine, item)
     machine = machine_of(attempts=5, has_dead_letters=False)
     item = taken(machine, delivered=2)
     looked_up = [*not_known(item), (ReadAttempts(item), record)]
-    ended = [(TellDropped(item, cause), None), (DropAttempts(item), None), (Acknowledge(item), None)]
+    ended = [(ReportDropped(item, cause), None), (DropAttempts(item), None), (Acknowledge(item), None)]
     assert run(prepare(machine, item), [*looked_up, *ended]) is False
     assert is_settled(machine, item)
 
@@ -430,7 +433,7 @@ def test_an_event_without_a_record_has_been_begun_once_more_than_it_says() -> No
     machine = machine_of(attempts=2)
     item = taken(machine, delivered=2, source="retry", attempts=1)
     script = [*not_known(item), (ReadAttempts(item), None), *newly_parked(item)]
-    written = (WriteLetter(item, FailureCause.of_crash(), None, 0), True)
+    written = (WriteDeadLetter(item, FailureCause.of_crash(), None, 0), True)
     ended: Script = [(DropAttempts(item), None), (Acknowledge(item), None)]
     assert run(prepare(machine, item), [*script, written, *ended]) is False
     assert item.attempts == 3
@@ -440,7 +443,7 @@ def test_an_event_without_a_record_has_been_begun_once_more_than_it_says() -> No
 def test_a_redelivery_that_is_owned_elsewhere_is_acknowledged_unrun(where: str) -> None:
     machine = machine_of()
     item = taken(machine, delivered=2)
-    found: Script = [(FindLetter(item), letter("closed") if where == "letter" else None)]
+    found: Script = [(FindDeadLetter(item), letter("closed") if where == "letter" else None)]
     if where == "retry":
         found.append((FindRetry(item), True))
     ended: Script = [(ReadParked("k"), None), (DropAttempts(item), None), (Acknowledge(item), None)]
@@ -452,7 +455,7 @@ def test_a_redelivery_that_is_owned_elsewhere_is_acknowledged_unrun(where: str) 
 def test_the_key_of_an_event_that_another_worker_retries_later_is_known_to_be_parked_before_it_continues() -> None:
     machine = machine_of()
     item = taken(machine, delivered=2)
-    found: Script = [(FindLetter(item), None), (FindRetry(item), True)]
+    found: Script = [(FindDeadLetter(item), None), (FindRetry(item), True)]
     parked: Script = [(ReadParked("k"), ParkedRecord(item.sequence, 7, (item.sequence,)))]
     run(handle(SteppedDriver(machine), item), [*found, *parked, (DropAttempts(item), None), (Acknowledge(item), None)])
     assert machine.parked == {"k": item.sequence}
@@ -461,7 +464,7 @@ def test_the_key_of_an_event_that_another_worker_retries_later_is_known_to_be_pa
 def is_put_behind(item: WorkItem, confirming: Script) -> Script:
     """An event that has a letter behind another comes again."""
     ended: Script = [(DropAttempts(item), None), (Acknowledge(item), None)]
-    return [(FindLetter(item), letter("behind")), *confirming, *ended]
+    return [(FindDeadLetter(item), letter("behind")), *confirming, *ended]
 
 
 def test_a_letter_that_was_put_behind_stays_there_while_its_key_waits() -> None:
@@ -477,7 +480,7 @@ def test_a_letter_that_was_put_behind_is_handled_if_its_key_has_gone_on_meanwhil
     # Nobody has the key: it waits for this one, which is asked for.
     machine = machine_of()
     item = taken(machine, delivered=2)
-    found = (FindLetter(item), letter("behind"))
+    found = (FindDeadLetter(item), letter("behind"))
     taken_over: Script = [*newly_parked(item), found]
     run(handle(SteppedDriver(machine), item), is_put_behind(item, [*taken_over, *asked]))
     assert machine.parked == {KEY: SEQUENCE}
@@ -493,14 +496,14 @@ def test_a_letter_that_was_put_behind_is_handled_if_its_key_has_gone_on_meanwhil
     earlier: Script = [
         (ReadParked(KEY), parked(9, 3, 9, 12)),
         (WriteParked(KEY, SEQUENCE, 4, (SEQUENCE, 9, 12)), True),
-        (FindLetter(item), letter("behind")),
+        (FindDeadLetter(item), letter("behind")),
     ]
     run(handle(SteppedDriver(machine), item), is_put_behind(item, [*earlier, *asked]))
     assert machine.parked == {KEY: SEQUENCE}
     # The key waits for this very one, and the request may not have been stored.
     machine = machine_of()
     item = taken(machine, delivered=2)
-    itself: Script = [*confirmed(parked(SEQUENCE, SEQUENCE)), (FindLetter(item), letter("behind"))]
+    itself: Script = [*confirmed(parked(SEQUENCE, SEQUENCE)), (FindDeadLetter(item), letter("behind"))]
     run(handle(SteppedDriver(machine), item), is_put_behind(item, [*itself, *asked]))
     assert machine.parked == {KEY: SEQUENCE}
 
@@ -508,16 +511,19 @@ def test_a_letter_that_was_put_behind_is_handled_if_its_key_has_gone_on_meanwhil
 def test_a_key_waits_for_a_letter_that_is_open_and_asks_for_nothing() -> None:
     machine = machine_of()
     item = taken(machine, delivered=2)
-    run(handle(SteppedDriver(machine), item), is_put_behind(item, [*newly_parked(item), (FindLetter(item), letter())]))
+    run(
+        handle(SteppedDriver(machine), item),
+        is_put_behind(item, [*newly_parked(item), (FindDeadLetter(item), letter())]),
+    )
     assert machine.parked == {KEY: SEQUENCE}
 
 
 @pytest.mark.parametrize("now", [None, letter("closed")])
-def test_a_key_does_not_wait_for_a_letter_that_is_gone(now: LetterRef | None) -> None:
+def test_a_key_does_not_wait_for_a_letter_that_is_gone(now: DeadLetterRef | None) -> None:
     machine = machine_of()
     item = taken(machine, delivered=2)
-    script: Script = [*newly_parked(item), (FindLetter(item), now), (ReadParked(KEY), parked(5, 5))]
-    script += [(NextLetter(KEY), None), (DropParked(KEY, 4), True)]
+    script: Script = [*newly_parked(item), (FindDeadLetter(item), now), (ReadParked(KEY), parked(5, 5))]
+    script += [(NextDeadLetter(KEY), None), (DropParked(KEY, 4), True)]
     run(handle(SteppedDriver(machine), item), is_put_behind(item, script))
     assert machine.parked == {}
 
@@ -525,7 +531,7 @@ def test_a_key_does_not_wait_for_a_letter_that_is_gone(now: LetterRef | None) ->
 def test_a_letter_without_a_key_is_behind_nothing() -> None:
     machine = machine_of()
     item = taken(machine, None, delivered=2)
-    script: Script = [(FindLetter(item), letter("behind")), (DropAttempts(item), None), (Acknowledge(item), None)]
+    script: Script = [(FindDeadLetter(item), letter("behind")), (DropAttempts(item), None), (Acknowledge(item), None)]
     run(handle(SteppedDriver(machine), item), script)
 
 
@@ -541,9 +547,9 @@ def test_a_letter_without_a_key_is_behind_nothing() -> None:
 def test_a_redelivery_whose_key_has_gone_on_after_it_is_done(record: ParkedRecord, is_finished: bool) -> None:
     machine = machine_of()
     item = taken(machine, delivered=2)
-    script: Script = [(FindLetter(item), None), (FindRetry(item), False), (ReadParked(KEY), record)]
+    script: Script = [(FindDeadLetter(item), None), (FindRetry(item), False), (ReadParked(KEY), record)]
     if is_finished:
-        script += [(ReadParked(KEY), record), (NextLetter(KEY), None)]
+        script += [(ReadParked(KEY), record), (NextDeadLetter(KEY), None)]
         script += [(DropAttempts(item), None), (Acknowledge(item), None)]
     else:
         script += [(ReadAttempts(item), None), (WriteAttempts(item, None), None), (ReadClock(), 1.0)]
@@ -556,7 +562,7 @@ def test_a_trial_of_the_breaker_that_was_not_run_lets_another_begin(is_given_up:
     machine = machine_of(Breaker(failures=1, open_s=10.0))
     first = taken(machine, None, 1)
     machine.finish(first, OSError(), 0.0)
-    machine.settled(first)
+    machine.acknowledged(first)
     trial, other = WorkItem(None, 2, delivered=2), WorkItem(None, 3)
     for item in (trial, other):
         machine.receive(item, 10.0)
@@ -564,9 +570,9 @@ def test_a_trial_of_the_breaker_that_was_not_run_lets_another_begin(is_given_up:
     ended: Script = [(DropAttempts(trial), None), (Acknowledge(trial), None)]
     if is_given_up:
         record = (ReadAttempts(trial), AttemptsRecord(5, CAUSE))
-        script = [*not_known(trial), record, (WriteLetter(trial, CAUSE, None, 0), True), *ended]
+        script = [*not_known(trial), record, (WriteDeadLetter(trial, CAUSE, None, 0), True), *ended]
     else:
-        script = [(FindLetter(trial), letter()), *ended]
+        script = [(FindDeadLetter(trial), letter()), *ended]
     assert run(prepare(machine, trial), script) is False
     assert machine.take(10.0) is other
 
@@ -579,8 +585,8 @@ def test_a_redrive_that_succeeds_closes_its_letter_and_lets_its_key_go_on(redriv
     machine = machine_of()
     item = taken(machine, source="redrive", redrives=redrives)
     own = letter(redrives=redrives - 1)
-    found: Script = [(FindLetter(item), own), (FindRetry(item), False), (ReadClock(), 1.0)]
-    closed: Script = [(CloseLetter(item, 7), True), (ReadParked(KEY), None), (Acknowledge(item), None)]
+    found: Script = [(FindDeadLetter(item), own), (FindRetry(item), False), (ReadClock(), 1.0)]
+    closed: Script = [(CloseDeadLetter(item, 7), True), (ReadParked(KEY), None), (Acknowledge(item), None)]
     machine.park(KEY, SEQUENCE)
     run(handle(SteppedDriver(machine), item), [*found, *ran(item), *closed])
     assert is_settled(machine, item)
@@ -589,25 +595,25 @@ def test_a_redrive_that_succeeds_closes_its_letter_and_lets_its_key_go_on(redriv
 
 @pytest.mark.parametrize("now", [letter("open", revision=8), letter("behind", revision=8), letter("closed"), None])
 @pytest.mark.parametrize("was_found", [True, False])
-def test_a_letter_that_changed_meanwhile_is_closed_as_it_is_now(now: LetterRef | None, was_found: bool) -> None:
+def test_a_letter_that_changed_meanwhile_is_closed_as_it_is_now(now: DeadLetterRef | None, was_found: bool) -> None:
     machine = machine_of()
     item = taken(machine, None, source="redrive", redrives=1)
     script: Script = [(ReadClock(), 1.0)]
     if was_found:
         item.letter = letter()
-        script.append((CloseLetter(item, 7), False))
-    script.append((FindLetter(item), now))
+        script.append((CloseDeadLetter(item, 7), False))
+    script.append((FindDeadLetter(item), now))
     if now is not None and now.status != "closed":
-        script.append((CloseLetter(item, 8), True))
+        script.append((CloseDeadLetter(item, 8), True))
     run(conclude(machine, item, None), [*script, (Acknowledge(item), None)])
 
 
 @pytest.mark.parametrize("found", [None, letter("closed")])
-def test_a_redrive_whose_letter_is_done_lets_its_key_go_on_all_the_same(found: LetterRef | None) -> None:
+def test_a_redrive_whose_letter_is_done_lets_its_key_go_on_all_the_same(found: DeadLetterRef | None) -> None:
     machine = machine_of()
     item = taken(machine, source="redrive", redrives=1)
     machine.park(KEY, SEQUENCE)
-    script: Script = [(FindLetter(item), found), (ReadParked(KEY), parked(5, 5)), (NextLetter(KEY), None)]
+    script: Script = [(FindDeadLetter(item), found), (ReadParked(KEY), parked(5, 5)), (NextDeadLetter(KEY), None)]
     run(handle(SteppedDriver(machine), item), [*script, (DropParked(KEY, 4), True), (Acknowledge(item), None)])
     assert machine.parked == {}
 
@@ -616,7 +622,10 @@ def test_a_redrive_whose_letter_is_done_lets_its_key_go_on_all_the_same(found: L
 def test_a_redrive_that_is_not_the_letters_next_is_acknowledged_unrun(counted: int) -> None:
     machine = machine_of()
     item = taken(machine, source="redrive", redrives=2)
-    run(handle(SteppedDriver(machine), item), [(FindLetter(item), letter(redrives=counted)), (Acknowledge(item), None)])
+    run(
+        handle(SteppedDriver(machine), item),
+        [(FindDeadLetter(item), letter(redrives=counted)), (Acknowledge(item), None)],
+    )
 
 
 def test_a_redrive_that_waits_for_a_retry_is_acknowledged_unrun() -> None:
@@ -624,19 +633,19 @@ def test_a_redrive_that_waits_for_a_retry_is_acknowledged_unrun() -> None:
     item = taken(machine, source="redrive", redrives=1)
     run(
         handle(SteppedDriver(machine), item),
-        [(FindLetter(item), letter()), (FindRetry(item), True), (Acknowledge(item), None)],
+        [(FindDeadLetter(item), letter()), (FindRetry(item), True), (Acknowledge(item), None)],
     )
 
 
 @pytest.mark.parametrize(("now", "revision"), [(letter(), 7), (None, 0)])
-def test_a_redrive_that_fails_replaces_its_letter(now: LetterRef | None, revision: int) -> None:
+def test_a_redrive_that_fails_replaces_its_letter(now: DeadLetterRef | None, revision: int) -> None:
     machine = machine_of()
     item = taken(machine, source="redrive", redrives=1)
     error = Reject("again")
-    kept: Script = [(ReadParked(KEY), parked(5, 5)), (FindLetter(item), now)]
-    written = (WriteLetter(item, cause_of(error, is_transient=False), None, revision), True)
+    kept: Script = [(ReadParked(KEY), parked(5, 5)), (FindDeadLetter(item), now)]
+    written = (WriteDeadLetter(item, cause_of(error, is_transient=False), None, revision), True)
     script: Script = [(ReadClock(), 1.0), *kept, written, (Acknowledge(item), None)]
-    assert run(conclude(machine, item, error), script) == Bury(is_transient=False)
+    assert run(conclude(machine, item, error), script) == GiveUp(is_transient=False)
 
 
 def test_the_key_of_a_retry_is_advanced_although_this_worker_may_not_know_that_it_is_parked() -> None:
@@ -655,7 +664,7 @@ def test_a_parked_key_goes_on_when_the_event_it_waits_for_succeeds() -> None:
     machine.park(KEY, SEQUENCE)
     item = taken(machine)
     following = letter("behind", sequence=8)
-    script: Script = [(ReadParked(KEY), parked(5, 5)), (NextLetter(KEY), following)]
+    script: Script = [(ReadParked(KEY), parked(5, 5)), (NextDeadLetter(KEY), following)]
     script += [(WriteParked(KEY, 8, 4, (5,)), True), (RequestRedrive(following), None)]
     run(handle(SteppedDriver(machine), item), [*ran(item), *script, (Acknowledge(item), None)])
     assert machine.parked == {KEY: 8}
@@ -668,7 +677,7 @@ def test_an_event_behind_its_key_is_a_letter_and_not_run() -> None:
     machine = machine_of()
     machine.park(KEY, 3)
     item = taken(machine)
-    written = (WriteLetter(item, None, 3, 0), True)
+    written = (WriteDeadLetter(item, None, 3, 0), True)
     run(handle(SteppedDriver(machine), item), [written, *confirmed(parked(3, 3)), (Acknowledge(item), None)])
     assert is_settled(machine, item)
 
@@ -677,14 +686,14 @@ def test_an_event_behind_its_key_that_was_delivered_before_is_looked_up_first() 
     machine = machine_of()
     machine.park(KEY, 3)
     item = taken(machine, delivered=2)
-    found: Script = [(FindLetter(item), None), (FindRetry(item), False), (ReadParked(KEY), parked(3, 3))]
-    written: Script = [(WriteLetter(item, None, 3, 0), True), *confirmed(parked(3, 3))]
+    found: Script = [(FindDeadLetter(item), None), (FindRetry(item), False), (ReadParked(KEY), parked(3, 3))]
+    written: Script = [(WriteDeadLetter(item, None, 3, 0), True), *confirmed(parked(3, 3))]
     run(handle(SteppedDriver(machine), item), [*found, *written, (Acknowledge(item), None)])
     item = taken(machine, sequence=6, delivered=2)
-    run(handle(SteppedDriver(machine), item), [(FindLetter(item), letter("closed")), (Acknowledge(item), None)])
+    run(handle(SteppedDriver(machine), item), [(FindDeadLetter(item), letter("closed")), (Acknowledge(item), None)])
     for sequence, status in ((7, "behind"), (8, "open")):
         item = taken(machine, sequence=sequence, delivered=2)
-        found = [(FindLetter(item), LetterRef(sequence, 7, status, 0)), *confirmed(parked(3))]  # type: ignore[arg-type]
+        found = [(FindDeadLetter(item), DeadLetterRef(sequence, 7, status, 0)), *confirmed(parked(3))]  # type: ignore[arg-type]
         run(handle(SteppedDriver(machine), item), [*found, (Acknowledge(item), None)])
 
 
@@ -707,8 +716,8 @@ def test_a_redrive_behind_its_key_counts_the_request_in_its_letter() -> None:
     machine.park(KEY, 2)
     item = taken(machine, source="redrive", redrives=2)
     assert item.is_behind
-    script: Script = [(ReadParked(KEY), parked(3, 3)), (FindLetter(item), letter(redrives=1))]
-    script += [(WriteLetter(item, None, 3, 7), True), *confirmed(parked(3, 3)), (Acknowledge(item), None)]
+    script: Script = [(ReadParked(KEY), parked(3, 3)), (FindDeadLetter(item), letter(redrives=1))]
+    script += [(WriteDeadLetter(item, None, 3, 7), True), *confirmed(parked(3, 3)), (Acknowledge(item), None)]
     run(handle(SteppedDriver(machine), item), script)
     assert machine.parked == {KEY: 3}
 
@@ -716,11 +725,11 @@ def test_a_redrive_behind_its_key_counts_the_request_in_its_letter() -> None:
 @pytest.mark.parametrize(
     "found", [None, letter("closed", redrives=1), letter(), letter(redrives=2), letter(redrives=3)]
 )
-def test_a_redrive_behind_its_key_whose_letter_has_changed_is_acknowledged(found: LetterRef | None) -> None:
+def test_a_redrive_behind_its_key_whose_letter_has_changed_is_acknowledged(found: DeadLetterRef | None) -> None:
     machine = machine_of()
     machine.park(KEY, 2)
     item = taken(machine, source="redrive", redrives=2)
-    script: Script = [(ReadParked(KEY), parked(3, 3)), (FindLetter(item), found), (Acknowledge(item), None)]
+    script: Script = [(ReadParked(KEY), parked(3, 3)), (FindDeadLetter(item), found), (Acknowledge(item), None)]
     run(handle(SteppedDriver(machine), item), script)
 
 
@@ -740,7 +749,7 @@ def test_a_redrive_whose_turn_it_is_begins_although_this_worker_had_not_heard_of
 
 
 def bury(item: WorkItem, asked: Script, error: Exception, confirming: Script | None = None) -> Script:
-    written = (WriteLetter(item, cause_of(error, is_transient=False), None, 0), True)
+    written = (WriteDeadLetter(item, cause_of(error, is_transient=False), None, 0), True)
     return [(ReadClock(), 1.0), *asked, written, *(confirming or []), (Acknowledge(item), None)]
 
 
@@ -761,7 +770,7 @@ def test_a_key_that_is_parked_for_an_earlier_event_stays_so_or_waits_for_this_on
     # Somebody lets the key go on before the letter is there, and so without it.
     machine = machine_of()
     item = taken(machine)
-    gone_on: Script = [*newly_parked(item), (FindLetter(item), letter())]
+    gone_on: Script = [*newly_parked(item), (FindDeadLetter(item), letter())]
     run(conclude(machine, item, error), bury(item, [(ReadParked(KEY), earlier)], error, gone_on))
     assert machine.parked == {KEY: SEQUENCE}
 
@@ -789,10 +798,10 @@ BEHIND = letter("behind", sequence=9)
     ("script", "head"),
     [
         ([(ReadParked(KEY), None)], None),
-        ([(ReadParked(KEY), parked(5, 5)), (NextLetter(KEY), None), (DropParked(KEY, 4), True)], None),
+        ([(ReadParked(KEY), parked(5, 5)), (NextDeadLetter(KEY), None), (DropParked(KEY, 4), True)], None),
         (
             [
-                *[(ReadParked(KEY), parked(5, 5)), (NextLetter(KEY), BEHIND)],
+                *[(ReadParked(KEY), parked(5, 5)), (NextDeadLetter(KEY), BEHIND)],
                 *[(WriteParked(KEY, 9, 4, (5,)), True), (RequestRedrive(BEHIND), None)],
             ],
             9,
@@ -800,14 +809,14 @@ BEHIND = letter("behind", sequence=9)
         # A retry that was overtaken is next, and comes by itself.
         (
             [
-                *[(ReadParked(KEY), parked(5, 5, 8, 7)), (NextLetter(KEY), BEHIND)],
+                *[(ReadParked(KEY), parked(5, 5, 8, 7)), (NextDeadLetter(KEY), BEHIND)],
                 (WriteParked(KEY, 7, 4, (5, 8, 7)), True),
             ],
             7,
         ),
         (
             [
-                *[(ReadParked(KEY), parked(5, 3, 5, 7)), (NextLetter(KEY), None)],
+                *[(ReadParked(KEY), parked(5, 3, 5, 7)), (NextDeadLetter(KEY), None)],
                 (WriteParked(KEY, 7, 4, (3, 5, 7)), True),
             ],
             7,
@@ -816,7 +825,7 @@ BEHIND = letter("behind", sequence=9)
         *(
             (
                 [
-                    *[(ReadParked(KEY), parked(5, 5, scheduled)), (NextLetter(KEY), BEHIND)],
+                    *[(ReadParked(KEY), parked(5, 5, scheduled)), (NextDeadLetter(KEY), BEHIND)],
                     *[(WriteParked(KEY, 9, 4, (5, scheduled)), True), (RequestRedrive(BEHIND), None)],
                 ],
                 9,
@@ -832,10 +841,10 @@ def test_a_key_goes_on_with_the_next_event_that_waits(script: Script, head: int 
 @pytest.mark.parametrize(
     "refused",
     [
-        [(ReadParked(KEY), parked(5, 5)), (NextLetter(KEY), None), (DropParked(KEY, 4), False)],
-        [(ReadParked(KEY), parked(5, 5)), (NextLetter(KEY), BEHIND), (WriteParked(KEY, 9, 4, (5,)), False)],
-        [(ReadParked(KEY), parked(5, 5, 7)), (NextLetter(KEY), None), (WriteParked(KEY, 7, 4, (5, 7)), False)],
-        [(ReadParked(KEY), parked(4, 4, 5)), (NextLetter(KEY), None), (WriteParked(KEY, 4, 4, (4,)), False)],
+        [(ReadParked(KEY), parked(5, 5)), (NextDeadLetter(KEY), None), (DropParked(KEY, 4), False)],
+        [(ReadParked(KEY), parked(5, 5)), (NextDeadLetter(KEY), BEHIND), (WriteParked(KEY, 9, 4, (5,)), False)],
+        [(ReadParked(KEY), parked(5, 5, 7)), (NextDeadLetter(KEY), None), (WriteParked(KEY, 7, 4, (5, 7)), False)],
+        [(ReadParked(KEY), parked(4, 4, 5)), (NextDeadLetter(KEY), None), (WriteParked(KEY, 4, 4, (4,)), False)],
     ],
 )
 def test_a_record_that_somebody_has_changed_is_read_again(refused: Script) -> None:
@@ -848,9 +857,9 @@ def test_a_record_that_somebody_has_changed_is_read_again(refused: Script) -> No
 )
 @pytest.mark.parametrize("waiting", [(9,), (5, 9)])
 def test_a_key_that_has_gone_on_before_a_crash_has_its_request_stored(
-    following: LetterRef | None, is_requested: bool, waiting: tuple[int, ...]
+    following: DeadLetterRef | None, is_requested: bool, waiting: tuple[int, ...]
 ) -> None:
-    script: Script = [(ReadParked(KEY), parked(9, *waiting)), (NextLetter(KEY), following)]
+    script: Script = [(ReadParked(KEY), parked(9, *waiting)), (NextDeadLetter(KEY), following)]
     if is_requested:
         script.append((RequestRedrive(BEHIND), None))
     assert run(advance(KEY, SEQUENCE), script) == 9
@@ -858,15 +867,15 @@ def test_a_key_that_has_gone_on_before_a_crash_has_its_request_stored(
 
 def test_a_key_that_goes_back_to_a_letter_waits_for_nothing_that_is_done() -> None:
     earlier = letter("behind", sequence=2)
-    script: Script = [(ReadParked(KEY), parked(5, 3, 5, 8)), (NextLetter(KEY), earlier)]
+    script: Script = [(ReadParked(KEY), parked(5, 3, 5, 8)), (NextDeadLetter(KEY), earlier)]
     back: Script = [(WriteParked(KEY, 2, 4, (8,)), True), (RequestRedrive(earlier), None)]
     assert run(advance(KEY, SEQUENCE), [*script, *back]) == 2
 
 
 def test_an_event_that_is_done_before_its_turn_is_not_waited_for() -> None:
-    script: Script = [(ReadParked(KEY), parked(3, 3, 5, 8)), (NextLetter(KEY), letter(sequence=3))]
+    script: Script = [(ReadParked(KEY), parked(3, 3, 5, 8)), (NextDeadLetter(KEY), letter(sequence=3))]
     assert run(advance(KEY, SEQUENCE), [*script, (WriteParked(KEY, 3, 4, (3, 8)), True)]) == 3
-    script = [(ReadParked(KEY), parked(3, 3, 8)), (NextLetter(KEY), letter(sequence=3))]
+    script = [(ReadParked(KEY), parked(3, 3, 8)), (NextDeadLetter(KEY), letter(sequence=3))]
     assert run(advance(KEY, SEQUENCE), script) == 3
 
 
@@ -876,35 +885,35 @@ def test_an_event_that_is_done_before_its_turn_is_not_waited_for() -> None:
 def test_an_event_that_nobody_delivers_again_gets_a_letter() -> None:
     machine = machine_of()
     item = WorkItem(KEY, SEQUENCE, delivered=5)
-    written = (WriteLetter(item, CAUSE, None, 0), True)
-    run(bury_lost(machine, item, CAUSE), [*not_known(item), *newly_parked(item), written])
+    written = (WriteDeadLetter(item, CAUSE, None, 0), True)
+    run(give_up_undelivered(machine, item, CAUSE), [*not_known(item), *newly_parked(item), written])
     assert machine.parked == {KEY: SEQUENCE}
 
 
 def test_a_redrive_that_nobody_delivers_again_replaces_its_letter() -> None:
     machine = machine_of()
     item = WorkItem(KEY, SEQUENCE, source="redrive", redrives=1)
-    found: Script = [(FindLetter(item), letter()), (FindRetry(item), False), (ReadParked(KEY), parked(5, 5))]
-    run(bury_lost(machine, item, CAUSE), [*found, (WriteLetter(item, CAUSE, None, 7), True)])
+    found: Script = [(FindDeadLetter(item), letter()), (FindRetry(item), False), (ReadParked(KEY), parked(5, 5))]
+    run(give_up_undelivered(machine, item, CAUSE), [*found, (WriteDeadLetter(item, CAUSE, None, 7), True)])
 
 
 def test_an_event_that_nobody_delivers_again_and_that_is_owned_elsewhere_gets_none() -> None:
     machine = machine_of()
     item = WorkItem(KEY, SEQUENCE, delivered=5)
-    run(bury_lost(machine, item, CAUSE), [(FindLetter(item), letter("closed")), (ReadParked(KEY), None)])
-    run(bury_lost(machine, item, CAUSE), [(FindLetter(item), letter()), *confirmed(parked(3, 3))])
+    run(give_up_undelivered(machine, item, CAUSE), [(FindDeadLetter(item), letter("closed")), (ReadParked(KEY), None)])
+    run(give_up_undelivered(machine, item, CAUSE), [(FindDeadLetter(item), letter()), *confirmed(parked(3, 3))])
     item = WorkItem(KEY, SEQUENCE, source="redrive", redrives=1)
-    run(bury_lost(machine, item, CAUSE), [(FindLetter(item), None), (ReadParked(KEY), None)])
+    run(give_up_undelivered(machine, item, CAUSE), [(FindDeadLetter(item), None), (ReadParked(KEY), None)])
 
 
 def test_an_event_that_nobody_delivers_again_is_told_of_where_there_are_no_letters() -> None:
     machine = machine_of(has_dead_letters=False)
     item = WorkItem(KEY, SEQUENCE, delivered=5)
-    told = (TellDropped(item, CAUSE), None)
-    run(bury_lost(machine, item, CAUSE), [*not_known(item), told])
+    told = (ReportDropped(item, CAUSE), None)
+    run(give_up_undelivered(machine, item, CAUSE), [*not_known(item), told])
     machine.park(KEY, SEQUENCE)
     goes_on = (ReadParked(KEY), None)
-    run(bury_lost(machine, item, CAUSE), [*not_known(item), told, goes_on])
+    run(give_up_undelivered(machine, item, CAUSE), [*not_known(item), told, goes_on])
     assert machine.parked == {}
 
 
@@ -940,13 +949,13 @@ def test_each_event_of_a_batch_that_fails_is_tried_alone_and_decides_alone() -> 
     driver, items = SteppedDriver(machine), batch_of(machine)
     first, second, third = items
     error = Reject("the second")
-    written = (WriteLetter(second, cause_of(error, is_transient=False), None, 0), True)
+    written = (WriteDeadLetter(second, cause_of(error, is_transient=False), None, 0), True)
     script: Script = [(RunBatch((first, second, third)), error)]
     script += [(RunBatch((first,)), None), (Acknowledge(first), None)]
     script += [(RunBatch((second,)), error), (ReadClock(), 1.0), written, (Acknowledge(second), None)]
     script += [(RunBatch((third,)), None), (Acknowledge(third), None)]
     run(handle_batch(driver, items), script)
-    assert [decided for _, _, decided in driver.ended] == [Finish(), Bury(is_transient=False), Finish()]
+    assert [decided for _, _, decided in driver.ended] == [Finish(), GiveUp(is_transient=False), Finish()]
     assert driver.left == items
 
 
@@ -969,7 +978,7 @@ def test_an_event_that_had_begun_when_a_worker_died_is_a_batch_by_itself() -> No
     script: Script = [*not_known(begun), (ReadAttempts(begun), AttemptsRecord(1, None))]
     script += [(WriteAttempts(begun, None), None), (ReadClock(), 1.0), (RunBatch((begun,)), None), (ReadClock(), 2.0)]
     script += [(DropAttempts(begun), None), (Acknowledge(begun), None)]
-    script += [(FindLetter(owned), letter("closed")), (DropAttempts(owned), None), (Acknowledge(owned), None)]
+    script += [(FindDeadLetter(owned), letter("closed")), (DropAttempts(owned), None), (Acknowledge(owned), None)]
     script += [*not_known(unbegun), (ReadAttempts(unbegun), AttemptsRecord(0, None))]
     script += [(WriteAttempts(unbegun, None), None), (ReadClock(), 3.0)]
     script += [(RunBatch((unbegun, new)), None), (ReadClock(), 4.0), (DropAttempts(unbegun), None)]
@@ -980,7 +989,7 @@ def test_an_event_that_had_begun_when_a_worker_died_is_a_batch_by_itself() -> No
 def test_a_batch_whose_events_are_all_owned_elsewhere_is_not_run() -> None:
     machine = machine_of()
     [item] = received(machine, WorkItem(None, 1, delivered=2))
-    found: Script = [(FindLetter(item), letter("closed")), (DropAttempts(item), None), (Acknowledge(item), None)]
+    found: Script = [(FindDeadLetter(item), letter("closed")), (DropAttempts(item), None), (Acknowledge(item), None)]
     run(handle_batch(SteppedDriver(machine), [item]), found)
 
 
@@ -1005,21 +1014,21 @@ FIRST = letter("open", sequence=3)
 
 def test_a_key_with_a_record_or_without_dead_letters_is_left_alone() -> None:
     assert run(restore(KEY), [(ReadParked(KEY), parked(3, 3))]) is False
-    assert run(restore(KEY), [(ReadParked(KEY), None), (NextLetter(KEY), None)]) is False
+    assert run(restore(KEY), [(ReadParked(KEY), None), (NextDeadLetter(KEY), None)]) is False
     written = (WriteParked(KEY, 3, 0, (3,)), False)  # by another at the same moment
-    assert run(restore(KEY), [(ReadParked(KEY), None), (NextLetter(KEY), FIRST), written]) is False
+    assert run(restore(KEY), [(ReadParked(KEY), None), (NextDeadLetter(KEY), FIRST), written]) is False
 
 
 @pytest.mark.parametrize("status", ["open", "behind"])
-def test_a_key_without_its_record_is_parked_for_its_first_dead_letter(status: LetterStatus) -> None:
+def test_a_key_without_its_record_is_parked_for_its_first_dead_letter(status: DeadLetterStatus) -> None:
     first = letter(status, sequence=3)
-    script: Script = [(ReadParked(KEY), None), (NextLetter(KEY), first), (WriteParked(KEY, 3, 0, (3,)), True)]
-    script += [(NextLetter(KEY), first), *([(RequestRedrive(first), None)] if status == "behind" else [])]
+    script: Script = [(ReadParked(KEY), None), (NextDeadLetter(KEY), first), (WriteParked(KEY, 3, 0, (3,)), True)]
+    script += [(NextDeadLetter(KEY), first), *([(RequestRedrive(first), None)] if status == "behind" else [])]
     assert run(restore(KEY), script) is True
 
 
 @pytest.mark.parametrize("following", [None, letter("behind", sequence=9)])
-def test_a_key_whose_first_dead_letter_is_closed_in_the_meantime_is_advanced(following: LetterRef | None) -> None:
-    script: Script = [(ReadParked(KEY), None), (NextLetter(KEY), FIRST), (WriteParked(KEY, 3, 0, (3,)), True)]
-    script += [(NextLetter(KEY), following), (ReadParked(KEY), None)]
+def test_a_key_whose_first_dead_letter_is_closed_in_the_meantime_is_advanced(following: DeadLetterRef | None) -> None:
+    script: Script = [(ReadParked(KEY), None), (NextDeadLetter(KEY), FIRST), (WriteParked(KEY, 3, 0, (3,)), True)]
+    script += [(NextDeadLetter(KEY), following), (ReadParked(KEY), None)]
     assert run(restore(KEY), script) is True

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
-from jetspark.app.dead_letters.outcomes import LetterOutcomes, RedriveResults, SeenLetter
-from jetspark.app.stored_events import DeadEvent, FailureCause, Origin
+from jetspark.app.dead_letters.outcomes import RedriveOutcomes, RedriveResults, SeenDeadLetter
+from jetspark.app.stored_events import FailureCause, Origin, StoredEvent
 from jetspark.core.headers import Headers, encode
 
 
-def _seen(key: str | None, sequence: int, status: Literal["open", "behind"] = "open", redrives: int = 0) -> SeenLetter:
-    return SeenLetter(sequence, f"dlq.a.h.{key}.S.{sequence}.1", "h", key, status, redrives, 0, is_chosen=True)
+def _seen(
+    key: str | None, sequence: int, status: Literal["open", "behind"] = "open", redrives: int = 0
+) -> SeenDeadLetter:
+    return SeenDeadLetter(sequence, f"dlq.a.h.{key}.S.{sequence}.1", "h", key, status, redrives, 0, is_chosen=True)
 
 
 def test_a_redrive_has_ended_when_nothing_is_left_but_what_is_behind_one_that_failed_again() -> None:
-    outcomes = LetterOutcomes()
+    outcomes = RedriveOutcomes()
     first, second, third = _seen("a", 1), _seen("a", 2, "behind"), _seen("a", 3, "behind")
     other, alone = _seen("b", 4), _seen(None, 5)
     for each in (first, other, alone):
@@ -39,7 +41,7 @@ def test_a_redrive_has_ended_when_nothing_is_left_but_what_is_behind_one_that_fa
 
 
 def test_a_dead_letter_is_described_as_it_is_read_but_for_its_event() -> None:
-    whole = DeadEvent(
+    whole = StoredEvent(
         handler="h",
         key=" a\n",
         origin=Origin("S", 7, 8),
@@ -54,10 +56,10 @@ def test_a_dead_letter_is_described_as_it_is_read_but_for_its_event() -> None:
         partition=4,
         is_cancelled=True,
     )
-    described = DeadEvent.described(encode(whole.to_headers()))
+    described = StoredEvent.described(encode(whole.to_headers()))
     assert described.headers == Headers()
-    read = DeadEvent.of(whole.to_headers(), b"")
+    read = StoredEvent.of(whole.to_headers(), b"")
     assert read == whole
-    for name in DeadEvent.__slots__:
+    for name in StoredEvent.__slots__:
         if name != "headers":
             assert getattr(described, name) == getattr(read, name), name

@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections import Counter
 
-from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
-from jetspark.app.handlers.handler_store import StoredLetter
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters, run_redrive
+from jetspark.app.handlers.handler_store import StoredDeadLetter
 from jetspark.demo.screen import DemoStage
 from jetspark.demo.stages import Demo
 from jetspark.errors import MessageNotFound, RequestTimeout
@@ -43,25 +43,25 @@ async def list_and_redrive(demo: Demo) -> None:
         await _redrive(demo, stage, chosen)
 
 
-async def _await_letters(demo: Demo, wanted: dict[str, int]) -> list[StoredLetter]:
+async def _await_letters(demo: Demo, wanted: dict[str, int]) -> list[StoredDeadLetter]:
     """The letters, once there are as many as there have to be; as many as there are, if that takes too long."""
     give_up_at = time.perf_counter() + WAIT_S
     while True:
-        letters = await read_letters(demo.place.js, demo.shop.release2, LetterFilter())
+        letters = await read_dead_letters(demo.place.js, demo.shop.release2, DeadLetterFilter())
         if Counter(each.letter.handler for each in letters) == wanted or time.perf_counter() > give_up_at:
             return letters
         await asyncio.sleep(POLL_S)
 
 
-async def _redrive(demo: Demo, stage: DemoStage, chosen: StoredLetter) -> None:
+async def _redrive(demo: Demo, stage: DemoStage, chosen: StoredDeadLetter) -> None:
     """Have the handler of release 2, which knows what to do, handle one letter; then its event is there."""
     app, js, letter = demo.shop.release2, demo.place.js, chosen.letter
     began = time.perf_counter()
     sequence = str(letter.origin.sequence)
-    await run_redrive(js, app, LetterFilter.parse(HANDLER, [f"sequence={sequence}"]))
+    await run_redrive(js, app, DeadLetterFilter.parse(HANDLER, [f"sequence={sequence}"]))
     stream = await js.stream(app.stream)
     while True:
-        left = await read_letters(js, app, LetterFilter.parse(HANDLER, [f"sequence={sequence}"]))
+        left = await read_dead_letters(js, app, DeadLetterFilter.parse(HANDLER, [f"sequence={sequence}"]))
         try:
             await stream.get_message(last_for=f"demo.orders.refunded.{letter.key}")
             if not left:

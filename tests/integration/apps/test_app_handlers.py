@@ -16,7 +16,7 @@ from support.apps import is_settled, publish, running, set_up, until
 from jetspark.aio.consumer import Consumer
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip, upcast
-from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, run_redrive
 from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.inheritance import tidy_retries
 from jetspark.app.handlers.intake import Intake
@@ -272,7 +272,7 @@ async def test_an_event_that_cannot_be_read_parks_its_key_until_newer_code_has_h
     async with running(new, server.url):
         await until(lambda: is_settled(js, new, "billing"))
         assert len(done) == 3
-        progress = await run_redrive(js, new, LetterFilter(), wait_s=60.0)
+        progress = await run_redrive(js, new, DeadLetterFilter(), wait_s=60.0)
         assert str(progress.results) == "3 handled, 0 failed again, 0 waiting"
         await publish(js, new, NewPaid(order_id="x", number=4))
         await until(lambda: len(done) == 7)

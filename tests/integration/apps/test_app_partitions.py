@@ -13,7 +13,7 @@ from support.apps import publish, running, set_up, until
 import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Breaker, Context, Event, Reject, Retry, RetryIn
-from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, run_redrive
 from jetspark.app.handlers.consumers import consumers_of
 from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.inheritance import tidy_copies
@@ -128,7 +128,7 @@ async def test_retries_parked_keys_and_redrives_stay_in_their_partition(server: 
         assert {each.subject for each in letters} == {"moves.poison.moved"}
         assert not any(name.lower().startswith("nats-stream") for each in letters for name in each.headers)
         mended = True
-        await run_redrive(js, app, LetterFilter())
+        await run_redrive(js, app, DeadLetterFilter())
         await until(lambda: [number for name, number in done if name == "poison"] == [0, 1, 2, 3])
         await until(lambda: are_done(js, app, "m"))
     assert [each async for each in store.all_letters()] == []

@@ -24,10 +24,10 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app import App, Decision, Event, Retry, encode
-from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters, run_redrive
 from jetspark.app.handlers.crash_records import CrashRecords, spans_of
 from jetspark.app.handlers.handler_store import HandlerStore
-from jetspark.app.stored_events import DeadEvent
+from jetspark.app.stored_events import StoredEvent
 from jetspark.server import NatsServer
 
 WORKER = Path(__file__).parent / "reading_worker.py"
@@ -140,7 +140,7 @@ async def test_an_event_that_ends_the_process_while_it_is_read_becomes_a_dead_le
 
     # Redriven by code that can read it, it is read, and its key goes on behind it.
     async with supervised(Supervisor(server, log, place, "", partitions)):
-        await run_redrive(js, app, LetterFilter())
+        await run_redrive(js, app, DeadLetterFilter())
         await until(lambda: len(done_of(log)) == len(KEYS) * len(NUMBERS))
     assert set(done_of(log).values()) == {1}
     assert [number for key, number in done_in_order(log) if key == "a"] == list(NUMBERS)
@@ -252,8 +252,8 @@ async def test_code_of_the_application_ends_no_worker(url: str, place: str, name
             await until(is_over)
 
 
-async def letters_of(js: JetStream, app: App) -> list[DeadEvent]:
-    return [each.letter for each in await read_letters(js, app, LetterFilter())]
+async def letters_of(js: JetStream, app: App) -> list[StoredEvent]:
+    return [each.letter for each in await read_dead_letters(js, app, DeadLetterFilter())]
 
 
 LEASE_S = 1.0

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jetspark.app.dead_letters.listing import LetterFilter
-from jetspark.app.stored_events import LetterStatus
+from jetspark.app.dead_letters.listing import DeadLetterFilter
+from jetspark.app.stored_events import DeadLetterStatus
 
-__all__ = ["LetterOutcomes", "RedriveProgress", "RedriveResults", "SeenLetter"]
+__all__ = ["RedriveOutcomes", "RedriveProgress", "RedriveResults", "SeenDeadLetter"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class RedriveProgress:
     """How far a redrive is."""
 
     id: str
-    chosen: LetterFilter
+    chosen: DeadLetterFilter
     up_to: int
     """The last dead letter that is part of it; later ones are not."""
     last: int = 0
@@ -103,7 +103,7 @@ class RedriveProgress:
     def from_dict(cls, fields: dict[str, Any]) -> RedriveProgress:
         return cls(
             id=fields["id"],
-            chosen=LetterFilter.from_dict(fields["chosen"]),
+            chosen=DeadLetterFilter.from_dict(fields["chosen"]),
             up_to=fields["up_to"],
             last=fields["last"],
             requested=fields["requested"],
@@ -114,7 +114,7 @@ class RedriveProgress:
         )
 
 
-class SeenLetter(NamedTuple):
+class SeenDeadLetter(NamedTuple):
     """What a redrive remembers of each dead letter it has seen."""
 
     revision: int
@@ -122,7 +122,7 @@ class SeenLetter(NamedTuple):
     """Of the dead letter."""
     handler: str
     key: str | None
-    status: LetterStatus
+    status: DeadLetterStatus
     redrives: int
     size_bytes: int
     """Of the event."""
@@ -133,12 +133,12 @@ class SeenLetter(NamedTuple):
         return self.handler, self.key
 
 
-class LetterOutcomes:
+class RedriveOutcomes:
     """Which dead letters of a redrive have ended, and how. Pure."""
 
     def __init__(self) -> None:
         self.results = RedriveResults()
-        self._left: dict[str, SeenLetter] = {}
+        self._left: dict[str, SeenDeadLetter] = {}
         """Dead letters that have not ended, by subject."""
         self._left_in = Counter[tuple[str, str | None]]()
         """How many of a handler's key have not ended."""
@@ -148,7 +148,7 @@ class LetterOutcomes:
         self._stuck_behind = 0
         """How many have not ended because their key is stuck."""
 
-    def request(self, seen: SeenLetter) -> None:
+    def request(self, seen: SeenDeadLetter) -> None:
         """It was requested."""
         self._watch(seen)
         if seen.key is not None:
@@ -158,13 +158,13 @@ class LetterOutcomes:
         """The dead letter that a key waited for is gone, and those behind it are handled now."""
         self._lanes.add((handler, key))
 
-    def follow_all(self, letters: Iterable[SeenLetter], up_to: int) -> None:
+    def follow_all(self, letters: Iterable[SeenDeadLetter], up_to: int) -> None:
         """Watch those behind one that was requested, whether they were chosen or not."""
         for seen in letters:
             if seen.status == "behind" and seen.revision <= up_to and seen.lane in self._lanes:
                 self._watch(seen)
 
-    def note(self, subject: str, status: LetterStatus, redrives: int) -> None:
+    def note(self, subject: str, status: DeadLetterStatus, redrives: int) -> None:
         """A dead letter has a new status."""
         seen = self._left.get(subject)
         if seen is None:
@@ -188,7 +188,7 @@ class LetterOutcomes:
         """Whether nothing is left but what waits until another dead letter is redriven or discarded."""
         return len(self._left) == self._stuck_behind
 
-    def _watch(self, seen: SeenLetter) -> None:
+    def _watch(self, seen: SeenDeadLetter) -> None:
         if seen.subject not in self._left:
             self._left[seen.subject] = seen
             self._left_in[seen.lane] += 1

@@ -23,19 +23,19 @@ from typing import TYPE_CHECKING, Any, cast
 from jetspark.aio import clock
 from jetspark.app.clock import seconds_now
 from jetspark.app.dead_letters.listing import (
-    LetterFilter,
+    DeadLetterFilter,
     check_handler,
-    each_letter,
+    each_dead_letter,
     open_records,
-    read_letter,
-    read_letters,
+    read_dead_letter,
+    read_dead_letters,
     with_event,
 )
-from jetspark.app.dead_letters.outcomes import LetterOutcomes, RedriveProgress, RedriveResults, SeenLetter
+from jetspark.app.dead_letters.outcomes import RedriveOutcomes, RedriveProgress, RedriveResults, SeenDeadLetter
 from jetspark.app.dead_letters.retries import each_retry
 from jetspark.app.dead_letters.stranded import KeyRepairs
-from jetspark.app.handlers.handler_store import HandlerStore, StoredLetter
-from jetspark.app.stored_events import DeadEvent
+from jetspark.app.handlers.handler_store import HandlerStore, StoredDeadLetter
+from jetspark.app.stored_events import StoredEvent
 from jetspark.app.topology.names import dead_letter_stream, handler_bucket
 from jetspark.core import numbers
 from jetspark.errors import (
@@ -60,19 +60,19 @@ if TYPE_CHECKING:
     from jetspark.app.spec import AppSpec, HasSpec
 
 __all__ = [
+    "DeadLetterFilter",
     "DiscardResults",
-    "LetterFilter",
-    "LetterOutcomes",
+    "RedriveOutcomes",
     "RedriveProgress",
     "RedriveResults",
     "check_handler",
     "count_of",
-    "discard_letters",
-    "each_letter",
+    "discard_dead_letters",
+    "each_dead_letter",
     "explain",
     "is_any",
-    "read_letter",
-    "read_letters",
+    "read_dead_letter",
+    "read_dead_letters",
     "run_redrive",
     "with_event",
 ]
@@ -91,7 +91,7 @@ DISCARDS_AT_ONCE = 32
 async def run_redrive(
     js: JetStream,
     app: HasSpec,
-    chosen: LetterFilter,
+    chosen: DeadLetterFilter,
     *,
     rate: float | None = None,
     is_dry_run: bool = False,
@@ -134,7 +134,7 @@ async def run_redrive(
     return progress
 
 
-def _check(app: AppSpec, chosen: LetterFilter, rate: float | None, wait_s: float) -> None:
+def _check(app: AppSpec, chosen: DeadLetterFilter, rate: float | None, wait_s: float) -> None:
     """Before anything is recorded: a redrive that fails is one that was interrupted, and has to be resumed."""
     if rate is not None:
         numbers.rate("rate", rate, instead="or None for no limit")
@@ -155,7 +155,7 @@ def _is_handler(app: AppSpec, name: str) -> bool:
 
 
 async def _start(
-    records: KeyValue, chosen: LetterFilter, up_to: int, *, is_dry_run: bool, resume: str | None
+    records: KeyValue, chosen: DeadLetterFilter, up_to: int, *, is_dry_run: bool, resume: str | None
 ) -> tuple[RedriveProgress, int]:
     """The record of a redrive, old or new, and its revision; a dry run has none."""
     if is_dry_run:
@@ -184,26 +184,26 @@ class _Redrive:
         """Of the redrive's record."""
         self.gone = 0
         """Chosen dead letters that were handled, redriven or discarded before this requested them."""
-        self._outcomes = LetterOutcomes()
+        self._outcomes = RedriveOutcomes()
         self._noted_at, self._noted = clock.now(), progress.looked_at
 
-    async def look(self) -> list[SeenLetter]:
+    async def look(self) -> list[SeenDeadLetter]:
         """List the dead letters of the chosen handlers and keys, and repair keys whose records do not match them.
 
         All as they were before the first is requested, so that those that follow it are known.
         """
-        chosen, letters = self._progress.chosen, list[SeenLetter]()
+        chosen, letters = self._progress.chosen, list[SeenDeadLetter]()
         repairs = {
             name: await KeyRepairs.look(self._js, self._app, spec, chosen)
             for name, spec in self._app.handlers.items()
             if chosen.handler in (None, name) and spec.in_order
         }
-        async for stored in each_letter(self._js, self._app, chosen.with_neighbours(), with_events=False):
+        async for stored in each_dead_letter(self._js, self._app, chosen.with_neighbours(), with_events=False):
             letter = stored.letter
             if letter.handler in repairs:
                 repairs[letter.handler].note(letter)
             letters.append(
-                SeenLetter(
+                SeenDeadLetter(
                     stored.revision,
                     stored.subject,
                     letter.handler,
@@ -227,10 +227,10 @@ class _Redrive:
             for key in (*freed, *restored):
                 self._outcomes.free(name, key)
 
-    async def request_all(self, letters: Sequence[SeenLetter], rate: float | None) -> None:
+    async def request_all(self, letters: Sequence[SeenDeadLetter], rate: float | None) -> None:
         """Request the chosen dead letters after the last one that was requested before."""
         progress, began = self._progress, clock.now()
-        chunk, size = list[SeenLetter](), 0
+        chunk, size = list[SeenDeadLetter](), 0
         before = progress.requested
         for seen in self._chosen(letters):
             if progress.is_dry_run:
@@ -254,7 +254,7 @@ class _Redrive:
             await self._request_chunk(chunk, progress.up_to)
         progress.last = max(progress.last, progress.up_to)
 
-    def _chosen(self, letters: Sequence[SeenLetter]) -> Iterator[SeenLetter]:
+    def _chosen(self, letters: Sequence[SeenDeadLetter]) -> Iterator[SeenDeadLetter]:
         """Those to request; the others are counted."""
         progress = self._progress
         for seen in letters:
@@ -267,7 +267,7 @@ class _Redrive:
             else:
                 yield seen
 
-    async def _request_chunk(self, chunk: list[SeenLetter], up_to: int) -> None:
+    async def _request_chunk(self, chunk: list[SeenDeadLetter], up_to: int) -> None:
         """Request dead letters; with them all up to a revision are dealt with."""
         requested = await _request(self._js, self._app, self._stream, self._records, chunk)
         for seen, is_requested in zip(chunk, requested, strict=True):
@@ -285,7 +285,7 @@ class _Redrive:
         self._noted_at, self._noted = clock.now(), self._progress.looked_at
         self._on_progress(self._progress)
 
-    async def wait(self, letters: Sequence[SeenLetter], wait_s: float) -> None:
+    async def wait(self, letters: Sequence[SeenDeadLetter], wait_s: float) -> None:
         """Follow what is written to dead letters, until all have ended or the time is over."""
         progress, outcomes = self._progress, self._outcomes
         outcomes.follow_all(letters, progress.up_to)
@@ -301,14 +301,14 @@ class _Redrive:
             ):
                 async for message in messages:
                     with suppress(ProtocolError):  # another program's message
-                        letter = DeadEvent.described(message.raw_headers)
+                        letter = StoredEvent.described(message.raw_headers)
                         outcomes.note(message.subject, letter.status, letter.redrives)
                     if outcomes.have_ended():
                         return
 
 
 async def _request(
-    js: JetStream, app: AppSpec, stream: Stream, records: KeyValue, chunk: Sequence[SeenLetter]
+    js: JetStream, app: AppSpec, stream: Stream, records: KeyValue, chunk: Sequence[SeenDeadLetter]
 ) -> list[bool]:
     """Request dead letters, in this order; False for each that was handled, redriven or discarded in the meantime."""
     whole = await asyncio.gather(*(_read_whole(stream, seen) for seen in chunk))
@@ -337,13 +337,13 @@ async def _request(
     return [stored is not None for stored in whole]
 
 
-async def _read_whole(stream: Stream, seen: SeenLetter) -> StoredLetter | None:
+async def _read_whole(stream: Stream, seen: SeenDeadLetter) -> StoredDeadLetter | None:
     try:
         message = await stream.get_message(seen.revision)
     except MessageNotFound:
         return None
     # In a re-created stream this is another message.
-    return StoredLetter.of(message) if message.subject == seen.subject else None
+    return StoredDeadLetter.of(message) if message.subject == seen.subject else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,8 +357,8 @@ class DiscardResults:
     """Why nothing was discarded; empty where something was."""
 
 
-async def discard_letters(
-    js: JetStream, app: HasSpec, chosen: LetterFilter, *, is_dry_run: bool = False
+async def discard_dead_letters(
+    js: JetStream, app: HasSpec, chosen: DeadLetterFilter, *, is_dry_run: bool = False
 ) -> DiscardResults:
     """Give dead letters up permanently, and let their keys continue.
 
@@ -371,11 +371,11 @@ async def discard_letters(
     await check_handler(js, app, chosen.handler)
     stream, records = await js.stream(dead_letter_stream(app.name)), await open_records(js, app)
     discarded = behind = gone = 0
-    chunk: list[StoredLetter] = []
+    chunk: list[StoredDeadLetter] = []
 
     async def discard() -> None:
         nonlocal discarded, gone
-        lanes: dict[tuple[str, str | None, int], list[StoredLetter]] = {}
+        lanes: dict[tuple[str, str | None, int], list[StoredDeadLetter]] = {}
         for stored in chunk:
             letter = stored.letter
             # Of one key in order; those without a key have no order.
@@ -386,11 +386,11 @@ async def discard_letters(
         gone += len(chunk) - count
         chunk.clear()
 
-    async def discard_lane(lane: list[StoredLetter]) -> int:
+    async def discard_lane(lane: list[StoredDeadLetter]) -> int:
         store = HandlerStore(js, app.name, lane[0].letter.handler, stream, stream, records)
         return sum([await store.discard(stored) for stored in lane])
 
-    async for stored in each_letter(js, app, chosen, with_events=False):
+    async for stored in each_dead_letter(js, app, chosen, with_events=False):
         if stored.letter.status == "behind":
             behind += 1
         elif is_dry_run:
@@ -405,7 +405,7 @@ async def discard_letters(
 
 
 async def explain(
-    js: JetStream, app: AppSpec, chosen: LetterFilter, *, behind: int = 0, unhandled: int = 0, gone: int = 0
+    js: JetStream, app: AppSpec, chosen: DeadLetterFilter, *, behind: int = 0, unhandled: int = 0, gone: int = 0
 ) -> str:
     """Why none of the dead letters was chosen, and what waits: others, those in front of them, scheduled retries."""
     parts = []
@@ -423,7 +423,7 @@ async def explain(
     where = tuple(pair for pair in chosen.where if pair[0] in ("key", "sequence", "subject"))
     retries, first = 0, None
     with suppress(StreamNotFound):  # an application without handlers has no retries
-        async for retry in each_retry(js, app.name, LetterFilter(handler=chosen.handler, where=where)):
+        async for retry in each_retry(js, app.name, DeadLetterFilter(handler=chosen.handler, where=where)):
             retries += 1
             if retry.due is not None and (first is None or retry.due < first):
                 first = retry.due
@@ -436,10 +436,10 @@ async def explain(
     return "; ".join(parts)
 
 
-async def _explain_none(js: JetStream, app: AppSpec, chosen: LetterFilter) -> str:
-    if await is_any(each_letter(js, app, chosen, with_events=False)):
+async def _explain_none(js: JetStream, app: AppSpec, chosen: DeadLetterFilter) -> str:
+    if await is_any(each_dead_letter(js, app, chosen, with_events=False)):
         return "the dead letters that match were written in the meantime"
-    if not chosen.is_everything and await is_any(each_letter(js, app, LetterFilter(), with_events=False)):
+    if not chosen.is_everything and await is_any(each_dead_letter(js, app, DeadLetterFilter(), with_events=False)):
         return "no dead letter matches; `jetspark dlq ls` lists all"
     return "there are no dead letters"
 
@@ -457,7 +457,7 @@ def count_of(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-async def _begin(records: KeyValue, chosen: LetterFilter, up_to: int) -> tuple[RedriveProgress, int]:
+async def _begin(records: KeyValue, chosen: DeadLetterFilter, up_to: int) -> tuple[RedriveProgress, int]:
     progress = RedriveProgress(id=f"r{int(seconds_now() * 1000):x}", chosen=chosen, up_to=up_to)
     try:
         return progress, await records.create(RECORD, json.dumps(progress.to_dict()).encode())

@@ -22,13 +22,13 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from jetspark.app.dead_letters.listing import LetterFilter
+from jetspark.app.dead_letters.listing import DeadLetterFilter
 from jetspark.app.dead_letters.retries import each_retry
 from jetspark.app.handlers.consumers import consumers_of
 from jetspark.app.handlers.handler_steps import ReadParked
 from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.procedures import advance, restore
-from jetspark.app.stored_events import DeadEvent
+from jetspark.app.stored_events import StoredEvent
 from jetspark.app.topology.names import retry_stream
 from jetspark.core.subjects import matches
 from jetspark.errors import ConsumerNotFound, MessageNotFound, StreamNotFound
@@ -65,7 +65,7 @@ class KeyRepairs:
         """Keys with dead letters behind another, and no record."""
 
     @classmethod
-    async def look(cls, js: JetStream, app: AppSpec, spec: HandlerSpec, chosen: LetterFilter) -> KeyRepairs:
+    async def look(cls, js: JetStream, app: AppSpec, spec: HandlerSpec, chosen: DeadLetterFilter) -> KeyRepairs:
         """Read how far the handler is, and its parked keys; dead letters must be listed after this."""
         found = cls(js, app, spec, await HandlerStore.open(js, app.name, spec.name))
         try:
@@ -83,7 +83,7 @@ class KeyRepairs:
             infos.append(await (await stream.consumer(place.name)).info())
         self._last_sequence = (await (await self._js.stream(self._app.stream)).info()).state.last_sequence
 
-    async def _read_heads(self, chosen: LetterFilter) -> None:
+    async def _read_heads(self, chosen: DeadLetterFilter) -> None:
         keys = [self._store.parked_key(value) for name, value in chosen.where if name == "key"]
         watch = self._store.records.watch(keys[0] if keys else f"parked.{self._spec.name}.>", initial_marker=True)
         async with aclosing(cast("AsyncGenerator[Any, None]", watch)) as entries:
@@ -94,7 +94,7 @@ class KeyRepairs:
                     fields = json.loads(entry.value)
                     self._heads[fields["key"]] = fields["head"]
 
-    def note(self, letter: DeadEvent) -> None:
+    def note(self, letter: StoredEvent) -> None:
         """A dead letter of the handler was listed."""
         key = letter.key
         if key is None:
@@ -105,7 +105,7 @@ class KeyRepairs:
         elif head is None and letter.status == "behind":
             self._behind.add(key)
 
-    async def free_stranded(self, chosen: LetterFilter, *, is_dry_run: bool) -> list[str]:
+    async def free_stranded(self, chosen: DeadLetterFilter, *, is_dry_run: bool) -> list[str]:
         """Let keys continue whose dead letters are gone, as if the event they wait for were done; returns them."""
         if self._events is None:
             return []
@@ -118,7 +118,7 @@ class KeyRepairs:
             return []
         scheduled = {
             retry.event.origin.sequence
-            async for retry in each_retry(self._js, self._app.name, LetterFilter(handler=self._spec.name))
+            async for retry in each_retry(self._js, self._app.name, DeadLetterFilter(handler=self._spec.name))
         }
         left = [key for key in left if self._heads[key] not in scheduled]
         stranded = [
@@ -128,7 +128,7 @@ class KeyRepairs:
             await side_by_side(lambda key: self._store.run(advance(key, self._heads[key])), stranded)
         return stranded
 
-    async def restore_unrecorded(self, chosen: LetterFilter, *, is_dry_run: bool) -> list[str]:
+    async def restore_unrecorded(self, chosen: DeadLetterFilter, *, is_dry_run: bool) -> list[str]:
         """Park keys again that have dead letters behind another and no record; returns them."""
         keys = sorted(key for key in self._behind if chosen.accepts_key(key))
         ask = self._has_no_record if is_dry_run else self._restore

@@ -26,11 +26,11 @@ from jetspark.app.handlers.crash_records import ReaderDied
 from jetspark.app.handlers.inheritance import FILTERS_EVERY_S, filters_of, watch_filters
 from jetspark.app.handlers.lanes import WorkItem, WorkSource
 from jetspark.app.handlers.partitions import copied_from, without_server_headers
-from jetspark.app.handlers.procedures import bury_lost
+from jetspark.app.handlers.procedures import give_up_undelivered
 from jetspark.app.handlers.reading import HandlerReading
 from jetspark.app.handlers.retry import Reject
 from jetspark.app.patience import FOR_EVER_S, patiently
-from jetspark.app.stored_events import DeadEvent, FailureCause, Origin
+from jetspark.app.stored_events import FailureCause, Origin, StoredEvent
 from jetspark.app.topology.names import advisory_consumer_name
 from jetspark.core.backoff import Backoff
 from jetspark.errors import JetSparkError, MessageNotFound, ProtocolError
@@ -173,7 +173,7 @@ class GivenUp:
         while any(each is item for each in self._worker.machine.items):
             await asyncio.sleep(LOOK_EVERY_S)
             await message.in_progress()
-        if self._worker.machine.was_settled(item):
+        if self._worker.machine.was_acknowledged(item):
             await message.ack()
         else:
             await self._settle(message)
@@ -203,10 +203,10 @@ class GivenUp:
         except ProtocolError as error:
             self._log.error("sequence %d of %s: %s", advisory.sequence, advisory.stream, error)
             return
-        if item is None or self._worker.machine.was_settled(item):
+        if item is None or self._worker.machine.was_acknowledged(item):
             return
         cause = FailureCause("GivenUp", f"by the server or another client: {advisory.reason}", True, "givenup")
-        await self._worker.run_steps(bury_lost(self._worker.machine, item, cause))
+        await self._worker.run_steps(give_up_undelivered(self._worker.machine, item, cause))
 
     async def _item(self, stored: StoredMessage, source: ConsumerSource, died: ReaderDied | None) -> WorkItem | None:
         """The event; None for one that the handler does not take. It is not decoded if a reader ``died`` of that.
@@ -215,7 +215,7 @@ class GivenUp:
             ProtocolError: It is no event on its way.
         """
         if source.is_retry:
-            original = await self._worker.store.whole(DeadEvent.of(stored.headers, stored.data))
+            original = await self._worker.store.whole(StoredEvent.of(stored.headers, stored.data))
             item = WorkItem(
                 original.key,
                 original.origin.sequence,
@@ -244,7 +244,7 @@ class GivenUp:
         if is_other or not self._worker.is_wanted(subject):
             return None  # the consumer has no filter, or the type is another on the same subject
         item = WorkItem(key, origin.sequence, event=event, partition=source.partition)
-        item.original = DeadEvent(
+        item.original = StoredEvent(
             handler=self._worker.spec.name,
             key=key,
             origin=origin,

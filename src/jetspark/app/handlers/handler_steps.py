@@ -10,32 +10,32 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 from jetspark.app.handlers.lanes import WorkItem
-from jetspark.app.stored_events import FailureCause, LetterRef
+from jetspark.app.stored_events import DeadLetterRef, FailureCause
 from jetspark.core.step_runner import ReadClock, Steps
 
 __all__ = [
     "Acknowledge",
     "AttemptsRecord",
-    "CloseLetter",
-    "DropApart",
+    "CloseDeadLetter",
     "DropAttempts",
     "DropParked",
+    "DropSeparateBody",
     "EndTransaction",
-    "FindLetter",
+    "FindDeadLetter",
     "FindRetry",
     "HandlerStep",
     "HandlerSteps",
-    "NextLetter",
+    "NextDeadLetter",
     "ParkedRecord",
     "PauseHandler",
     "ReadAttempts",
     "ReadParked",
+    "ReportDropped",
     "RequestRedrive",
     "StepAnswer",
     "StoreStep",
-    "TellDropped",
     "WriteAttempts",
-    "WriteLetter",
+    "WriteDeadLetter",
     "WriteParked",
     "WriteSchedule",
 ]
@@ -63,14 +63,14 @@ class AttemptsRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class FindLetter:
-    """Read the dead letter of an event. [LetterRef or None]"""
+class FindDeadLetter:
+    """Read the dead letter of an event. [DeadLetterRef or None]"""
 
     item: WorkItem
 
 
 @dataclass(frozen=True, slots=True)
-class WriteLetter:
+class WriteDeadLetter:
     """Store a dead letter, if ``revision`` is still the last one of its subject. [True if it was stored]"""
 
     item: WorkItem
@@ -81,7 +81,7 @@ class WriteLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class CloseLetter:
+class CloseDeadLetter:
     """Replace a dead letter by a marker that it is done, if it still has this revision. [True if it was replaced]"""
 
     item: WorkItem
@@ -106,8 +106,8 @@ class WriteSchedule:
 
 
 @dataclass(frozen=True, slots=True)
-class NextLetter:
-    """Find the dead letter of a key with the lowest sequence that is not closed. [LetterRef or None]"""
+class NextDeadLetter:
+    """Find the dead letter of a key with the lowest sequence that is not closed. [DeadLetterRef or None]"""
 
     key: str
 
@@ -116,7 +116,7 @@ class NextLetter:
 class RequestRedrive:
     """Store the request to handle a dead letter again, unless the same request is stored already. [None]"""
 
-    letter: LetterRef
+    letter: DeadLetterRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +175,14 @@ class Acknowledge:
 
 
 @dataclass(frozen=True, slots=True)
-class DropApart:
+class DropSeparateBody:
     """Remove the body that was stored apart, because it was too large, of an event that is done. [None]"""
 
     item: WorkItem
 
 
 @dataclass(frozen=True, slots=True)
-class TellDropped:
+class ReportDropped:
     """Log and report that an event is given up without a dead letter, since its handler has none. [None]"""
 
     item: WorkItem
@@ -205,12 +205,12 @@ class PauseHandler:
 
 
 StoreStep: TypeAlias = (
-    FindLetter
-    | WriteLetter
-    | CloseLetter
+    FindDeadLetter
+    | WriteDeadLetter
+    | CloseDeadLetter
     | FindRetry
     | WriteSchedule
-    | NextLetter
+    | NextDeadLetter
     | RequestRedrive
     | ReadParked
     | WriteParked
@@ -218,9 +218,9 @@ StoreStep: TypeAlias = (
     | ReadAttempts
     | WriteAttempts
     | DropAttempts
-    | DropApart
+    | DropSeparateBody
 )
 """Steps on records and dead letters."""
-HandlerStep: TypeAlias = StoreStep | ReadClock | Acknowledge | TellDropped | EndTransaction | PauseHandler
-StepAnswer: TypeAlias = bool | float | LetterRef | ParkedRecord | AttemptsRecord | None
+HandlerStep: TypeAlias = StoreStep | ReadClock | Acknowledge | ReportDropped | EndTransaction | PauseHandler
+StepAnswer: TypeAlias = bool | float | DeadLetterRef | ParkedRecord | AttemptsRecord | None
 HandlerSteps: TypeAlias = Steps[HandlerStep, R]

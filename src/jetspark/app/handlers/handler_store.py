@@ -25,13 +25,13 @@ from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.clock import microseconds, utc_now
 from jetspark.app.handlers.handler_steps import (
     AttemptsRecord,
-    CloseLetter,
-    DropApart,
+    CloseDeadLetter,
     DropAttempts,
     DropParked,
-    FindLetter,
+    DropSeparateBody,
+    FindDeadLetter,
     FindRetry,
-    NextLetter,
+    NextDeadLetter,
     ParkedRecord,
     ReadAttempts,
     ReadParked,
@@ -39,7 +39,7 @@ from jetspark.app.handlers.handler_steps import (
     StepAnswer,
     StoreStep,
     WriteAttempts,
-    WriteLetter,
+    WriteDeadLetter,
     WriteParked,
     WriteSchedule,
 )
@@ -49,15 +49,15 @@ from jetspark.app.handlers.procedures import advance
 from jetspark.app.server_clock import server_clock
 from jetspark.app.stored_events import (
     CLOSED_TTL_S,
-    DeadEvent,
+    DeadLetterRef,
+    DeadLetterStatus,
     FailureCause,
-    LetterRef,
-    LetterStatus,
     Origin,
-    apart_subject,
+    StoredEvent,
+    dead_letter_filter,
+    dead_letter_subject,
     is_too_large,
-    letter_filter,
-    letter_subject,
+    separate_body_subject,
 )
 from jetspark.app.topology.names import dead_letter_stream, escape_token, handler_bucket, retry_stream
 from jetspark.core.headers import Headers, last_value, readable
@@ -76,7 +76,7 @@ from jetspark.errors import (
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.publishing import Expect
 
-__all__ = ["HandlerStore", "StoredLetter"]
+__all__ = ["HandlerStore", "StoredDeadLetter"]
 
 R = TypeVar("R")
 
@@ -92,35 +92,35 @@ NOTES_AT_ONCE = 100
 MARK_TTL_S = 3600.0
 
 
-class StoredLetter:
+class StoredDeadLetter:
     """A dead letter and its place in the dead-letter stream."""
 
     __slots__ = ("letter", "revision", "size_bytes", "subject")
 
-    def __init__(self, letter: DeadEvent, subject: str, revision: int, size_bytes: int | None = None) -> None:
+    def __init__(self, letter: StoredEvent, subject: str, revision: int, size_bytes: int | None = None) -> None:
         self.letter, self.subject, self.revision = letter, subject, revision
         self.size_bytes = len(letter.data) if size_bytes is None else size_bytes
         """Of the event, also where it was listed without."""
 
     @property
-    def ref(self) -> LetterRef:
+    def ref(self) -> DeadLetterRef:
         letter = self.letter
-        return LetterRef(letter.origin.sequence, self.revision, letter.status, letter.redrives, self.subject)
+        return DeadLetterRef(letter.origin.sequence, self.revision, letter.status, letter.redrives, self.subject)
 
     @classmethod
-    def of(cls, message: StoredMessage) -> StoredLetter:
+    def of(cls, message: StoredMessage) -> StoredDeadLetter:
         """Raises ProtocolError when it is none."""
-        return cls(DeadEvent.of(message.headers, message.data), message.subject, message.sequence)
+        return cls(StoredEvent.of(message.headers, message.data), message.subject, message.sequence)
 
     @classmethod
-    def listed(cls, message: JetStreamMessage, *, with_event: bool) -> StoredLetter:
+    def listed(cls, message: JetStreamMessage, *, with_event: bool) -> StoredDeadLetter:
         """From a message of an ordered consumer. Raises ProtocolError when it is not a dead letter."""
         block, sequence = message.raw_headers, message.metadata.stream_sequence
         if with_event:
-            return cls(DeadEvent.of(readable(block), message.data), message.subject, sequence)
+            return cls(StoredEvent.of(readable(block), message.data), message.subject, sequence)
         # The server says how large the body is that it leaves out.
         size = int(last_value(block, "Nats-Msg-Size") or 0)
-        return cls(DeadEvent.described(block), message.subject, sequence, size)
+        return cls(StoredEvent.described(block), message.subject, sequence, size)
 
 
 class HandlerStore:
@@ -137,7 +137,7 @@ class HandlerStore:
         """Key of a record -> key of its events."""
         self._waiting: dict[str, list[tuple[int, str]]] = {}
         """Dead letters of keys that continue, by the sequences of their events; some may be closed by now."""
-        self._read: OrderedDict[str, StoredLetter] = OrderedDict()
+        self._read: OrderedDict[str, StoredDeadLetter] = OrderedDict()
         """Dead letters that were read a moment ago, by subject. What is done with one says which revision it means."""
 
     @classmethod
@@ -153,15 +153,15 @@ class HandlerStore:
     async def perform(self, step: StoreStep) -> StepAnswer:
         """Perform one step, and return its answer."""
         match step:
-            case FindLetter():
+            case FindDeadLetter():
                 return await self._find_letter(step)
-            case WriteLetter():
+            case WriteDeadLetter():
                 return await self._write_letter(step)
-            case CloseLetter():
+            case CloseDeadLetter():
                 return await self._close_letter(step)
             case FindRetry():
                 return await self._find_retry(step)
-            case NextLetter():
+            case NextDeadLetter():
                 return await self._next_letter(step)
             case ReadParked():
                 return await self._read_parked(step)
@@ -179,7 +179,7 @@ class HandlerStore:
                 await self._write_attempts(step)
             case DropAttempts():
                 await self._drop_attempts(step)
-            case DropApart():
+            case DropSeparateBody():
                 await self._drop_apart(step)
         return None
 
@@ -189,21 +189,23 @@ class HandlerStore:
 
     # ---- dead letters -----------------------------------------------------------------------------------------------
 
-    async def all_letters(self, *, key: str | None = None, sequence: int | None = None) -> AsyncIterator[StoredLetter]:
+    async def all_letters(
+        self, *, key: str | None = None, sequence: int | None = None
+    ) -> AsyncIterator[StoredDeadLetter]:
         """Every dead letter of the handler that is not closed, or of one key or one event of it, oldest first."""
-        subject = letter_filter(self.app, self.handler, key, sequence)
+        subject = dead_letter_filter(self.app, self.handler, key, sequence)
         async for message in self.letters.get_messages(1, subject=subject):
             try:
-                stored = StoredLetter.of(message)
+                stored = StoredDeadLetter.of(message)
             except ProtocolError as error:
                 _logger.warning("sequence %d of stream %s: %s", message.sequence, self.letters.name, error)
                 continue
             if stored.letter.status != "closed":
                 yield stored
 
-    async def letter(self, subject: str) -> StoredLetter | None:
+    async def letter(self, subject: str) -> StoredDeadLetter | None:
         try:
-            stored = StoredLetter.of(await self.letters.get_message(last_for=subject, direct=False))
+            stored = StoredDeadLetter.of(await self.letters.get_message(last_for=subject, direct=False))
         except MessageNotFound:
             return None
         self._read[subject] = stored
@@ -211,10 +213,10 @@ class HandlerStore:
             self._read.popitem(last=False)
         return stored
 
-    async def close(self, stored: StoredLetter, how: str) -> bool:
+    async def close(self, stored: StoredDeadLetter, how: str) -> bool:
         """Replace a dead letter by a marker; False where it was changed in the meantime."""
         letter = stored.letter
-        mark = DeadEvent(
+        mark = StoredEvent(
             handler=letter.handler,
             key=letter.key,
             origin=letter.origin,
@@ -230,10 +232,10 @@ class HandlerStore:
         if not await self._replace(stored.subject, mark, stored.revision, ttl=CLOSED_TTL_S):
             return False
         if letter.apart is not None:
-            await self.letters.purge(subject=apart_subject(stored.subject))
+            await self.letters.purge(subject=separate_body_subject(stored.subject))
         return True
 
-    async def discard(self, stored: StoredLetter) -> bool:
+    async def discard(self, stored: StoredDeadLetter) -> bool:
         """Give up a dead letter permanently, and let its key continue; False where it was changed in the meantime."""
         if not await self.close(stored, "discarded"):
             return False
@@ -241,7 +243,7 @@ class HandlerStore:
             await self.run(advance(stored.letter.key, stored.letter.origin.sequence))
         return True
 
-    async def request(self, stored: StoredLetter) -> None:
+    async def request(self, stored: StoredDeadLetter) -> None:
         """Have the handler handle a dead letter again; the same request is stored once."""
         subject, again = self.request_for(stored)
         try:
@@ -249,10 +251,10 @@ class HandlerStore:
         except WrongLastSequence:
             pass  # stored before
 
-    def request_for(self, stored: StoredLetter) -> tuple[str, DeadEvent]:
+    def request_for(self, stored: StoredDeadLetter) -> tuple[str, StoredEvent]:
         """Build the request to handle a dead letter again. It is stored only where its subject has no message."""
         letter = stored.letter
-        again = DeadEvent(
+        again = StoredEvent(
             handler=letter.handler,
             key=letter.key,
             origin=letter.origin,
@@ -268,11 +270,11 @@ class HandlerStore:
         )
         return f"{self._retry_subject('redrive', again.partition)}.{again.redrives}.{again.origin.tokens}", again
 
-    async def _find_letter(self, step: FindLetter) -> LetterRef | None:
+    async def _find_letter(self, step: FindDeadLetter) -> DeadLetterRef | None:
         stored = await self.letter(self._letter_subject(step.item))
         return stored.ref if stored is not None else None
 
-    async def _write_letter(self, step: WriteLetter) -> bool:
+    async def _write_letter(self, step: WriteDeadLetter) -> bool:
         item = step.item
         now = _now_text()
         letter = self._event_of(item, "open" if step.behind is None else "behind", step.cause, step.behind, now)
@@ -282,7 +284,7 @@ class HandlerStore:
             bisect.insort(waiting, (item.sequence, subject))
         return is_stored
 
-    async def _close_letter(self, step: CloseLetter) -> bool:
+    async def _close_letter(self, step: CloseDeadLetter) -> bool:
         subject = self._letter_subject(step.item)
         # Nothing is lost with one that is not the last any more: the server refuses to close it.
         stored = self._read.pop(subject, None)
@@ -295,7 +297,7 @@ class HandlerStore:
             waiting.pop(0)
         return True
 
-    async def _next_letter(self, step: NextLetter) -> LetterRef | None:
+    async def _next_letter(self, step: NextDeadLetter) -> DeadLetterRef | None:
         # Listed once for many: a key may have thousands of dead letters, and they are asked for one by one.
         waiting = self._waiting.get(step.key)
         while waiting:
@@ -323,7 +325,7 @@ class HandlerStore:
         if stored is not None and stored.letter.status != "closed":
             await self.request(stored)
 
-    async def _replace(self, subject: str, letter: DeadEvent, revision: int, ttl: float | None = None) -> bool:
+    async def _replace(self, subject: str, letter: StoredEvent, revision: int, ttl: float | None = None) -> bool:
         headers = {"Nats-Rollup": "sub"}
         if ttl is not None:
             headers["Nats-TTL"] = f"{int(ttl)}s"
@@ -341,7 +343,7 @@ class HandlerStore:
             # Attempts only grow, so the last one tells.
             subject = f"{self._retry_subject('*')}.{_origin(item).tokens}"
             last = await self.retries.get_message(last_for=subject, direct=False)
-            known = DeadEvent.of(last.headers, last.data)
+            known = StoredEvent.of(last.headers, last.data)
         except (MessageNotFound, ProtocolError):
             return False
         return known.attempts > item.carried and known.redrives == item.redrives
@@ -360,7 +362,7 @@ class HandlerStore:
         cause = dataclasses.replace(step.cause, trace="") if step.cause is not None else None
         await self._publish(subject, self._event_of(item, "open", cause, None, ""), headers, None)
 
-    async def whole(self, event: DeadEvent) -> DeadEvent:
+    async def whole(self, event: StoredEvent) -> StoredEvent:
         """An event that was too large to be stored with what is said of it, with its headers and its body.
 
         ``is_body_omitted`` says of the result whether it is still without: what was not kept apart is in its stream,
@@ -369,7 +371,7 @@ class HandlerStore:
         if not event.is_body_omitted:
             return event
         if event.apart is not None:
-            subject = apart_subject(letter_subject(self.app, event.handler, event.key, event.origin))
+            subject = separate_body_subject(dead_letter_subject(self.app, event.handler, event.key, event.origin))
             with suppress(MessageNotFound):
                 return event.whole((await self.letters.get_message(last_for=subject, direct=False)).data)
         try:
@@ -381,14 +383,14 @@ class HandlerStore:
             return event  # the stream was made anew, and this is another event
         return dataclasses.replace(event, data=stored.data, headers=stored.headers, is_body_omitted=False)
 
-    async def _publish(self, subject: str, letter: DeadEvent, headers: dict[str, str], expect: Expect | None) -> None:
+    async def _publish(self, subject: str, letter: StoredEvent, headers: dict[str, str], expect: Expect | None) -> None:
         if await self._fits(subject, letter, headers, expect):
             return
         short = await self._keep_apart(letter)
         if not await self._fits(subject, short, headers, expect):
             await self._publish_as_it_is(subject, short.stripped(), headers, expect)
 
-    async def _fits(self, subject: str, letter: DeadEvent, headers: dict[str, str], expect: Expect | None) -> bool:
+    async def _fits(self, subject: str, letter: StoredEvent, headers: dict[str, str], expect: Expect | None) -> bool:
         """Publish it; False if that is more than the server takes."""
         try:
             await self._publish_as_it_is(subject, letter, headers, expect)
@@ -398,9 +400,9 @@ class HandlerStore:
             return False
         return True
 
-    async def _keep_apart(self, letter: DeadEvent) -> DeadEvent:
+    async def _keep_apart(self, letter: StoredEvent) -> StoredEvent:
         """Store the event by itself, where it is not yet; returns what is left to be said of it."""
-        subject = apart_subject(letter_subject(self.app, letter.handler, letter.key, letter.origin))
+        subject = separate_body_subject(dead_letter_subject(self.app, letter.handler, letter.key, letter.origin))
         for block in (letter.as_block(), b"") if letter.apart is None and not letter.is_body_omitted else ():
             try:
                 # Without headers of its own, so that it is not larger than the event was when it was published.
@@ -410,11 +412,11 @@ class HandlerStore:
             return dataclasses.replace(letter.shortened(), apart=len(block))
         return letter.shortened()
 
-    async def _drop_apart(self, step: DropApart) -> None:
-        await self.letters.purge(subject=apart_subject(self._letter_subject(step.item)))
+    async def _drop_apart(self, step: DropSeparateBody) -> None:
+        await self.letters.purge(subject=separate_body_subject(self._letter_subject(step.item)))
 
     async def _publish_as_it_is(
-        self, subject: str, letter: DeadEvent, headers: dict[str, str], expect: Expect | None
+        self, subject: str, letter: StoredEvent, headers: dict[str, str], expect: Expect | None
     ) -> None:
         fields = letter.to_headers()
         fields.update(headers)
@@ -506,15 +508,15 @@ class HandlerStore:
     # ---- small steps -------------------------------------------------------------------------------------------
 
     def _letter_subject(self, item: WorkItem) -> str:
-        return letter_subject(self.app, self.handler, item.key, _origin(item))
+        return dead_letter_subject(self.app, self.handler, item.key, _origin(item))
 
     def _retry_subject(self, what: str, partition: int | None = None) -> str:
         return f"retry.{self.app}.{self.handler}.{what}" + ("" if partition is None else f"-{partition}")
 
     def _event_of(
-        self, item: WorkItem, status: LetterStatus, cause: FailureCause | None, behind: int | None, now: str
-    ) -> DeadEvent:
-        original: DeadEvent | None = item.original
+        self, item: WorkItem, status: DeadLetterStatus, cause: FailureCause | None, behind: int | None, now: str
+    ) -> StoredEvent:
+        original: StoredEvent | None = item.original
         message = item.message
         if original is not None:
             subject, headers, data = original.subject, original.headers, original.data
@@ -523,7 +525,7 @@ class HandlerStore:
             if item.partition is not None:
                 subject = copied_from(message.raw_headers, subject).subject
                 headers = without_server_headers(headers)
-        return DeadEvent(
+        return StoredEvent(
             handler=self.handler,
             key=item.key,
             origin=_origin(item),
@@ -541,7 +543,7 @@ class HandlerStore:
         )
 
 
-def _first(pair: tuple[int, LetterRef]) -> int:
+def _first(pair: tuple[int, DeadLetterRef]) -> int:
     return pair[0]
 
 

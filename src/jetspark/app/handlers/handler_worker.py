@@ -27,8 +27,8 @@ from jetspark.app.handlers.handler_steps import (
     HandlerStep,
     HandlerSteps,
     PauseHandler,
+    ReportDropped,
     StepAnswer,
-    TellDropped,
 )
 from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.intake import Intake
@@ -39,7 +39,7 @@ from jetspark.app.handlers.procedures import handle, handle_batch
 from jetspark.app.handlers.readers import PartitionReaders
 from jetspark.app.handlers.record_watch import Members, RecordWatch
 from jetspark.app.handlers.reporting import HandlerReports
-from jetspark.app.handlers.retry import Bury, Decided, Skip
+from jetspark.app.handlers.retry import Decided, GiveUp, Skip
 from jetspark.app.handlers.room import Room
 from jetspark.app.handlers.stall_watch import CANCEL_AGAIN_S, StallWatch
 from jetspark.app.patience import patiently
@@ -430,7 +430,7 @@ class HandlerWorker:
             return
         if decided is None:
             self._expect_lapsed()
-        elif isinstance(decided, Bury):
+        elif isinstance(decided, GiveUp):
             end = "dead letter written" if self.spec.dead_letter else "dropped, since the handler has no dead letters"
             self.log.error("event %d: given up after %d attempts; %s", item.sequence, item.attempts, end)
         self.arm()
@@ -455,7 +455,7 @@ class HandlerWorker:
                 return self._loop.time()
             case Acknowledge():
                 return await self._acknowledge(step)
-            case TellDropped():
+            case ReportDropped():
                 self._report_dropped(step)
                 return None
         failures = 0
@@ -492,7 +492,7 @@ class HandlerWorker:
             return False
         return True
 
-    def _report_dropped(self, step: TellDropped) -> None:
+    def _report_dropped(self, step: ReportDropped) -> None:
         kind, text = step.cause.error, step.cause.message
         self.log.error(
             "event %d: given up (%s: %s); dropped, since the handler has no dead letters",

@@ -39,7 +39,7 @@ from jetspark.app.handlers.partitions import PIN_GROUP, copied_from
 from jetspark.app.handlers.reading import HandlerReading
 from jetspark.app.handlers.retry import Reject
 from jetspark.app.patience import FOR_EVER_S, patiently
-from jetspark.app.stored_events import DeadEvent
+from jetspark.app.stored_events import StoredEvent
 from jetspark.core.backoff import Backoff
 from jetspark.core.headers import last_value, readable
 from jetspark.errors import (
@@ -323,7 +323,7 @@ class Intake:
 
     def _unread(self, message: JetStreamMessage, side: Side) -> WorkItem:
         """What has to be known of a message to count its attempts."""
-        original = None if side == "stream" else DeadEvent.of(readable(message.raw_headers), message.data)
+        original = None if side == "stream" else StoredEvent.of(readable(message.raw_headers), message.data)
         attempts = 0 if original is None else original.attempts
         delivered = message.metadata.delivered
         item = WorkItem(None, 0, message, delivered=delivered, attempts=attempts, partition=self.partition)
@@ -367,7 +367,7 @@ class Intake:
         here: set[Hashable] = {item.sequence for item in self._machine.items if item.source == "stream"}
         here |= {self._origin_of(message) for message in found}
         # A server that was restarted may say that everything after an old floor may be unsettled.
-        here |= self._machine.settled_before
+        here |= self._machine.acknowledged_before
         reading = partial(self._reading_inherited, here)
         expected = await expect_inherited(self._machine, self.consumer, self.stream, reading)
         self.expected |= expected
@@ -568,10 +568,10 @@ class Intake:
         item.intake = self
         return message.ack() if self._machine.receive(item, now) == "done" else None
 
-    async def _original(self, message: JetStreamMessage) -> DeadEvent | None:
+    async def _original(self, message: JetStreamMessage) -> StoredEvent | None:
         """The event that a message of the retry stream is about; None if it is none."""
         try:
-            return await self._worker.store.whole(DeadEvent.of(readable(message.raw_headers), message.data))
+            return await self._worker.store.whole(StoredEvent.of(readable(message.raw_headers), message.data))
         except ProtocolError as error:
             self._log.error("sequence %d of the retry stream: %s", message.metadata.stream_sequence, error)
             return None

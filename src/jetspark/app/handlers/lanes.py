@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 if TYPE_CHECKING:
     from jetspark.aio.stream_message import JetStreamMessage
     from jetspark.app.contracts.envelope import Decoded
-    from jetspark.app.stored_events import DeadEvent, LetterRef
+    from jetspark.app.stored_events import DeadLetterRef, StoredEvent
 
 __all__ = ["ItemReader", "Lane", "Lanes", "RunningCode", "WorkItem", "WorkSource"]
 
@@ -108,13 +108,13 @@ class WorkItem:
         """Starts, the present one included."""
         self.carried = attempts
         """Attempts made before, according to the message."""
-        self.original: DeadEvent | None = None
+        self.original: StoredEvent | None = None
         """The event as it was first published, if this is a message of the retry stream."""
         self.redrives = redrives
         # The retry stream may have several messages of one event, one after the other.
         self.identity: Hashable = sequence if source == "stream" else (source, sequence, attempts, redrives)
         self.lane: Lane | None = None
-        self.letter: LetterRef | None = None
+        self.letter: DeadLetterRef | None = None
         """The dead letter that a redrive was found to handle again, before it ran."""
         self.came_at = self.touched_at = self.heard_at = 0.0
         """When it was received, when the last ``in_progress`` was sent, and when the last confirmed one was sent."""

@@ -140,8 +140,8 @@ class HandlerMachine:
         self.is_stopping = False
         self._chance = chance
         self._held: dict[Hashable, WorkItem] = {}
-        self._settled: set[Hashable] = set()
-        self._settled_order: deque[Hashable] = deque()
+        self._acknowledged: set[Hashable] = set()
+        self._acknowledged_order: deque[Hashable] = deque()
         self._deadlines: dict[WorkItem, float] = {}
         self._waiting: list[tuple[float, int, WorkItem]] = []
         self._due: deque[WorkItem] = deque()
@@ -186,7 +186,7 @@ class HandlerMachine:
             present.intake, present.partition = item.intake, item.partition
             present.touched_at, present.heard_at = max(present.touched_at, now), max(present.heard_at, now)
             return "held"
-        if item.delivered > 1 and identity in self._settled:
+        if item.delivered > 1 and identity in self._acknowledged:
             return "done"
         item.came_at = item.touched_at = item.heard_at = now
         if not self._held:
@@ -297,23 +297,23 @@ class HandlerMachine:
         self.running -= 1
         heapq.heappush(self._waiting, (now + seconds, next(self._count), item))
 
-    def settled(self, item: WorkItem) -> None:
+    def acknowledged(self, item: WorkItem) -> None:
         """The event is acknowledged; its lane goes on."""
         self._let_go(item)
         identity = item.identity
-        self._settled.add(identity)
-        self._settled_order.append(identity)
-        if len(self._settled_order) > REMEMBERED:
-            self._settled.discard(self._settled_order.popleft())
+        self._acknowledged.add(identity)
+        self._acknowledged_order.append(identity)
+        if len(self._acknowledged_order) > REMEMBERED:
+            self._acknowledged.discard(self._acknowledged_order.popleft())
 
     @property
-    def settled_before(self) -> set[Hashable]:
+    def acknowledged_before(self) -> set[Hashable]:
         """Events of the stream, by sequence, and other identities that were settled here a moment ago."""
-        return self._settled
+        return self._acknowledged
 
-    def was_settled(self, item: WorkItem) -> bool:
+    def was_acknowledged(self, item: WorkItem) -> bool:
         """Whether it was settled here, a moment ago."""
-        return item.identity in self._settled
+        return item.identity in self._acknowledged
 
     def given_back(self, item: WorkItem) -> None:
         """It is not settled, and somebody will get it again."""

@@ -35,38 +35,38 @@ from jetspark.app.handlers.crash_records import ReaderDied
 from jetspark.app.handlers.handler_steps import (
     Acknowledge,
     AttemptsRecord,
-    CloseLetter,
-    DropApart,
+    CloseDeadLetter,
     DropAttempts,
     DropParked,
+    DropSeparateBody,
     EndTransaction,
-    FindLetter,
+    FindDeadLetter,
     FindRetry,
     HandlerSteps,
-    NextLetter,
+    NextDeadLetter,
     ParkedRecord,
     PauseHandler,
     ReadAttempts,
     ReadParked,
+    ReportDropped,
     RequestRedrive,
     StoreStep,
-    TellDropped,
     WriteAttempts,
-    WriteLetter,
+    WriteDeadLetter,
     WriteParked,
     WriteSchedule,
 )
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.machine import FINISH, HandlerMachine
-from jetspark.app.handlers.retry import Bury, Decided, WaitHere, WaitLong
-from jetspark.app.stored_events import FailureCause, LetterRef
+from jetspark.app.handlers.retry import Decided, GiveUp, WaitHere, WaitLong
+from jetspark.app.stored_events import DeadLetterRef, FailureCause
 from jetspark.core.step_runner import ReadClock, Steps
 
 __all__ = [
     "HandlerDriver",
     "advance",
-    "bury_lost",
     "conclude",
+    "give_up_undelivered",
     "handle",
     "handle_batch",
     "is_plain",
@@ -157,7 +157,7 @@ async def _end_attempt(driver: HandlerDriver, item: WorkItem, error: BaseExcepti
     if error is None and is_plain(machine, item):
         machine.succeed(item)
         await driver.acknowledge(item)
-        machine.settled(item)
+        machine.acknowledged(item)
         decided = FINISH
     elif error is not None and machine.has_lapsed(item, driver.now()):
         # The server may have redelivered it: the worker that has it now decides.
@@ -222,7 +222,7 @@ def prepare(machine: HandlerMachine, item: WorkItem) -> HandlerSteps[bool]:
             elif machine.limits.has_dead_letters:
                 yield from _give_up(machine, item, cause)
             else:
-                yield TellDropped(item, cause)
+                yield ReportDropped(item, cause)
                 yield from _succeed(machine, item)
             return False
         yield WriteAttempts(item, cause)
@@ -237,7 +237,7 @@ def conclude(machine: HandlerMachine, item: WorkItem, error: BaseException | Non
     decided = machine.finish(item, error, now)
     if machine.is_open and not was_open:
         yield PauseHandler()
-    if isinstance(decided, Bury) and (yield from _has_committed(machine, item)):
+    if isinstance(decided, GiveUp) and (yield from _has_committed(machine, item)):
         decided = FINISH
     if isinstance(decided, WaitHere):
         yield WriteAttempts(item, FailureCause.of(error, is_transient=True))
@@ -246,7 +246,7 @@ def conclude(machine: HandlerMachine, item: WorkItem, error: BaseException | Non
         yield from _park(machine, item)
         yield WriteSchedule(item, decided.seconds, FailureCause.of(error, is_transient=True))
         yield from _end(machine, item)
-    elif isinstance(decided, Bury) and machine.limits.has_dead_letters:
+    elif isinstance(decided, GiveUp) and machine.limits.has_dead_letters:
         yield from _give_up(machine, item, FailureCause.of(error, is_transient=decided.is_transient))
     else:
         yield from _succeed(machine, item)
@@ -272,12 +272,12 @@ def _put_behind(machine: HandlerMachine, item: WorkItem, head: int) -> HandlerSt
     assert item.key is not None
     revision = 0
     if item.redrives:
-        letter: LetterRef | None = yield FindLetter(item)
+        letter: DeadLetterRef | None = yield FindDeadLetter(item)
         if letter is None or letter.status == "closed" or letter.redrives != item.redrives - 1:
             return
         # The dead letter counts this request as used, so that the next one has another number.
         revision = letter.revision
-    yield WriteLetter(item, None, head, revision)
+    yield WriteDeadLetter(item, None, head, revision)
     yield from _confirm(machine, item, item.key)
 
 
@@ -299,7 +299,7 @@ def _confirm(machine: HandlerMachine, item: WorkItem, key: str) -> HandlerSteps[
     machine.park(key, head)
     if head != item.sequence:
         return
-    letter: LetterRef | None = yield FindLetter(item)
+    letter: DeadLetterRef | None = yield FindDeadLetter(item)
     if letter is None or letter.status == "closed":
         yield from _advance(machine, item, key)
     elif letter.status == "behind":
@@ -307,7 +307,7 @@ def _confirm(machine: HandlerMachine, item: WorkItem, key: str) -> HandlerSteps[
 
 
 def _look_up(item: WorkItem) -> HandlerSteps[_Found]:
-    letter: LetterRef | None = yield FindLetter(item)
+    letter: DeadLetterRef | None = yield FindDeadLetter(item)
     if item.redrives:
         if letter is None or letter.status == "closed":
             return "finished"
@@ -358,15 +358,15 @@ def _succeed(machine: HandlerMachine, item: WorkItem) -> HandlerSteps[None]:
     # A redelivered retry would need the body that is stored apart. Closing a dead letter removes that one.
     is_apart = not item.redrives and item.original is not None and item.original.apart is not None
     if (yield from _end(machine, item, surely=is_apart)) and is_apart:
-        yield DropApart(item)
+        yield DropSeparateBody(item)
 
 
 def _close(machine: HandlerMachine, item: WorkItem) -> HandlerSteps[None]:
     """Close the dead letter of an event that is done, and advance its key."""
-    if item.redrives and (item.letter is None or not (yield CloseLetter(item, item.letter.revision))):
-        letter: LetterRef | None = yield FindLetter(item)
+    if item.redrives and (item.letter is None or not (yield CloseDeadLetter(item, item.letter.revision))):
+        letter: DeadLetterRef | None = yield FindDeadLetter(item)
         if letter is not None and letter.status != "closed":
-            yield CloseLetter(item, letter.revision)
+            yield CloseDeadLetter(item, letter.revision)
     # A key with an event in the retry stream is parked, and this worker may not have received its record yet.
     if item.key is not None and (item.key in machine.parked or item.source != "stream"):
         yield from _advance(machine, item, item.key)
@@ -376,7 +376,7 @@ def _give_up(machine: HandlerMachine, item: WorkItem, cause: FailureCause) -> Ha
     yield from _park(machine, item)
     revision = 0
     if item.redrives:
-        letter: LetterRef | None = yield FindLetter(item)
+        letter: DeadLetterRef | None = yield FindDeadLetter(item)
         revision = letter.revision if letter is not None else 0
     yield from _store_letter(machine, item, cause, revision)
     yield from _end(machine, item)
@@ -384,7 +384,7 @@ def _give_up(machine: HandlerMachine, item: WorkItem, cause: FailureCause) -> Ha
 
 def _store_letter(machine: HandlerMachine, item: WorkItem, cause: FailureCause, revision: int) -> HandlerSteps[None]:
     # If it is refused, the dead letter was stored before a crash.
-    yield WriteLetter(item, cause, None, revision)
+    yield WriteDeadLetter(item, cause, None, revision)
     if item.key is not None and machine.parked.get(item.key) != item.sequence:
         yield from _confirm(machine, item, item.key)
 
@@ -394,7 +394,7 @@ def _end(machine: HandlerMachine, item: WorkItem, *, surely: bool = False) -> Ha
     if item.attempts > 1 or (item.delivered > 1 and not item.is_behind):
         yield DropAttempts(item)
     is_confirmed: bool = yield Acknowledge(item, surely)
-    machine.settled(item)
+    machine.acknowledged(item)
     return is_confirmed
 
 
@@ -429,7 +429,7 @@ def _advance(machine: HandlerMachine, item: WorkItem, key: str) -> HandlerSteps[
         machine.park(key, head)
 
 
-def bury_lost(machine: HandlerMachine, item: WorkItem, cause: FailureCause) -> HandlerSteps[None]:
+def give_up_undelivered(machine: HandlerMachine, item: WorkItem, cause: FailureCause) -> HandlerSteps[None]:
     """Write a dead letter for an event that the server delivers no more, unless it is done or owned elsewhere."""
     found = yield from _look_up(item)
     yield from _continue_key(machine, item, found)
@@ -441,7 +441,7 @@ def bury_lost(machine: HandlerMachine, item: WorkItem, cause: FailureCause) -> H
         yield from _park(machine, item)
         yield from _store_letter(machine, item, cause, item.letter.revision if item.letter is not None else 0)
     else:
-        yield TellDropped(item, cause)
+        yield ReportDropped(item, cause)
         yield from _close(machine, item)
 
 
@@ -455,7 +455,7 @@ def advance(key: str, sequence: int) -> Steps[StoreStep, int | None]:
         parked: ParkedRecord | None = yield ReadParked(key)
         if parked is None:
             return None
-        letter: LetterRef | None = yield NextLetter(key)
+        letter: DeadLetterRef | None = yield NextDeadLetter(key)
         if parked.head != sequence:
             if sequence in parked.waiting and sequence > parked.head:
                 # It is done before its turn: an operator has discarded its dead letter.
@@ -493,11 +493,11 @@ def restore(key: str) -> Steps[StoreStep, bool]:
     """
     if (yield ReadParked(key)) is not None:
         return False
-    first: LetterRef | None = yield NextLetter(key)
+    first: DeadLetterRef | None = yield NextDeadLetter(key)
     if first is None or not (yield WriteParked(key, first.sequence, 0, (first.sequence,))):
         return False
     # A worker may have closed it in the meantime, or written an earlier one.
-    letter: LetterRef | None = yield NextLetter(key)
+    letter: DeadLetterRef | None = yield NextDeadLetter(key)
     if letter is None or letter.sequence != first.sequence:
         yield from advance(key, first.sequence)
     elif letter.status == "behind":

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jetspark.app.contracts.envelope import Decoded
-from jetspark.app.handlers.handler_steps import CloseLetter, HandlerStep, TellDropped, WriteLetter
-from jetspark.app.handlers.retry import Bury, Decided, Skip, WaitHere, WaitLong
+from jetspark.app.handlers.handler_steps import CloseDeadLetter, HandlerStep, ReportDropped, WriteDeadLetter
+from jetspark.app.handlers.retry import Decided, GiveUp, Skip, WaitHere, WaitLong
 from jetspark.app.telemetry import (
     AttemptOutcome,
     AttemptResult,
@@ -75,7 +75,7 @@ class HandlerReports:
             self.finished(item, "given_back", error)
         elif isinstance(decided, WaitHere | WaitLong):
             self.finished(item, "retry", error, decided.seconds)
-        elif isinstance(decided, Bury):
+        elif isinstance(decided, GiveUp):
             self.finished(item, "dead_letter" if self._spec.dead_letter else "dropped", error)
         else:
             self.finished(item, "skipped" if isinstance(error, Skip) else "done", error)
@@ -101,11 +101,11 @@ class HandlerReports:
 
     def step(self, step: HandlerStep) -> None:
         """A step was performed that changed a dead letter, or dropped an event."""
-        if not isinstance(step, WriteLetter | CloseLetter | TellDropped):
+        if not isinstance(step, WriteDeadLetter | CloseDeadLetter | ReportDropped):
             return
-        item, cause = step.item, None if isinstance(step, CloseLetter) else step.cause
-        status: Any = "closed" if isinstance(step, CloseLetter) else "dropped"
-        if isinstance(step, WriteLetter):
+        item, cause = step.item, None if isinstance(step, CloseDeadLetter) else step.cause
+        status: Any = "closed" if isinstance(step, CloseDeadLetter) else "dropped"
+        if isinstance(step, WriteDeadLetter):
             status = "open" if step.behind is None else "behind"
         change = LetterChange(
             app=self._app.name,

@@ -19,9 +19,9 @@ from jetspark.errors import ConfigError, ContractViolation, JetSparkError, Permi
 
 __all__ = [
     "Breaker",
-    "Bury",
     "Decided",
     "Finish",
+    "GiveUp",
     "HandlerTimeout",
     "Reject",
     "Retry",
@@ -171,14 +171,14 @@ class WaitLong:
 
 
 @dataclass(frozen=True, slots=True)
-class Bury:
+class GiveUp:
     """Write a dead letter, and acknowledge it."""
 
     is_transient: bool
     """It was tried as often as the policy says; otherwise trying again was pointless."""
 
 
-Decided: TypeAlias = Finish | WaitHere | WaitLong | Bury
+Decided: TypeAlias = Finish | WaitHere | WaitLong | GiveUp
 
 
 def is_transient(policy: RetryPolicy, error: BaseException) -> bool:
@@ -203,9 +203,9 @@ def decide(policy: RetryPolicy, attempts: int, error: BaseException, chance: flo
     if isinstance(error, Skip):
         return Finish()
     if not is_transient(policy, error):
-        return Bury(is_transient=False)
+        return GiveUp(is_transient=False)
     if attempts >= policy.attempts:
-        return Bury(is_transient=True)
+        return GiveUp(is_transient=True)
     wait_s = error.seconds if isinstance(error, RetryIn) else policy.wait_s(attempts, chance)
     return WaitHere(wait_s) if wait_s <= policy.in_lane_s else WaitLong(wait_s)
 

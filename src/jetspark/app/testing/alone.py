@@ -21,7 +21,7 @@ from jetspark.app.handlers.context import Context, Dependencies, plan_arguments
 from jetspark.app.handlers.handler_spec import HandlerFunction, HandlerSpec
 from jetspark.app.handlers.invocation import returned_events
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords, call_effect
-from jetspark.app.handlers.retry import Bury, RetryPolicy, Skip, WaitHere, WaitLong, decide, deciding_error
+from jetspark.app.handlers.retry import GiveUp, RetryPolicy, Skip, WaitHere, WaitLong, decide, deciding_error
 from jetspark.app.testing.memory import MemoryBucket
 from jetspark.app.timers import cancelling
 from jetspark.app.topology.names import escape_token
@@ -259,7 +259,7 @@ def _outcome(
     decided = decide(policy, attempt, error, 0.0)
     if isinstance(decided, WaitHere | WaitLong):
         return "retry", decided.seconds
-    assert isinstance(decided, Bury)
+    assert isinstance(decided, GiveUp)
     return "dead_letter" if has_dead_letters else "dropped", None
 
 

@@ -38,8 +38,8 @@ STEPS = (
     "WriteAttempts",
     "DropAttempts",
     "WriteSchedule",
-    "WriteLetter",
-    "CloseLetter",
+    "WriteDeadLetter",
+    "CloseDeadLetter",
     "RequestRedrive",
     "Acknowledge",
     "InProgress",
@@ -56,7 +56,7 @@ class SeenStep(NamedTuple):
 
 
 def parse_moment(at: str) -> tuple[StepMoment, str]:
-    """``before WriteLetter``, ``after RunHandler`` and the like.
+    """``before WriteDeadLetter``, ``after RunHandler`` and the like.
 
     Raises:
         ConfigError: There is no such step.
@@ -89,7 +89,7 @@ class StepReader:
             return _record(subject.removeprefix(self._bucket).split("."), message)
         if subject.startswith(self._letters):
             is_closed = _header(message, f"{PREFIX}Status") == "closed"
-            return SeenStep("CloseLetter" if is_closed else "WriteLetter", subject.split(".")[2])
+            return SeenStep("CloseDeadLetter" if is_closed else "WriteDeadLetter", subject.split(".")[2])
         if subject.startswith(self._retries):
             _, _, handler, what, *_ = subject.split(".")
             return SeenStep("WriteSchedule", handler) if what == "wait" else SeenStep("RequestRedrive", handler)
