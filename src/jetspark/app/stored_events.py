@@ -159,11 +159,11 @@ class StoredEvent:
     partition: int | None = None
     """Of a handler with partitions: whose retries it belongs to."""
     is_body_omitted: bool = False
-    """The event is too large to be stored with what has to be said of it: its headers and its body are apart, or in its
+    """The event was too large to be stored with its facts: its headers and its body are stored separately, or in its
     stream."""
     apart: int | None = None
-    """Its headers and its body are a message of their own, on :func:`separate_body_subject`: headers first, of this many bytes.
-    """
+    """The size in bytes of the event's headers at the beginning of the message on :func:`separate_body_subject`, which
+    has its headers and its body; None if there is no such message."""
     is_cancelled: bool = False
     """A retry that an operator has cancelled: the worker that gets it writes a dead letter in place of trying again."""
 

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 
 from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters, run_redrive
-from jetspark.app.handlers.handler_store import StoredDeadLetter
+from jetspark.app.handlers.dead_letter_box import StoredDeadLetter
 from jetspark.demo.screen import DemoStage
 from jetspark.demo.stages import Demo
 from jetspark.errors import MessageNotFound, RequestTimeout

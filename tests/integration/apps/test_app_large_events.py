@@ -148,7 +148,7 @@ async def test_an_event_that_is_nowhere_any_more_stays_a_letter_that_says_so(ser
     [stored] = await read_dead_letters(js, app, DeadLetterFilter())
     store = await HandlerStore.open(js, app.name, "large")
     old = dataclasses.replace(stored.letter, apart=None)
-    await store.letters.purge()
+    await store.dead_letters.purge()
     await js.publish(stored.subject, b"", headers=old.to_headers())
     await js.delete_stream("LARGE")
     await set_up(js, app)

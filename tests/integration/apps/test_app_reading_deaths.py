@@ -117,13 +117,13 @@ async def test_an_event_that_ends_the_process_while_it_is_read_becomes_a_dead_le
     async def is_over() -> bool:
         assert supervisor.ends <= ATTEMPTS, log.read_text()
         if partitions is not None:
-            settled = {letter.letter.origin.sequence async for letter in store.all_letters()}
+            settled = {letter.letter.origin.sequence async for letter in store.all_dead_letters()}
             return len(done_of(log)) + len(settled) == len(KEYS) * len(NUMBERS)
         return await is_settled(js, app, "reader")
 
     async with supervised(supervisor):
         await until(is_over)
-        letters = {each.letter.origin.sequence: each.letter async for each in store.all_letters()}
+        letters = {each.letter.origin.sequence: each.letter async for each in store.all_dead_letters()}
         poison = next(each for each in letters.values() if each.status == "open")
         assert json.loads(poison.data)["data"] == {"name": POISON[0], "number": POISON[1]}
         is_death = ending == "os._exit"
@@ -164,7 +164,7 @@ async def test_an_event_that_was_given_up_and_ends_the_process_while_it_is_read_
 
     async def is_over() -> bool:
         assert supervisor.ends <= 4, log.read_text()  # and three of those who inherit it
-        return "open" in [each.letter.status async for each in store.all_letters()]
+        return "open" in [each.letter.status async for each in store.all_dead_letters()]
 
     async with supervised(supervisor):
         await until(is_over)

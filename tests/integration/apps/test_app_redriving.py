@@ -33,8 +33,9 @@ from jetspark.app.dead_letters.redriving import (
     run_redrive,
 )
 from jetspark.app.handlers.consumers import consumers_of
+from jetspark.app.handlers.dead_letter_box import StoredDeadLetter
 from jetspark.app.handlers.handler_steps import ParkedRecord, ReadParked, WriteParked
-from jetspark.app.handlers.handler_store import HandlerStore, StoredDeadLetter
+from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.stored_events import FailureCause, Origin, StoredEvent, dead_letter_subject
 from jetspark.cli import commands
 from jetspark.core.headers import Headers

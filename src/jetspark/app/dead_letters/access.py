@@ -32,7 +32,7 @@ from jetspark.app.dead_letters.retries import (
     each_retry,
     hurry_retries,
 )
-from jetspark.app.handlers.handler_store import StoredDeadLetter
+from jetspark.app.handlers.dead_letter_box import StoredDeadLetter
 from jetspark.app.stored_events import FailureCause
 from jetspark.core.headers import Headers
 from jetspark.core.numbers import UINT64, whole

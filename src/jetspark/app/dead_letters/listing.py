@@ -11,10 +11,10 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from jetspark.app.handlers.handler_store import HandlerStore, StoredDeadLetter
+from jetspark.app.handlers.dead_letter_box import DeadLetterBox, StoredDeadLetter
 from jetspark.app.projections.unreadable import HANDLER as PROJECTIONS
 from jetspark.app.stored_events import StoredEvent, dead_letter_filter
-from jetspark.app.topology.names import dead_letter_stream, handler_bucket, projection_bucket
+from jetspark.app.topology.names import dead_letter_stream, handler_bucket
 from jetspark.core.arguments import unfit
 from jetspark.errors import ConfigError, InvalidSubject, MessageNotFound, ProtocolError, StreamNotFound
 
@@ -28,7 +28,7 @@ __all__ = [
     "DeadLetterFilter",
     "check_handler",
     "each_dead_letter",
-    "open_records",
+    "open_parked_records",
     "read_dead_letter",
     "read_dead_letters",
     "with_event",
@@ -200,20 +200,20 @@ async def read_dead_letter(js: JetStream, app: HasSpec, number: int) -> StoredDe
 async def with_event(js: JetStream, app: HasSpec, stored: StoredDeadLetter) -> StoredDeadLetter:
     """A dead letter with the headers and the body of its event, also if they are kept apart from it."""
     app = app.spec
-    stream, records = await js.stream(dead_letter_stream(app.name)), await open_records(js, app)
-    store = HandlerStore(js, app.name, stored.letter.handler, stream, stream, records)
-    return StoredDeadLetter(await store.whole(stored.letter), stored.subject, stored.revision)
+    stream = await js.stream(dead_letter_stream(app.name))
+    box = DeadLetterBox(js, app.name, stored.letter.handler, stream, None)
+    return StoredDeadLetter(await box.whole(stored.letter), stored.subject, stored.revision)
 
 
-async def open_records(js: JetStream, app: AppSpec) -> KeyValue:
-    """Open the bucket with the records of parked keys.
+async def open_parked_records(js: JetStream, app: AppSpec) -> KeyValue | None:
+    """Open the bucket with the records of parked keys; None if the application has projections and never had a handler.
 
-    An application that has never had a handler has no such bucket. Dead letters of projections hold up no key, so the
-    bucket that stands in for it is never searched.
+    Raises:
+        StreamNotFound: The application was not applied to this server.
     """
     try:
         return await js.kv(handler_bucket(app.name))
     except StreamNotFound:
         if app.handlers or not app.projections:
             raise
-        return await js.kv(projection_bucket(app.name))
+        return None

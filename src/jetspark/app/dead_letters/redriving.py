@@ -26,7 +26,7 @@ from jetspark.app.dead_letters.listing import (
     DeadLetterFilter,
     check_handler,
     each_dead_letter,
-    open_records,
+    open_parked_records,
     read_dead_letter,
     read_dead_letters,
     with_event,
@@ -34,7 +34,7 @@ from jetspark.app.dead_letters.listing import (
 from jetspark.app.dead_letters.outcomes import RedriveOutcomes, RedriveProgress, RedriveResults, SeenDeadLetter
 from jetspark.app.dead_letters.retries import each_retry
 from jetspark.app.dead_letters.stranded import KeyRepairs
-from jetspark.app.handlers.handler_store import HandlerStore, StoredDeadLetter
+from jetspark.app.handlers.dead_letter_box import DeadLetterBox, StoredDeadLetter
 from jetspark.app.stored_events import StoredEvent
 from jetspark.app.topology.names import dead_letter_stream, handler_bucket
 from jetspark.core import numbers
@@ -269,7 +269,7 @@ class _Redrive:
 
     async def _request_chunk(self, chunk: list[SeenDeadLetter], up_to: int) -> None:
         """Request dead letters; with them all up to a revision are dealt with."""
-        requested = await _request(self._js, self._app, self._stream, self._records, chunk)
+        requested = await _request(self._js, self._app, self._stream, chunk)
         for seen, is_requested in zip(chunk, requested, strict=True):
             if is_requested:
                 self._outcomes.request(seen)
@@ -307,23 +307,21 @@ class _Redrive:
                         return
 
 
-async def _request(
-    js: JetStream, app: AppSpec, stream: Stream, records: KeyValue, chunk: Sequence[SeenDeadLetter]
-) -> list[bool]:
+async def _request(js: JetStream, app: AppSpec, stream: Stream, chunk: Sequence[SeenDeadLetter]) -> list[bool]:
     """Request dead letters, in this order; False for each that was handled, redriven or discarded in the meantime."""
     whole = await asyncio.gather(*(_read_whole(stream, seen) for seen in chunk))
-    stores = {seen.handler: HandlerStore(js, app.name, seen.handler, stream, stream, records) for seen in chunk}
+    boxes = {seen.handler: DeadLetterBox(js, app.name, seen.handler, stream, None) for seen in chunk}
     sent = []
     for stored in whole:
         if stored is None:
             continue
-        subject, again = stores[stored.letter.handler].request_for(stored)
+        subject, again = boxes[stored.letter.handler].request_for(stored)
         try:
             future = await js.publish_async(
                 subject, again.data, headers=again.to_headers(), expect=Expect(last_subject_sequence=0)
             )
         except PayloadTooLarge:
-            await stores[stored.letter.handler].request(stored)
+            await boxes[stored.letter.handler].request(stored)
         else:
             sent.append((stored, future))
     # All of them have ended before the first failure is raised or dealt with.
@@ -331,7 +329,7 @@ async def _request(
     for (stored, _), answer in zip(sent, answers, strict=True):
         if isinstance(answer, JetSparkError) and not isinstance(answer, WrongLastSequence):
             # Too large for the server, or not known to be stored: by itself, with what remedies there are.
-            await stores[stored.letter.handler].request(stored)
+            await boxes[stored.letter.handler].request(stored)
         elif isinstance(answer, BaseException) and not isinstance(answer, WrongLastSequence):
             raise answer
     return [stored is not None for stored in whole]
@@ -369,7 +367,7 @@ async def discard_dead_letters(
     """
     app = app.spec
     await check_handler(js, app, chosen.handler)
-    stream, records = await js.stream(dead_letter_stream(app.name)), await open_records(js, app)
+    stream, records = await js.stream(dead_letter_stream(app.name)), await open_parked_records(js, app)
     discarded = behind = gone = 0
     chunk: list[StoredDeadLetter] = []
 
@@ -387,8 +385,8 @@ async def discard_dead_letters(
         chunk.clear()
 
     async def discard_lane(lane: list[StoredDeadLetter]) -> int:
-        store = HandlerStore(js, app.name, lane[0].letter.handler, stream, stream, records)
-        return sum([await store.discard(stored) for stored in lane])
+        box = DeadLetterBox(js, app.name, lane[0].letter.handler, stream, records)
+        return sum([await box.discard(stored) for stored in lane])
 
     async for stored in each_dead_letter(js, app, chosen, with_events=False):
         if stored.letter.status == "behind":

@@ -125,7 +125,7 @@ class KeyRepairs:
             key for key, is_one in zip(left, await side_by_side(self._is_stranded, left), strict=True) if is_one
         ]
         if not is_dry_run:
-            await side_by_side(lambda key: self._store.run(advance(key, self._heads[key])), stranded)
+            await side_by_side(lambda key: self._store.run_key_steps(advance(key, self._heads[key])), stranded)
         return stranded
 
     async def restore_unrecorded(self, chosen: DeadLetterFilter, *, is_dry_run: bool) -> list[str]:
@@ -135,14 +135,14 @@ class KeyRepairs:
         return [key for key, is_one in zip(keys, await side_by_side(ask, keys), strict=True) if is_one]
 
     async def _restore(self, key: str) -> bool:
-        return bool(await self._store.run(restore(key)))
+        return await self._store.run_key_steps(restore(key))
 
     async def _has_no_record(self, key: str) -> bool:
         return await self._store.perform(ReadParked(key)) is None
 
     async def _is_stranded(self, key: str) -> bool:
         head = self._heads[key]
-        async for _ in self._store.all_letters(key=key, sequence=head):
+        async for _ in self._store.all_dead_letters(key=key, sequence=head):
             return False
         return not await self._is_in_retries(head)
 

@@ -25,6 +25,7 @@ __all__ = [
     "FindRetry",
     "HandlerStep",
     "HandlerSteps",
+    "KeyStep",
     "NextDeadLetter",
     "ParkedRecord",
     "PauseHandler",
@@ -204,17 +205,15 @@ class PauseHandler:
     """The breaker has opened: pause the handler's consumers, of events and of retries, for every worker. [None]"""
 
 
+KeyStep: TypeAlias = ReadParked | WriteParked | DropParked | NextDeadLetter | RequestRedrive
+"""Steps on the record of a parked key and on its dead letters, which operators take as well."""
 StoreStep: TypeAlias = (
-    FindDeadLetter
+    KeyStep
+    | FindDeadLetter
     | WriteDeadLetter
     | CloseDeadLetter
     | FindRetry
     | WriteSchedule
-    | NextDeadLetter
-    | RequestRedrive
-    | ReadParked
-    | WriteParked
-    | DropParked
     | ReadAttempts
     | WriteAttempts
     | DropAttempts

@@ -283,7 +283,7 @@ class HandlerWorker:
         """Wait until something is settled; give back what only waits for events that there is no room for."""
         surplus = self.machine.surplus(self._loop.time())
         with suppress(JetSparkError):
-            await self.store.note_not_begun(surplus)
+            await self.store.record_not_begun(surplus)
         for item in surplus:
             if item.source != "stream":
                 self.room.count_retry(item, -1)

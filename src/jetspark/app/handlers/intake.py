@@ -216,7 +216,7 @@ class Intake:
                 await consumer.close()
                 await consumer.info()
             left = [item for item in items if not item.message.is_answered]
-            await self._worker.store.note_not_begun(left)
+            await self._worker.store.record_not_begun(left)
             for item in left:
                 await item.message.nak()
             if self.partition is not None and self._tenure is not None:
@@ -317,7 +317,7 @@ class Intake:
         self._tenure = None
         with suppress(JetSparkError):
             if self._worker.is_connected:
-                await self._worker.store.note_not_begun([self._unread(message, side) for message in found])
+                await self._worker.store.record_not_begun([self._unread(message, side) for message in found])
             for message in found:
                 await message.nak()
 
@@ -374,7 +374,7 @@ class Intake:
         self._lapsed.clear()  # another reader may have got them since
         if self.partition is not None:
             # Keys that others parked before they settled what is not expected must be known to be parked.
-            self._worker.store.forget_letters()
+            self._worker.store.forget_dead_letters()
             await self._worker.records.catch_up()
         else:
             self._tenure = (session, "")

@@ -43,6 +43,7 @@ from jetspark.app.handlers.handler_steps import (
     FindDeadLetter,
     FindRetry,
     HandlerSteps,
+    KeyStep,
     NextDeadLetter,
     ParkedRecord,
     PauseHandler,
@@ -50,7 +51,6 @@ from jetspark.app.handlers.handler_steps import (
     ReadParked,
     ReportDropped,
     RequestRedrive,
-    StoreStep,
     WriteAttempts,
     WriteDeadLetter,
     WriteParked,
@@ -445,7 +445,7 @@ def give_up_undelivered(machine: HandlerMachine, item: WorkItem, cause: FailureC
         yield from _close(machine, item)
 
 
-def advance(key: str, sequence: int) -> Steps[StoreStep, int | None]:
+def advance(key: str, sequence: int) -> Steps[KeyStep, int | None]:
     """Advance a parked key whose event ``sequence`` is done; returns the event that it waits for now.
 
     It returns None if the key is no longer parked. A redrive is requested of the event that the key waits for now,
@@ -485,7 +485,7 @@ def advance(key: str, sequence: int) -> Steps[StoreStep, int | None]:
                 return letter.sequence
 
 
-def restore(key: str) -> Steps[StoreStep, bool]:
+def restore(key: str) -> Steps[KeyStep, bool]:
     """Park a key again that has dead letters but no record; returns whether it did.
 
     Records are lost if an operator purges or deletes them. Without its record, no redrive is requested of the dead
