@@ -271,9 +271,9 @@ def test_keys_that_make_no_progress_are_told_with_their_reason_and_for_how_long(
     told = [(each.item.sequence, each.reason, each.waits_for, each.seconds) for each in found]
     assert told == [(2, "expected", 1, patience_s), (4, "running", 0, patience_s), (7, "ready", 0, patience_s)]
     assert Stalled.text(found, machine.held) == (
-        "3 keys of 5 held events make no progress: sequence 2 of key 'a' waits for sequence 1, which was delivered "
-        f"before and is not settled (for {patience_s:.0f} s); sequence 4 of key 'b' is in attempt 1, which has not "
-        f"ended (for {patience_s:.0f} s); sequence 7 of key 'd' may begin, and no runner has taken it "
+        "3 keys of 5 held events make no progress: event 2 of key 'a' waits for event 1, which was delivered before "
+        f"and is not acknowledged (for {patience_s:.0f} s); event 4 of key 'b' is in attempt 1, which has not "
+        f"ended (for {patience_s:.0f} s); event 7 of key 'd' may begin, and no runner has taken it "
         f"(for {patience_s:.0f} s)"
     )
     assert Stalled.text(found * 3, 9).endswith("and 4 more")

@@ -24,18 +24,18 @@ def test_a_redrive_has_ended_when_nothing_is_left_but_what_is_behind_one_that_fa
     outcomes.follow_all([first, second, third, other, alone, _seen("c", 6, "behind"), _seen("a", 99, "behind")], 50)
     assert outcomes.results == RedriveResults(waiting=5)
     assert not outcomes.have_ended()
-    outcomes.note(first.subject, "open", 0)  # as it was
-    outcomes.note("dlq.a.h.x.S.9.1", "closed", 0)  # of another redrive
+    outcomes.set_status(first.subject, "open", 0)  # as it was
+    outcomes.set_status("dlq.a.h.x.S.9.1", "closed", 0)  # of another redrive
     assert outcomes.results == RedriveResults(waiting=5)
-    outcomes.note(first.subject, "closed", 0)
-    outcomes.note(second.subject, "open", 1)
+    outcomes.set_status(first.subject, "closed", 0)
+    outcomes.set_status(second.subject, "open", 1)
     assert not outcomes.have_ended()
-    outcomes.note(other.subject, "closed", 0)
+    outcomes.set_status(other.subject, "closed", 0)
     assert not outcomes.have_ended()
-    outcomes.note(alone.subject, "open", 1)
+    outcomes.set_status(alone.subject, "open", 1)
     assert outcomes.have_ended()  # the third waits for the second
     assert outcomes.results == RedriveResults(handled=2, failed=2, waiting=1)
-    outcomes.note(third.subject, "closed", 0)  # it was discarded in the meantime
+    outcomes.set_status(third.subject, "closed", 0)  # it was discarded in the meantime
     assert outcomes.have_ended()
     assert outcomes.results == RedriveResults(handled=3, failed=2, waiting=0)
 

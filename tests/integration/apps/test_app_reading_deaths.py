@@ -303,8 +303,8 @@ async def readers_at(url: str) -> AsyncIterator[tuple[Readers, KeyValue, list[Je
 async def test_only_a_message_that_is_read_alone_is_counted_and_settled_ones_are_forgotten(url: str) -> None:
     async with readers_at(url) as (readers, records, messages):
         first = await readers.new(4, spans_of([4, 1, 2, 3]))
-        await first.note(1)
-        await first.note(2)  # in the same record
+        await first.announce(1)
+        await first.announce(2)  # in the same record
         assert len(await records.snapshot(["reading.>"])) == 1
         await readers.die(first)
         for deaths in (2, 3):  # the third message ends every process
@@ -312,14 +312,14 @@ async def test_only_a_message_that_is_read_alone_is_counted_and_settled_ones_are
             assert [reader.deaths(each) for each in (1, 2, 3, 4)] == [2, 2, deaths, 2]
             assert [reader.died(each) for each in (1, 2, 3, 4)] == [None] * 4
             for sequence in (1, 2, 3):
-                await reader.note(sequence)
+                await reader.announce(sequence)
             await readers.die(reader)
         reader = await readers.new(4)
         died = reader.died(3)
         assert died is not None
         assert died.deaths == 4
         assert [reader.died(each) for each in (1, 2, 4)] == [None] * 3
-        await reader.note(4)
+        await reader.announce(4)
         await reader.close()
         assert [(await readers.new(4)).deaths(4), len(await records.snapshot(["reading.>"]))] == [2, 2]
         for message in messages:
@@ -331,17 +331,17 @@ async def test_only_a_message_that_is_read_alone_is_counted_and_settled_ones_are
 async def test_readers_that_live_count_as_no_death_however_many_read_a_message(url: str) -> None:
     async with readers_at(url) as (readers, _, _):
         group = await readers.new()
-        await group.note(1)
+        await group.announce(1)
         dead = await readers.new()
-        await dead.note(2)
+        await dead.announce(2)
         await readers.die(dead)
         alone = await readers.new()  # one death is known, and the first reader still reads
         assert [alone.deaths(each) for each in (1, 2, 3, 4)] == [2] * 4
-        await alone.note(2)
+        await alone.announce(2)
         for _ in range(3):
             reader = await readers.new()
             assert [reader.died(each) for each in (1, 2, 3, 4)] == [None] * 4
-            await reader.note(2)
+            await reader.announce(2)
         await readers.die(alone)
         assert (await readers.new()).died(2) is not None
 
@@ -349,14 +349,14 @@ async def test_readers_that_live_count_as_no_death_however_many_read_a_message(u
 async def test_a_reader_goes_on_when_another_one_has_removed_its_record(url: str) -> None:
     async with readers_at(url) as (readers, records, _):
         reader = await readers.new()
-        await reader.note(1)
+        await reader.announce(1)
         for remove in (records.purge, records.delete):
             [key] = await records.snapshot(["reading.>"])
             await remove(key)
             await until(lambda: records.snapshot(["reading.>"]))
         [key] = await records.snapshot(["reading.>"])
         await records.purge(key)
-        await reader.note(2)
+        await reader.announce(2)
         await reader.close()
         assert await records.snapshot(["reading.>"]) == {}
 
@@ -364,19 +364,19 @@ async def test_a_reader_goes_on_when_another_one_has_removed_its_record(url: str
 async def test_a_reader_whose_server_was_away_for_longer_than_a_lease_counts_as_no_death(own: NatsServer) -> None:
     async with readers_at(own.url) as (readers, _, _):
         reader, other = await readers.new(), await readers.new()
-        await reader.note(1)
+        await reader.announce(1)
         own.stop()
         await asyncio.sleep(3 * LEASE_S)
         own.start()
         after = await readers.new()
         assert after.deaths(1) == other.deaths(1) == 0
-        await reader.note(2)
+        await reader.announce(2)
 
 
 async def test_a_reader_that_was_taken_for_dead_takes_its_death_back(own: NatsServer) -> None:
     async with readers_at(own.url) as (readers, records, _):
         reader = await readers.new()
-        await reader.note(1)
+        await reader.announce(1)
         [(key, entry)] = (await records.snapshot(["reading.>"])).items()
         dead = json.loads(entry.value) | {"dead": True}
         await records.update(key, json.dumps(dead).encode(), revision=entry.revision)

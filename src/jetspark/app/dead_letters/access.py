@@ -125,7 +125,7 @@ class AppDeadLetters:
         """The dead letters there are now, oldest first, without their events.
 
         Raises:
-            ConfigError: There is no such handler or field, or no dead letter can have that value.
+            ConfigError: The handler or the field does not exist, or no dead letter can have that value.
             StreamNotFound: The application was not applied to this server.
         """
         async with aclosing(self._each(_chosen(conditions), with_events=False)) as letters:
@@ -142,7 +142,7 @@ class AppDeadLetters:
         """One dead letter with its event, by its number.
 
         Raises:
-            ConfigError: There is no dead letter of that number; one that has failed again has a new one.
+            ConfigError: No dead letter has that number; a dead letter that failed again has a new one.
         """
         number = whole("number", number, high=UINT64)
         return AppDeadLetter.of(await self._whole(await read_dead_letter(self._js, self._app, number)), with_event=True)
@@ -159,8 +159,9 @@ class AppDeadLetters:
     ) -> RedriveProgress:
         """Have the handlers that failed handle dead letters again, and no other handler.
 
-        Those that are there when it begins are requested, and a key's are handled in order: what waits behind another
-        follows it without a request. One redrive runs at a time. One that is interrupted is continued with ``resume``.
+        The dead letters that exist at the beginning are requested. Those of one key are handled in order: a dead letter
+        behind another follows it without a request. One redrive runs at a time; ``resume`` continues one that was
+        interrupted.
 
         Args:
             rate: Requests each second, at most.
@@ -171,7 +172,7 @@ class AppDeadLetters:
 
         Raises:
             UsageError: Another redrive is under way.
-            ConfigError: There is no such handler, or no redrive to resume; or a wrong rate or condition.
+            ConfigError: The handler or the redrive to resume does not exist, or the rate or a condition is not valid.
         """
         return await run_redrive(
             self._js,
@@ -188,7 +189,7 @@ class AppDeadLetters:
         """Give open dead letters up permanently; their keys continue with what waits behind them.
 
         Raises:
-            ConfigError: There is no such handler or field, or no dead letter can have that value.
+            ConfigError: The handler or the field does not exist, or no dead letter can have that value.
         """
         return await discard_dead_letters(self._js, self._app, _chosen(conditions), is_dry_run=dry_run)
 
@@ -259,7 +260,7 @@ class ScheduledRetries:
         """The retries that are scheduled now, in the order in which they were scheduled.
 
         Raises:
-            ConfigError: There is no such handler or field, or no retry can have that value.
+            ConfigError: The handler or the field does not exist, or no retry can have that value.
             StreamNotFound: The application was not applied to this server.
         """
         chosen = await self._check(conditions)
@@ -269,10 +270,10 @@ class ScheduledRetries:
                 yield ScheduledRetry.of(stored)
 
     async def now(self, **conditions: Unpack[RetryConditions]) -> RetryChanges:
-        """Have retries tried now, with the attempts they have left. One that fires in the meantime is tried once.
+        """Make retries due now, with the attempts they have left. A retry that fires in the meantime is tried once.
 
         Raises:
-            ConfigError: There is no such handler or field, or no retry can have that value.
+            ConfigError: The handler or the field does not exist, or no retry can have that value.
         """
         return await hurry_retries(self._js, self._app.name, await self._check(conditions))
 
@@ -282,7 +283,7 @@ class ScheduledRetries:
         Of a handler with ``dead_letter=False`` the event is dropped, as after its last attempt.
 
         Raises:
-            ConfigError: There is no such handler or field, or no retry can have that value.
+            ConfigError: The handler or the field does not exist, or no retry can have that value.
         """
         return await cancel_retries(self._js, self._app.name, await self._check(conditions))
 

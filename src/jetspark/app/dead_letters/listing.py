@@ -1,7 +1,7 @@
 """Dead letters as a list: which of them are chosen, and reading them.
 
-What is in the subject of a dead letter (its handler, its key, its event's sequence) the server filters; a list reads
-headers alone.
+The server filters by the parts of a dead letter's subject: its handler, its key, its event's sequence. A list reads
+headers only.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class DeadLetterFilter:
         """From ``FIELD=VALUE``.
 
         Raises:
-            ConfigError: There is no such field, or no dead letter can have that value.
+            ConfigError: The field does not exist, or no dead letter can have that value.
         """
         pairs = []
         for condition in conditions:
@@ -117,7 +117,7 @@ class DeadLetterFilter:
         )
 
     def accepts_key(self, key: str) -> bool:
-        """Whether a key without any dead letter is chosen: all are, unless a field other than the key is given."""
+        """True if a key without any dead letter is chosen: every key, unless a field other than the key is given."""
         return all(pair == ("key", key) for pair in self.where)
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ async def each_dead_letter(
     """The dead letters that are not closed, oldest first; none that are written from now on.
 
     Without events the server sends the headers alone, and reads only the subjects of the handler, key or sequence that
-    is chosen. An ordered consumer bounds what is read ahead: 16 MiB at most.
+    is chosen. An ordered consumer reads at most 16 MiB ahead.
     """
     app = app.spec
     stream = await js.stream(dead_letter_stream(app.name))
@@ -187,7 +187,7 @@ async def read_dead_letter(js: JetStream, app: HasSpec, number: int) -> StoredDe
     """One dead letter, by its number.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No dead letter has this number.
     """
     app = app.spec
     stream = await js.stream(dead_letter_stream(app.name))

@@ -1,4 +1,4 @@
-"""What a redrive has done, and what became of the dead letters it requested. Pure."""
+"""The progress of a redrive, and the outcomes of the dead letters it requested. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["RedriveOutcomes", "RedriveProgress", "RedriveResults", "SeenDeadLett
 
 @dataclass(slots=True, kw_only=True)
 class RedriveResults:
-    """What became of dead letters that were requested, and of those that follow them."""
+    """Outcomes of the dead letters that were requested, and of those that follow them."""
 
     handled: int = 0
     failed: int = 0
     """Handled again, and failed again."""
     waiting: int = 0
-    """Not handled yet, or behind one that failed again."""
+    """Not handled yet, or behind a dead letter that failed again."""
 
     def __str__(self) -> str:
         return f"{self.handled} handled, {self.failed} failed again, {self.waiting} waiting"
@@ -115,17 +115,17 @@ class RedriveProgress:
 
 
 class SeenDeadLetter(NamedTuple):
-    """What a redrive remembers of each dead letter it has seen."""
+    """The facts that a redrive keeps of each dead letter it has seen."""
 
     revision: int
     subject: str
-    """Of the dead letter."""
+    """The subject of the dead letter, not of its event."""
     handler: str
     key: str | None
     status: DeadLetterStatus
     redrives: int
     size_bytes: int
-    """Of the event."""
+    """The size of the event."""
     is_chosen: bool
 
     @property
@@ -159,12 +159,12 @@ class RedriveOutcomes:
         self._lanes.add((handler, key))
 
     def follow_all(self, letters: Iterable[SeenDeadLetter], up_to: int) -> None:
-        """Watch those behind one that was requested, whether they were chosen or not."""
+        """Watch the dead letters behind a requested one, chosen or not."""
         for seen in letters:
             if seen.status == "behind" and seen.revision <= up_to and seen.lane in self._lanes:
                 self._watch(seen)
 
-    def note(self, subject: str, status: DeadLetterStatus, redrives: int) -> None:
+    def set_status(self, subject: str, status: DeadLetterStatus, redrives: int) -> None:
         """A dead letter has a new status."""
         seen = self._left.get(subject)
         if seen is None:
@@ -185,7 +185,7 @@ class RedriveOutcomes:
             self._stuck_behind += self._left_in[seen.lane]
 
     def have_ended(self) -> bool:
-        """Whether nothing is left but what waits until another dead letter is redriven or discarded."""
+        """True if all dead letters left wait until another one is redriven or discarded."""
         return len(self._left) == self._stuck_behind
 
     def _watch(self, seen: SeenDeadLetter) -> None:

@@ -150,7 +150,7 @@ def _check(app: AppSpec, chosen: DeadLetterFilter, rate: float | None, wait_s: f
 
 
 def _is_handler(app: AppSpec, name: str) -> bool:
-    """Whether its dead letters would be handled. An application without handlers is but a name, for an operator."""
+    """True if its dead letters would be handled. An operator may name an application without declaring handlers."""
     return name in app.handlers or not app.handlers
 
 
@@ -190,7 +190,7 @@ class _Redrive:
     async def look(self) -> list[SeenDeadLetter]:
         """List the dead letters of the chosen handlers and keys, and repair keys whose records do not match them.
 
-        All as they were before the first is requested, so that those that follow it are known.
+        They are listed before the first request, so that the dead letters that follow it are known.
         """
         chosen, letters = self._progress.chosen, list[SeenDeadLetter]()
         repairs = {
@@ -201,7 +201,7 @@ class _Redrive:
         async for stored in each_dead_letter(self._js, self._app, chosen.with_neighbours(), with_events=False):
             letter = stored.letter
             if letter.handler in repairs:
-                repairs[letter.handler].note(letter)
+                repairs[letter.handler].add(letter)
             letters.append(
                 SeenDeadLetter(
                     stored.revision,
@@ -255,7 +255,7 @@ class _Redrive:
         progress.last = max(progress.last, progress.up_to)
 
     def _chosen(self, letters: Sequence[SeenDeadLetter]) -> Iterator[SeenDeadLetter]:
-        """Those to request; the others are counted."""
+        """The dead letters to request; others are counted."""
         progress = self._progress
         for seen in letters:
             if not seen.is_chosen or not progress.last < seen.revision <= progress.up_to:
@@ -286,7 +286,7 @@ class _Redrive:
         self._on_progress(self._progress)
 
     async def wait(self, letters: Sequence[SeenDeadLetter], wait_s: float) -> None:
-        """Follow what is written to dead letters, until all have ended or the time is over."""
+        """Follow changes of dead letters, until all have ended or the time is over."""
         progress, outcomes = self._progress, self._outcomes
         outcomes.follow_all(letters, progress.up_to)
         progress.results = outcomes.results
@@ -302,7 +302,7 @@ class _Redrive:
                 async for message in messages:
                     with suppress(ProtocolError):  # another program's message
                         letter = StoredEvent.described(message.raw_headers)
-                        outcomes.note(message.subject, letter.status, letter.redrives)
+                        outcomes.set_status(message.subject, letter.status, letter.redrives)
                     if outcomes.have_ended():
                         return
 
@@ -346,7 +346,7 @@ async def _read_whole(stream: Stream, seen: SeenDeadLetter) -> StoredDeadLetter 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscardResults:
-    """What a discard did."""
+    """The result of a discard."""
 
     discarded: int = 0
     behind: int = 0
@@ -360,10 +360,10 @@ async def discard_dead_letters(
 ) -> DiscardResults:
     """Give dead letters up permanently, and let their keys continue.
 
-    Those that wait behind another are not discarded: they follow it by themselves once it is gone.
+    A dead letter that waits behind another is not discarded: it follows by itself once the other is gone.
 
     Raises:
-        ConfigError: There is no such handler.
+        ConfigError: The handler does not exist.
     """
     app = app.spec
     await check_handler(js, app, chosen.handler)
@@ -443,7 +443,7 @@ async def _explain_none(js: JetStream, app: AppSpec, chosen: DeadLetterFilter) -
 
 
 async def is_any(items: AsyncIterator[Any]) -> bool:
-    """Whether there is at least one, and no more of them is read."""
+    """True if there is at least one. Only the first is read."""
     async with aclosing(cast("AsyncGenerator[Any, None]", items)) as found:
         async for _ in found:
             return True

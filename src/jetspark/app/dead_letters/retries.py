@@ -1,8 +1,8 @@
 """Scheduled retries: listing them, having them tried at once, and cancelling them.
 
 A long wait is a server schedule, one message on ``retry.<app>.<handler>.wait.<origin>``, which removes itself when it
-fires. Both changes here replace that message by one that is due now, and only if it is still the last of its subject:
-a retry that fires in the meantime is left alone, and none is tried twice.
+fires. Both changes here replace that message by one that is due now, if it is still the last of its subject. So a retry
+that fires in the meantime is not changed, and no retry is tried twice.
 
 A cancelled retry is marked, and the worker that gets it writes a dead letter in place of trying again. So at any moment
 the event has one owner, and its key stays parked until the dead letter is redriven or discarded.
@@ -52,7 +52,7 @@ class RetryChanges:
 
     changed: int = 0
     missed: int = 0
-    """Those that fired, or were changed by something else, in the meantime."""
+    """Retries that fired or were changed in the meantime."""
 
 
 async def each_retry(js: JetStream, app: str, chosen: DeadLetterFilter) -> AsyncIterator[StoredRetry]:
@@ -103,7 +103,7 @@ async def _replace_all(js: JetStream, app: str, chosen: DeadLetterFilter, mark: 
 
 
 async def _replace(js: JetStream, stream: Stream, retry: StoredRetry, mark: dict[str, str]) -> bool:
-    """Replace a schedule by one that is due now; False if it is not the one that was listed any more."""
+    """Replace a schedule by one that is due now; False if it has changed since it was listed."""
     try:
         message = await stream.get_message(retry.revision, direct=False)
     except MessageNotFound:

@@ -49,12 +49,12 @@ AT_ONCE = 32
 
 
 class KeyRepairs:
-    """The parked keys of one handler, as they are now, and what is wrong with them."""
+    """The parked keys of one handler, and those whose records do not match their dead letters."""
 
     def __init__(self, js: JetStream, app: AppSpec, spec: HandlerSpec, store: HandlerStore) -> None:
         self._js, self._app, self._spec, self._store = js, app, spec, store
         self._events: list[ConsumerInfo] | None = []
-        """None where a consumer is missing: the handler has never run, or will begin again from the start."""
+        """None if a consumer is missing: the handler has never run, or will start again from the first event."""
         self._retries: list[ConsumerInfo] = []
         self._last_sequence = 0
         self._heads: dict[str, int] = {}
@@ -94,7 +94,7 @@ class KeyRepairs:
                     fields = json.loads(entry.value)
                     self._heads[fields["key"]] = fields["head"]
 
-    def note(self, letter: StoredEvent) -> None:
+    def add(self, letter: StoredEvent) -> None:
         """A dead letter of the handler was listed."""
         key = letter.key
         if key is None:
@@ -147,16 +147,16 @@ class KeyRepairs:
         return not await self._is_in_retries(head)
 
     def _may_be_delivered(self, head: int) -> bool:
-        """Whether the event may still be on its way from the stream. It was delivered before, since its key waits."""
+        """True if the server may redeliver the event. It was delivered before, since its key waits."""
         assert self._events is not None
         if self._spec.partitions is not None:
-            # Copies have sequences of their own, so all that can be told is whether anything is on its way at all.
+            # Copies have sequences of their own, so only the fact that some event is pending is known.
             return any(info.ack_pending for info in self._events)
-        # A re-created stream may not have that many events yet; what comes will be another event.
+        # A re-created stream may have fewer events so far, and its later ones are not this event.
         return head <= self._last_sequence and any(_has_before_it(info, head) for info in self._events)
 
     async def _is_in_retries(self, head: int) -> bool:
-        """Whether its retry is scheduled or due, or a request to handle it again is there."""
+        """True if its retry is scheduled or due, or its redrive is requested."""
         name, origin = f"retry.{self._app.name}.{self._spec.name}", f"{self._app.stream}.{head}.*"
         for subject in (f"{name}.*.{origin}", f"{name}.*.*.{origin}"):
             try:
@@ -168,7 +168,7 @@ class KeyRepairs:
         return False
 
     def _is_waiting(self, message: StoredMessage) -> bool:
-        """Whether a message of the retry stream is a schedule, or one that its consumer has not acknowledged."""
+        """True if a message of the retry stream is a schedule, or is not acknowledged by its consumer."""
         readers = [
             info
             for info in self._retries
@@ -178,7 +178,7 @@ class KeyRepairs:
 
 
 async def side_by_side(work: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T]) -> list[R]:
-    """Do the same for many items, a bounded number at a time; returns what came of each, in order."""
+    """Do the same for many items, a bounded number at a time; returns the results in order."""
     left, results = list(items), list[R]()
     for start in range(0, len(left), AT_ONCE):
         results += await asyncio.gather(*map(work, left[start : start + AT_ONCE]))
@@ -186,7 +186,7 @@ async def side_by_side(work: Callable[[T], Coroutine[Any, Any, R]], items: Itera
 
 
 def _has_before_it(consumer: ConsumerInfo, sequence: int) -> bool:
-    """Whether a consumer has a message still to deliver, or has an acknowledgement outstanding up to it."""
+    """True if a consumer has not delivered a message, or awaits an acknowledgement of one up to it."""
     if consumer.delivered.stream_sequence < sequence:
         return True
     return consumer.ack_pending > 0 and consumer.ack_floor.stream_sequence < sequence

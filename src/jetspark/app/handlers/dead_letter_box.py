@@ -101,7 +101,7 @@ class StoredDeadLetter:
 class DeadLetterBox:
     """The dead letters of one handler, and the records of its parked keys.
 
-    ``records`` is None if the application never had a handler, so no key can be parked.
+    If ``records`` is None, the application never had a handler, and no key is parked.
     """
 
     def __init__(self, js: JetStream, app: str, handler: str, dead_letters: Stream, records: KeyValue | None) -> None:

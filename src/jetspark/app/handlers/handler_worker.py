@@ -20,7 +20,7 @@ from jetspark.app.clock import utc_now
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.denial_watch import DenialWatch, denial_in
 from jetspark.app.handlers.context import Dependencies
-from jetspark.app.handlers.given_up import ConsumerSource, GivenUp
+from jetspark.app.handlers.given_up import AdvisoryReader, ConsumerSource
 from jetspark.app.handlers.handler_steps import (
     Acknowledge,
     EndTransaction,
@@ -66,11 +66,11 @@ __all__ = ["HandlerWorker"]
 
 R = TypeVar("R")
 
-# A step that the server refuses or does not answer is tried again after these waits, as long as the worker lives.
+# A step that the server refuses or does not answer is retried after these waits, as long as the worker lives.
 STEP_PAUSE = Backoff(first_s=0.1, max_s=5.0)
-# How long an orderly end waits for the server, besides the time that handlers have to finish.
+# Time that an orderly end waits for the server, besides the time that handlers have to finish.
 GIVE_BACK_S = 5.0
-# A worker without room looks again this often whether it has to make room.
+# A worker without room checks at this interval whether it has to return events.
 ROOM_POLL_S = 1.0
 
 
@@ -109,7 +109,7 @@ class HandlerWorker:
         self.catalogue = catalogue
         self.kinds = frozenset(spec.events)
         self.is_wanted = on_one_of([contract_of(kind).subject.filter for kind in spec.events])
-        """Whether a subject is one of its events'; its consumer may have a wider filter."""
+        """True for the subjects of its events. Its consumer may have a wider filter."""
         self.is_stopping = False
         self.log = logging.getLogger(f"jetspark.app.{app.name}.{spec.name}")
         self._calls = HandlerCalls(app, spec, store, dependencies, clock, self.log)
@@ -138,7 +138,7 @@ class HandlerWorker:
         """Work until :meth:`stop` is called or the task is cancelled.
 
         Raises:
-            PermissionDenied: This user may not use a subject that the worker cannot do without.
+            PermissionDenied: This user may not use a subject that the worker needs.
         """
         self._main = asyncio.current_task()
         self._denials.attach()
@@ -157,7 +157,7 @@ class HandlerWorker:
             self.stalls.close()
 
     def _needs(self, denied: PermissionDenied) -> bool:
-        """Whether the worker itself publishes there. What its handler's own code publishes is the handler's affair."""
+        """True if the worker itself publishes there. A denial of the handler's own code is the handler's error."""
         app = self.app
         streams = (app.stream, app.retry_stream, app.advisories, partition_stream(app.name, self.spec.name))
         return is_bookkeeping(app.name, streams, denied.subject)
@@ -170,7 +170,7 @@ class HandlerWorker:
         await self._denied
 
     def _is_ending(self) -> bool:
-        """Whether somebody ends the runners: by :meth:`stop`, by cancelling the worker, or because a task has failed.
+        """True after :meth:`stop`, when the worker is cancelled, and when one of its tasks has failed.
 
         The group cancels its tasks first, and then the worker's own.
         """
@@ -188,9 +188,9 @@ class HandlerWorker:
             consumer = await patiently(partial(stream.consumer, self.spec.durable))
             retries = await patiently(partial(self.store.retries.consumer, self.spec.durable))
             self._intake = Intake(self, stream, consumer, retries, None)
-        given_up = await GivenUp.open(self, self._sources)
-        await given_up.catch_up()  # before anything of their keys is handled
-        watchers.append(tasks.create_task(given_up.run()))
+        advisories = await AdvisoryReader.open(self, self._sources)
+        await advisories.catch_up()  # before any event of their keys is handled
+        watchers.append(tasks.create_task(advisories.run()))
         watchers.append(tasks.create_task(self.stalls.run()))
         if self._readers is not None:
             watchers.append(tasks.create_task(self._readers.run(tasks)))
@@ -199,7 +199,7 @@ class HandlerWorker:
         if self.spec.batch is not None:
             self.runners = [tasks.create_task(self._run_batches(self.spec.batch))]
         else:
-            # More runners than messages that are held would never have anything to run.
+            # No more runners than messages that can be held.
             count = min(self.spec.concurrency, self.spec.max_messages)
             self.runners = [tasks.create_task(self._run_items()) for _ in range(count)]
         await asyncio.wait(self.runners)
@@ -211,12 +211,12 @@ class HandlerWorker:
             await intake.end()
 
     async def stop(self, runners: asyncio.Task[None], timeout: float) -> None:
-        """Pull no more, let what runs finish for at most ``timeout`` seconds, and give the rest back in order.
+        """Stop pulling, let running events finish for up to ``timeout`` seconds, and return the others in order.
 
         ``runners`` is the task of :meth:`run`.
         """
         self.is_stopping = self.machine.is_stopping = True
-        if not self.runners:  # still starting, perhaps without an answer of the server: there is nothing to finish
+        if not self.runners:  # still starting, so no event runs
             runners.cancel()
         intakes = self.intakes
         for intake in intakes:
@@ -226,7 +226,7 @@ class HandlerWorker:
         self.wake_idle(len(self._idle))
         done, _ = await asyncio.wait([runners], timeout=timeout)
         while not done and not self.stalls.abandoned.done():
-            # Again and again: a handler may take a cancellation for an error of its own, which has to be settled then.
+            # Repeatedly: a handler may treat a cancellation as its own error, whose outcome then has to be stored.
             for task in (runners, *self.runners):
                 task.cancel()
             done, _ = await asyncio.wait([runners], timeout=CANCEL_AGAIN_S)
@@ -236,7 +236,7 @@ class HandlerWorker:
         await self._within_bound(*(intake.give_back(running=True) for intake in intakes))
 
     async def _within_bound(self, *work: Coroutine[Any, Any, None]) -> None:
-        """Do what an orderly end needs of the server, if that answers: without, events come after their ack_wait."""
+        """Await requests of an orderly end for a bounded time. Without them, events are redelivered after ack_wait."""
         tasks = [asyncio.ensure_future(each) for each in work]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=GIVE_BACK_S if self._connection.is_connected else 0.0)
@@ -244,18 +244,18 @@ class HandlerWorker:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             if late:
-                self.log.warning("giving back: the server did not answer in time")
+                self.log.warning("held events: the server did not answer in time; redelivered after their ack_wait")
 
     @property
     def intakes(self) -> list[Intake]:
-        """Who pulls for this handler now."""
+        """The readers that pull for this handler now."""
         if self._readers is not None:
             return self._readers.intakes
         return [self._intake] if self._intake is not None else []
 
     @property
     def _sources(self) -> list[ConsumerSource]:
-        """Every consumer of this handler, also those that other workers read."""
+        """All consumers of this handler, including the partitions of other workers."""
         if self._readers is not None:
             return self._readers.sources
         intake = self._intake
@@ -267,7 +267,7 @@ class HandlerWorker:
 
     @property
     def shares(self) -> int:
-        """How many pulls share the room for messages."""
+        """Number of pulls that share the room for messages."""
         return max(1, len(self.intakes))
 
     @property
@@ -276,11 +276,11 @@ class HandlerWorker:
 
     @property
     def sessions(self) -> int:
-        """How often there was a connection."""
+        """Number of connections so far."""
         return self._connection.sessions
 
     async def make_room(self) -> None:
-        """Wait until something is settled; give back what only waits for events that there is no room for."""
+        """Wait until an event is acknowledged, or return events that wait for others which do not fit."""
         surplus = self.machine.surplus(self._loop.time())
         with suppress(JetSparkError):
             await self.store.record_not_begun(surplus)
@@ -376,7 +376,7 @@ class HandlerWorker:
                 async with asyncio.timeout_at(None if full_at == float("inf") else full_at):
                     await self._wait_for_work()
             except TimeoutError:
-                break  # not left to the clock: a timer may fire before its time, by less than the clock's resolution
+                break  # a timer may fire early by less than the clock's resolution, which the loop's condition misses
         items.sort(key=lambda item: item.sequence)
 
     def _expect_lapsed(self) -> None:
@@ -509,8 +509,8 @@ class HandlerWorker:
         until = await self.store.server_now() + datetime.timedelta(seconds=breaker.open_s)
         if self.reports is not None:
             self.reports.paused(breaker.open_s)
-        self.log.error("%d failures in a row: paused for every worker until %s", breaker.failures, until)
-        for source in self._sources:  # retries too: they need what is away as much as new events do
+        self.log.error("handler paused for every worker until %s, after %d failures in a row", until, breaker.failures)
+        for source in self._sources:  # retries too: they need the missing service as well
             await source.consumer.pause(until)
 
     # ---- time --------------------------------------------------------------------------------------------------
@@ -532,14 +532,14 @@ class HandlerWorker:
         for item in due.timed_out:
             if item.runner is not None:
                 item.runner.cancel()
-        if due.progress and not self.stalls.has_stalled:  # else others get them
-            task = self._loop.create_task(self._say_in_progress(due.progress))
+        if due.progress and not self.stalls.has_stalled:  # a stalled worker leaves its events to others
+            task = self._loop.create_task(self._send_in_progress(due.progress))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
         self.wake_idle(self.spec.concurrency)
         self.arm()
 
-    async def _say_in_progress(self, items: list[WorkItem]) -> None:
+    async def _send_in_progress(self, items: list[WorkItem]) -> None:
         of_consumers: dict[tuple[ItemReader | None, bool], list[WorkItem]] = {}
         for item in items:
             of_consumers.setdefault((item.intake, item.source == "stream"), []).append(item)
@@ -553,14 +553,14 @@ class HandlerWorker:
                 self.machine.heard(item, sent_at, now)
 
     async def keep(self, messages: Sequence[JetStreamMessage]) -> float | None:
-        """Say ``in_progress`` for messages of one consumer, and return when; None if the server does not confirm it.
+        """Send ``in_progress`` for messages of one consumer; returns the time, or None if the server does not confirm.
 
-        What was written to a socket may never arrive: a network may be cut without an error. The consumer takes
-        messages in their order, so its answer to the last one confirms all of them.
+        Data written to a socket may be lost without an error. The consumer reads messages in order, so its answer to
+        the last one confirms all of them.
         """
         sent_at = self._loop.time()
         unanswered = [message for message in messages if not message.is_answered]
-        # While disconnected they would wait in the buffer, and arrive when another worker may have these events.
+        # Without a connection they would be buffered, and arrive when another worker may have these events.
         if not unanswered or not self._connection.is_connected:
             return None
         try:
@@ -569,7 +569,7 @@ class HandlerWorker:
                     await message.in_progress()
             await self.client.request(unanswered[-1].reply, IN_PROGRESS)
         except JetSparkError as error:
-            self.log.warning("in_progress: %s", error)
+            self.log.warning("%d held events: in_progress failed (%s); sent again", len(unanswered), error)
             return None
         return sent_at
 

@@ -2,7 +2,7 @@
 
 ::
 
-    add ──> lane of its key, at the place of its sequence ──> ready ──start_first()──> busy ──leave()──> next of it
+    add ──> lane of its key, ordered by sequence ───────────> ready ──start_first()──> busy ──leave()──> next of it
                                                                                        │  ^
                                                                                        └──┘ a retry: it stays busy
 
@@ -10,8 +10,8 @@ A lane is *busy* from the moment its first item is handed out until that item le
 later items of the key cannot pass it. An item without a key has a lane of its own. Invariants:
 
 * one item of a lane is handed out at a time, the one with the lowest sequence that has arrived;
-* an item that was *expected* (delivered to somebody before, and not settled) holds back later ones of its lane until it
-  arrives or is known to be gone;
+* an item that is *expected* (delivered to another worker before, and not acknowledged) holds back later ones of its
+  lane until it arrives or is known to be gone;
 * a lane with nothing in it and nothing expected is forgotten, so memory is bounded by the items.
 """
 
@@ -143,7 +143,7 @@ class Lane:
         self.items: deque[WorkItem] = deque()
         self.is_busy = False
         self.is_ready = False
-        """It is in the queue of those that may begin."""
+        """It is in the queue of lanes whose first item may begin."""
         self.expected: set[int] | None = None
 
     def may_begin(self) -> bool:
@@ -153,7 +153,7 @@ class Lane:
 
 
 class Lanes:
-    """Every lane of a handler, and the queue of those whose first item may begin."""
+    """The lanes of a handler, and the queue of the lanes whose first item may begin."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, Lane] = {}
@@ -161,7 +161,7 @@ class Lanes:
         self._expected: dict[int, str] = {}
 
     def __len__(self) -> int:
-        """How many keys have something waiting, running or expected."""
+        """Number of keys with an item that waits, runs or is expected."""
         return len(self._by_key)
 
     @property
@@ -186,11 +186,11 @@ class Lanes:
         if not items or items[-1].sequence < item.sequence:
             items.append(item)
         else:
-            # A redelivery that overtakes nobody who has begun. Rare, so a scan is good enough.
-            place = 1 if lane.is_busy else 0
-            while place < len(items) and items[place].sequence < item.sequence:
-                place += 1
-            items.insert(place, item)
+            # A redelivery goes before later events that have not begun. It is rare, so a scan is fast enough.
+            index = 1 if lane.is_busy else 0
+            while index < len(items) and items[index].sequence < item.sequence:
+                index += 1
+            items.insert(index, item)
         self._offer(lane)
 
     def expect(self, key: str, sequence: int) -> None:
@@ -202,7 +202,7 @@ class Lanes:
         self._expected[sequence] = key
 
     def gone(self, sequence: int) -> None:
-        """It will not arrive: somebody else has settled it."""
+        """The event will not arrive: another worker has acknowledged it."""
         key = self._expected.pop(sequence, None)
         if key is None:
             return
@@ -223,13 +223,13 @@ class Lanes:
         return None
 
     def start_first(self) -> None:
-        """Hand out what :meth:`peek` has just returned; its lane is busy until it leaves."""
+        """Hand out the item that :meth:`peek` has just returned; its lane is busy until it leaves."""
         lane = self._ready.popleft()
         lane.is_ready = False
         lane.is_busy = True
 
     def leave(self, item: WorkItem) -> None:
-        """It is settled, or given back; the next of its lane may begin."""
+        """The item is acknowledged or returned; the next one of its lane may begin."""
         lane = item.lane
         assert lane is not None
         if lane.items[0] is item:

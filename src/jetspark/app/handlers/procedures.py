@@ -170,7 +170,7 @@ async def _end_attempt(driver: HandlerDriver, item: WorkItem, error: BaseExcepti
 
 
 def is_plain(machine: HandlerMachine, item: WorkItem) -> bool:
-    """Whether success has no consequence but the acknowledgement, as for most items."""
+    """True if success needs only the acknowledgement, as for most items."""
     return (
         not item.is_behind
         and item.delivered == 1
@@ -181,7 +181,7 @@ def is_plain(machine: HandlerMachine, item: WorkItem) -> bool:
 
 
 def needs_preparing(item: WorkItem) -> bool:
-    """Whether :func:`prepare` has to be run first. Most items need no look-up before they run."""
+    """True if :func:`prepare` has to run first. Most items need no look-up."""
     return item.is_behind or (not item.is_checked and (item.delivered > 1 or item.redrives > 0))
 
 
@@ -349,7 +349,7 @@ def _count_attempts(item: WorkItem) -> HandlerSteps[FailureCause | None]:
 
 
 def _has_committed(machine: HandlerMachine, item: WorkItem) -> HandlerSteps[bool]:
-    """Whether a transaction of an event that is about to be given up has committed; if not, none can from here on."""
+    """True if a transaction of an event that is about to be given up has committed; if not, none can from here on."""
     return machine.limits.has_transactions and bool((yield EndTransaction(item)))
 
 

@@ -1,4 +1,4 @@
-"""Tells the observers of an application what its handlers do; there is none of these where nobody observes."""
+"""Reports to the observers of an application. A handler without observers has none of this."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["HandlerReports"]
 
 
 class HandlerReports:
-    """What is told of one handler in one process."""
+    """The reports of one handler in one process."""
 
     def __init__(
         self, app: AppSpec, spec: HandlerSpec, observers: Sequence[HandlerObserver], log: logging.Logger
@@ -39,7 +39,7 @@ class HandlerReports:
         self._ended: dict[WorkItem, tuple[float, BaseException | None]] = {}
         """When the handler's code ended, and its error."""
         self._wrong: set[tuple[int, str]] = set()
-        """Observers and methods that have raised something."""
+        """Observers and methods that have raised an error."""
 
     def started(self, items: Iterable[WorkItem]) -> None:
         for item in items:
@@ -60,7 +60,7 @@ class HandlerReports:
                 decoded=event,
             )
             self._running[item] = attempt, self._loop.time()
-            self._tell("on_started", attempt)
+            self._call("on_started", attempt)
 
     def ended(self, items: Iterable[WorkItem], error: BaseException | None) -> None:
         """The handler's own code ended, with ``error`` or without."""
@@ -97,7 +97,7 @@ class HandlerReports:
                 error=last_error if error is None else error,
                 retry_in_s=retry_in_s,
             )
-            self._tell("on_finished", attempt, result)
+            self._call("on_finished", attempt, result)
 
     def step(self, step: HandlerStep) -> None:
         """A step was performed that changed a dead letter, or dropped an event."""
@@ -117,19 +117,21 @@ class HandlerReports:
             error=None if cause is None else cause.error,
             attempts=item.attempts,
         )
-        self._tell("on_letter", change)
+        self._call("on_letter", change)
 
     def held(self, held: HeldEvents) -> None:
-        self._tell("on_held", held)
+        self._call("on_held", held)
 
     def paused(self, seconds: float) -> None:
-        self._tell("on_paused", self._spec.name, seconds)
+        self._call("on_paused", self._spec.name, seconds)
 
-    def _tell(self, method: str, *arguments: Any) -> None:
-        for place, observer in enumerate(self._observers):
+    def _call(self, method: str, *arguments: Any) -> None:
+        for index, observer in enumerate(self._observers):
             try:
                 getattr(observer, method)(*arguments)
             except Exception:
-                if (place, method) not in self._wrong:
-                    self._wrong.add((place, method))
-                    self._log.exception("observer %r, %s: it is told on, and this is logged once", observer, method)
+                if (index, method) not in self._wrong:
+                    self._wrong.add((index, method))
+                    self._log.exception(
+                        "observer %r: %s failed; it is called again, and not logged again", observer, method
+                    )
