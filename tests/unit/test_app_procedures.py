@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import pytest
 from support.handler_driver import RunBatch, RunHandler, SteppedDriver
 
+from jetspark.app.handlers.crash_records import ReaderDied
 from jetspark.app.handlers.handler_steps import (
     Acknowledge,
     AttemptsRecord,
@@ -143,7 +144,7 @@ def stored_apart() -> StoredEvent:
     )
 
 
-def is_settled(machine: HandlerMachine, item: WorkItem) -> bool:
+def is_done(machine: HandlerMachine, item: WorkItem) -> bool:
     return (machine.held, machine.running, machine.was_acknowledged(item)) == (0, 0, True)
 
 
@@ -156,7 +157,7 @@ def test_success_is_acknowledged_and_nothing_else(key: str | None, error: Except
     machine = machine_of()
     driver, item = SteppedDriver(machine), taken(machine, key)
     run(handle(driver, item), succeeded(item) if error is None else [*ran(item, error), (Acknowledge(item), None)])
-    assert is_settled(machine, item)
+    assert is_done(machine, item)
     assert (driver.ended, driver.left) == ([(item, error, Finish())], [item])
 
 
@@ -198,6 +199,15 @@ def test_a_breaker_learns_nothing_from_a_failure_after_the_ack_wait() -> None:
     item = taken(machine)
     run(handle(SteppedDriver(machine, lambda: 20.0), item), [(RunHandler(item), OSError())])
     assert not machine.is_open
+    first = taken(machine, None, 1)
+    machine.finish(first, OSError(), 0.0)
+    machine.acknowledged(first)
+    trial, other = WorkItem(None, 2), WorkItem(None, 3)
+    machine.receive(trial, 10.0)
+    machine.receive(other, 20.0)
+    assert (machine.take(10.0), machine.take(10.0)) == (trial, None)
+    run(handle(SteppedDriver(machine, lambda: 30.0), trial), [(RunHandler(trial), OSError())])
+    assert machine.take(30.0) is other  # the next trial
 
 
 @pytest.mark.parametrize(
@@ -232,7 +242,7 @@ def test_a_short_wait_is_in_the_lane_with_the_attempt_written_down_and_then_forg
     assert (machine.held, machine.running, machine.take(1.1)) == (1, 0, None)
     assert machine.take(1.2) is item
     run(handle(SteppedDriver(machine), item), [*ran(item), (DropAttempts(item), None), (Acknowledge(item), None)])
-    assert is_settled(machine, item)
+    assert is_done(machine, item)
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -245,7 +255,7 @@ def test_what_is_kept_apart_of_a_retry_goes_when_the_server_knows_that_it_is_don
         handle(SteppedDriver(machine), item),
         [*ran(item), *end, *([(DropSeparateBody(item), None)] if is_known else [])],
     )
-    assert is_settled(machine, item)
+    assert is_done(machine, item)
 
 
 def test_what_is_kept_apart_of_a_letter_goes_with_it() -> None:
@@ -267,7 +277,7 @@ def test_a_long_wait_is_stored_after_its_key_is_parked_and_before_the_acknowledg
         handle(SteppedDriver(machine), item),
         [*ran(item, RetryIn(100.0)), *newly_parked(item), stored, (Acknowledge(item), None)],
     )
-    assert is_settled(machine, item)
+    assert is_done(machine, item)
     assert machine.parked == {KEY: SEQUENCE}
     alone = taken(machine, None, 6)
     stored = (WriteSchedule(alone, 100.0), None)
@@ -286,7 +296,7 @@ def test_an_event_that_is_given_up_has_a_letter_before_it_is_acknowledged(
         handle(SteppedDriver(machine), item),
         [*ran(item, error), *newly_parked(item), written, (Acknowledge(item), None)],
     )
-    assert is_settled(machine, item)
+    assert is_done(machine, item)
     assert machine.parked == {KEY: SEQUENCE}
 
 
@@ -297,7 +307,7 @@ def test_an_event_whose_transaction_has_committed_after_all_is_done_and_not_give
     error = OSError("no answer to the commit")
     script = [*ran(item, error), (EndTransaction(item), True), (Acknowledge(item), None)]
     run(handle(SteppedDriver(machine), item), script)
-    assert is_settled(machine, item)
+    assert is_done(machine, item)
     assert machine.parked == {}
     item = taken(machine, sequence=SEQUENCE + 1, delivered=2)
     begun = [*not_known(item), (ReadAttempts(item), AttemptsRecord(9, None)), (EndTransaction(item), True)]
@@ -321,7 +331,7 @@ def test_a_handler_without_dead_letters_lets_go_of_what_it_gives_up() -> None:
     item = taken(machine)
     script = [*ran(item, Reject("no")), (Acknowledge(item), None)]
     run(handle(SteppedDriver(machine), item), script)
-    assert is_settled(machine, item)
+    assert is_done(machine, item)
     assert machine.parked == {}
 
 
@@ -385,7 +395,7 @@ def test_a_redelivery_that_nobody_owns_is_run_and_counted_as_begun_before(key: s
     procedure = handle(SteppedDriver(machine), item)
     run(procedure, [*not_known(item), *counted, *ran(item, at=60.0), *ended])
     assert (item.attempts, item.is_checked) == (2, True)
-    assert is_settled(machine, item)
+    assert is_done(machine, item)
 
 
 def test_the_time_of_looking_up_is_not_the_handlers() -> None:
@@ -420,13 +430,34 @@ def test_an_event_that_was_begun_as_often_as_allowed_is_given_up_unrun(
     looked_up = [*not_known(item), (ReadAttempts(item), record)]
     written = (WriteDeadLetter(item, cause, None, 0), True)
     assert run(prepare(machine, item), [*looked_up, *newly_parked(item), written, *ended]) is False
-    assert is_settled(machine, item)
+    assert is_done(machine, item)
     machine = machine_of(attempts=5, has_dead_letters=False)
     item = taken(machine, delivered=2)
     looked_up = [*not_known(item), (ReadAttempts(item), record)]
     ended = [(ReportDropped(item, cause), None), (DropAttempts(item), None), (Acknowledge(item), None)]
     assert run(prepare(machine, item), [*looked_up, *ended]) is False
-    assert is_settled(machine, item)
+    assert is_done(machine, item)
+
+
+def test_an_event_that_ended_the_processes_that_read_it_is_given_up_unrun_with_their_number() -> None:
+    machine = machine_of(attempts=5)
+    died = ReaderDied(3)
+    item = taken(machine, event=died, delivered=2)
+    looked_up = [*not_known(item), (ReadAttempts(item), AttemptsRecord(1, CAUSE)), *newly_parked(item)]
+    written = (WriteDeadLetter(item, FailureCause.of_crash(str(died)), None, 0), True)
+    ended: Script = [(DropAttempts(item), None), (Acknowledge(item), None)]
+    assert run(prepare(machine, item), [*looked_up, written, *ended]) is False
+    assert item.attempts == 3
+    assert is_done(machine, item)
+
+
+def test_a_scheduled_retry_is_listed_with_a_failure_that_may_pass() -> None:
+    machine = machine_of()
+    procedure = conclude(machine, taken(machine, None), RetryIn(100.0))
+    assert procedure.send(None) == ReadClock()
+    schedule = procedure.send(1.0)
+    assert isinstance(schedule, WriteSchedule)
+    assert schedule.cause == cause_of(RetryIn(100.0), is_transient=True)
 
 
 def test_an_event_without_a_record_has_been_begun_once_more_than_it_says() -> None:
@@ -448,7 +479,7 @@ def test_a_redelivery_that_is_owned_elsewhere_is_acknowledged_unrun(where: str) 
         found.append((FindRetry(item), True))
     ended: Script = [(ReadParked("k"), None), (DropAttempts(item), None), (Acknowledge(item), None)]
     run(handle(SteppedDriver(machine), item), [*found, *ended])
-    assert is_settled(machine, item)
+    assert is_done(machine, item)
     assert item.is_checked
 
 
@@ -589,7 +620,7 @@ def test_a_redrive_that_succeeds_closes_its_letter_and_lets_its_key_go_on(redriv
     closed: Script = [(CloseDeadLetter(item, 7), True), (ReadParked(KEY), None), (Acknowledge(item), None)]
     machine.park(KEY, SEQUENCE)
     run(handle(SteppedDriver(machine), item), [*found, *ran(item), *closed])
-    assert is_settled(machine, item)
+    assert is_done(machine, item)
     assert machine.parked == {}
 
 
@@ -679,7 +710,7 @@ def test_an_event_behind_its_key_is_a_letter_and_not_run() -> None:
     item = taken(machine)
     written = (WriteDeadLetter(item, None, 3, 0), True)
     run(handle(SteppedDriver(machine), item), [written, *confirmed(parked(3, 3)), (Acknowledge(item), None)])
-    assert is_settled(machine, item)
+    assert is_done(machine, item)
 
 
 def test_an_event_behind_its_key_that_was_delivered_before_is_looked_up_first() -> None:

@@ -8,6 +8,7 @@ import logging
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from jetspark.app.contracts.catalogue import Contract, contract_of
@@ -19,12 +20,31 @@ from jetspark.jetstream.info import PubAck
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.app.entities.entities import Entities
+    from jetspark.app.handlers.lanes import WorkItem
     from jetspark.app.handlers.once import EffectTransaction, OnceRecords
 
 __all__ = ["Context", "Dependencies", "injected_parameters", "open_lifespans", "plan_arguments"]
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerSurroundings:
+    """The parts of a handler's contexts that are the same for all its events."""
+
+    app: str
+    handler: str
+    source: str
+    stream: str
+    js: JetStream
+    once: OnceRecords | None
+    clock: Callable[[], datetime.datetime]
+    log: logging.Logger
+    is_replay: bool = False
+    entities: Callable[[Context, str], Entities] | None = None
+    declared: Callable[[Any], Contract] = contract_of
+    server_now: Callable[[], Awaitable[datetime.datetime]] | None = None
 
 
 class Context:
@@ -60,44 +80,24 @@ class Context:
         "stream",
     )
 
-    def __init__(
-        self,
-        decoded: Decoded,
-        *,
-        app: str,
-        handler: str,
-        source: str,
-        stream: str,
-        sequence: int,
-        key: str | None,
-        attempt: int,
-        delivered: int,
-        redrives: int,
-        js: JetStream,
-        once: OnceRecords | None,
-        clock: Callable[[], datetime.datetime],
-        log: logging.Logger,
-        is_replay: bool = False,
-        entities: Callable[[Context, str], Entities] | None = None,
-        declared: Callable[[Any], Contract] = contract_of,
-        server_now: Callable[[], Awaitable[datetime.datetime]] | None = None,
-    ) -> None:
+    def __init__(self, decoded: Decoded, item: WorkItem, surroundings: HandlerSurroundings) -> None:
         self.decoded = decoded
         """The event with its envelope."""
-        self.stream, self.sequence = stream, sequence
+        self.stream, self.sequence = surroundings.stream, item.sequence
         """Where the event was published; the same for each delivery and redrive."""
-        self.key = key
+        self.key = item.key
         """Events of the same key are handled one after the other."""
-        self.attempt = attempt
+        self.attempt = item.attempts
         """1 for the first start."""
-        self.delivered = delivered
-        self.redrives = redrives
-        """How often it was taken out of the dead letters."""
-        self.is_replay = is_replay
+        self.delivered = item.delivered
+        self.redrives = item.redrives
+        """Number of redrives of its dead letter."""
+        self.is_replay = surroundings.is_replay
         """True if the event comes from ``jetspark replay``, and not from the live consumer of the handler."""
-        self._app, self._handler, self._source = app, handler, source
-        self._js, self._once, self._clock = js, once, clock
-        self._entities, self._declared, self._server_now = entities, declared, server_now
+        self._app, self._handler, self._source = surroundings.app, surroundings.handler, surroundings.source
+        self._js, self._once, self._clock = surroundings.js, surroundings.once, surroundings.clock
+        self._entities, self._declared = surroundings.entities, surroundings.declared
+        self._server_now = surroundings.server_now
         self._changes: dict[str, int] = {}
         """How many changes of an entity were begun, by the subject of its state."""
         self._count = 0
@@ -105,15 +105,15 @@ class Context:
         self._timers = 0
         self._tx: EffectTransaction | None = None
         self.log = logging.LoggerAdapter(
-            log,
+            surroundings.log,
             {
-                "handler": handler,
+                "handler": self._handler,
                 "event_id": decoded.id,
                 "event_type": decoded.type,
-                "key": key,
-                "stream": stream,
-                "sequence": sequence,
-                "attempt": attempt,
+                "key": self.key,
+                "stream": self.stream,
+                "sequence": self.sequence,
+                "attempt": self.attempt,
                 "correlation_id": decoded.correlation_id,
             },
         )

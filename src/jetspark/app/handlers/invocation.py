@@ -12,7 +12,7 @@ from jetspark.aio.context import context_of
 from jetspark.app.causes import current_cause
 from jetspark.app.entities.committing import Committer
 from jetspark.app.entities.entities import Entities, EntityWriter
-from jetspark.app.handlers.context import Context, Dependencies, plan_arguments
+from jetspark.app.handlers.context import Context, Dependencies, HandlerSurroundings, plan_arguments
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords
 from jetspark.app.handlers.retry import HandlerTimeout, Skip, deciding_error
 from jetspark.app.server_clock import server_clock
@@ -56,6 +56,7 @@ class HandlerCalls:
         self.is_ending: Callable[[], bool] = lambda: True
         """True if a cancelled task is to end; if not, the code that it runs has cancelled it."""
         self._wants_context, self._arguments = plan_arguments(spec.function, spec.name, dependencies)
+        self._surroundings: HandlerSurroundings | None = None
         self._committer: Committer | None = None
         self._effects: KeyValue | None = None
         """The bucket of the handler's transactions, once it was looked up."""
@@ -241,26 +242,22 @@ class HandlerCalls:
         return {name: context if value is Context else value for name, value in self._arguments.items()}
 
     def _context(self, item: WorkItem, decoded: Decoded) -> Context:
-        return Context(
-            decoded,
-            app=self._app.name,
-            handler=self._spec.name,
-            source=self._app.source,
-            stream=self._app.stream,
-            sequence=item.sequence,
-            key=item.key,
-            attempt=item.attempts,
-            delivered=item.delivered,
-            redrives=item.redrives,
-            js=self._js,
-            once=self._once,
-            clock=self._clock,
-            server_now=server_clock(self._js, self._app.stream).now,
-            log=self._log,
-            is_replay=self.is_replay,
-            entities=self._entities,
-            declared=self._app.declared,
-        )
+        if self._surroundings is None:
+            self._surroundings = HandlerSurroundings(
+                app=self._app.name,
+                handler=self._spec.name,
+                source=self._app.source,
+                stream=self._app.stream,
+                js=self._js,
+                once=self._once,
+                clock=self._clock,
+                server_now=server_clock(self._js, self._app.stream).now,
+                log=self._log,
+                is_replay=self.is_replay,
+                entities=self._entities,
+                declared=self._app.declared,
+            )
+        return Context(decoded, item, self._surroundings)
 
 
 def _is_current(task: asyncio.Task[Any]) -> bool:
