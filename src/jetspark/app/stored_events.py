@@ -332,7 +332,7 @@ def error_text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as another:
-        return f"its text cannot be told: {type(another).__name__}"
+        return f"its text is not known: str() raised {type(another).__name__}"
 
 
 def is_too_large(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Messages that end the process while they are read: told apart from their neighbours, counted, and not read any more.
+"""Messages that end the process while they are read: each is identified, its deaths counted, and finally not read.
 
 Code of the application runs while a message is read: upcasts, ``__post_init__``, a ``key=`` that is a function. When it
 ends the process (a segmentation fault, a kernel that is out of memory), the server delivers the message to the next

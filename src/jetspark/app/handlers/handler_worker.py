@@ -23,12 +23,17 @@ from jetspark.app.handlers.context import Dependencies
 from jetspark.app.handlers.given_up import AdvisoryReader, ConsumerSource
 from jetspark.app.handlers.handler_steps import (
     Acknowledge,
+    DropParked,
     EndTransaction,
     HandlerStep,
     HandlerSteps,
+    NextDeadLetter,
     PauseHandler,
+    ReadParked,
     ReportDropped,
+    RequestRedrive,
     StepAnswer,
+    WriteParked,
 )
 from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.intake import Intake
@@ -476,7 +481,7 @@ class HandlerWorker:
             except JetSparkError as error:
                 failures += 1
                 name, kind = type(step).__name__, type(error).__name__
-                self.log.warning("step %s failed: %s: %s; retried (try %d)", name, kind, error, failures)
+                self.log.warning("%s: %s failed (%s: %s); retried (%d)", _object_of(step), name, kind, error, failures)
                 if isinstance(error, JetStreamUnavailable | StreamNotFound) and failures == 1:
                     self.log.error("a stream of the application is missing; `jetspark apply` creates it again")
                 await asyncio.sleep(STEP_PAUSE.wait_s(failures))
@@ -586,3 +591,16 @@ class HandlerWorker:
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+def _object_of(step: HandlerStep) -> str:
+    """The event or the key of a step, for the log."""
+    match step:
+        case ReadParked(key) | WriteParked(key) | DropParked(key) | NextDeadLetter(key):
+            return f"key {key!r}"
+        case RequestRedrive(letter):
+            return f"dead letter of event {letter.sequence}"
+        case PauseHandler() | ReadClock():
+            return "handler"
+        case _:
+            return f"event {step.item.sequence}"

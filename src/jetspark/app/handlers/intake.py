@@ -10,7 +10,7 @@ From the pin on the server delivers to this reader only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -74,7 +74,7 @@ _Readings: TypeAlias = dict[int, tuple[Decoded | Exception, str | None] | None]
 """Events and keys of messages that were decoded before they are received, by sequence."""
 
 
-_Receive: TypeAlias = Callable[[JetStreamMessage, float, _Readings], Any]
+_Receive: TypeAlias = Callable[[JetStreamMessage, float, _Readings], Awaitable[None] | None]
 
 
 @dataclass(slots=True)
@@ -240,9 +240,7 @@ class Intake:
 
     # ---- pulling -----------------------------------------------------------------------------------------------
 
-    async def _pull(
-        self, consumer: Consumer, side: Side, receive: Callable[[JetStreamMessage, float, _Readings], Any]
-    ) -> None:
+    async def _pull(self, consumer: Consumer, side: Side, receive: _Receive) -> None:
         worker, failures = self._worker, 0
         # Not patiently(): each pull computes its room again, and a stopping worker pulls no more.
         while not worker.is_stopping:
@@ -547,7 +545,7 @@ class Intake:
 
     # ---- receiving ---------------------------------------------------------------------------------------------
 
-    def _receive(self, message: JetStreamMessage, now: float, read: _Readings) -> Any:
+    def _receive(self, message: JetStreamMessage, now: float, read: _Readings) -> Awaitable[None] | None:
         delivered, sequence = _delivery(message)
         known = read.get(sequence)
         subject = message.subject

@@ -54,7 +54,7 @@ class HandlerReading:
                 return decoded, _as_text(getattr(decoded.event, spec.key))
             return decoded, _as_text(spec.key(decoded.event))
         except USER_ERRORS as error:  # it must not end the worker: the event would be redelivered, and end the next one
-            return Reject(f"key={spec.key!r} of handler {spec.name!r} cannot be told of this event: {error}"), None
+            return Reject(f"key={spec.key!r} of handler {spec.name!r} failed for this event: {error}"), None
 
     def _key_of_unreadable(self, subject: str, data: bytes, headers: RawHeaders) -> str | None:
         """The key by the envelope, else by the subject; None if the key is a function of the event."""

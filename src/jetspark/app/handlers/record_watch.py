@@ -7,9 +7,9 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from jetspark.errors import Conflict, JetSparkError, KeyNotFound, RequestTimeout
 
@@ -98,7 +98,7 @@ class RecordWatch:
         self._seen = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         filters = [f"parked.{store.handler}.>", *([members.filter] if members is not None else [])]
-        self.changes = cast("AsyncGenerator[Any, None]", store.records.watch(*filters, initial_marker=True))
+        self.changes = cast("AsyncGenerator[KVEntry | None, None]", store.records.watch(*filters, initial_marker=True))
 
     async def load(self) -> None:
         """Apply the records that are stored now."""
@@ -108,9 +108,10 @@ class RecordWatch:
             self._apply(entry)
 
     async def follow(self, wake: Callable[[], None]) -> None:
-        async for entry in cast(AsyncIterator[Any], self.changes):
-            self._apply(entry)
-            wake()
+        async for entry in self.changes:
+            if entry is not None:
+                self._apply(entry)
+                wake()
 
     async def catch_up(self) -> None:
         """Return when every record that was written before the call is applied.

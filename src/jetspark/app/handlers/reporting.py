@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jetspark.app.contracts.envelope import Decoded
 from jetspark.app.handlers.handler_steps import CloseDeadLetter, HandlerStep, ReportDropped, WriteDeadLetter
@@ -104,8 +104,10 @@ class HandlerReports:
         if not isinstance(step, WriteDeadLetter | CloseDeadLetter | ReportDropped):
             return
         item, cause = step.item, None if isinstance(step, CloseDeadLetter) else step.cause
-        status: Any = "closed" if isinstance(step, CloseDeadLetter) else "dropped"
-        if isinstance(step, WriteDeadLetter):
+        status: Literal["open", "behind", "closed", "dropped"] = "dropped"
+        if isinstance(step, CloseDeadLetter):
+            status = "closed"
+        elif isinstance(step, WriteDeadLetter):
             status = "open" if step.behind is None else "behind"
         change = LetterChange(
             app=self._app.name,

@@ -8,7 +8,7 @@ The names are those of :mod:`jetspark.app.handlers.handler_steps`, and some more
 ``ClaimEffect``     ``ctx.once`` is about to call its function
 ``RecordEffect``    ``ctx.once`` has called it, and notes the result
 ``Commit``          effects of ``ctx.tx`` and the mark that the event is done
-``Acknowledge``     the event is done, scheduled for later, or has a letter
+``Acknowledge``     the event is done, its retry is scheduled, or its dead letter is stored
 ``InProgress``      it is still worked on
 ==================  ================================================================================================
 """
