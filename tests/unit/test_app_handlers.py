@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jetspark.app.handlers.lanes import Lanes, WorkItem
-from jetspark.app.handlers.machine import Credit, HandlerLimits, HandlerMachine, Stalled
+from jetspark.app.handlers.machine import NAMED_STALLS, Credit, HandlerLimits, HandlerMachine, Stalled
 from jetspark.app.handlers.procedures import is_plain
 from jetspark.app.handlers.retry import Breaker, Finish, GiveUp, Reject, RetryPolicy, Skip, WaitHere
 from jetspark.app.stored_events import (
@@ -661,7 +661,38 @@ def test_events_of_a_parked_key_are_put_behind_it_and_earlier_ones_are_not() -> 
     assert is_plain(machine, item)
 
 
-# ---- letters --------------------------------------------------------------------------------------------------------
+def test_an_attempt_that_has_failed_has_no_time_out() -> None:
+    machine = machine_of(timeout_s=5.0)
+    receive(machine, ("a", 1), ("b", 2))
+    early, late = machine.take(0.0), machine.take(0.0)
+    assert early is not None
+    assert late is not None
+    machine.finish(early, OSError(), 1.0)
+    assert machine.on_time(5.0).timed_out == [late]
+    assert late.is_timed_out
+    machine.finish(late, OSError(), 5.0)
+    assert not late.is_timed_out
+
+
+def test_an_acknowledged_event_of_the_stream_is_known_by_its_sequence() -> None:
+    machine = machine_of()
+    receive(machine, ("a", 7))
+    taken(machine)
+    done(machine, 7)
+    assert machine.acknowledged_before == {7}
+
+
+def test_stalls_are_measured_from_when_they_were_first_seen() -> None:
+    machine = machine_of(concurrency=1)
+    receive(machine, ("a", 1), now=10.0)
+    assert machine.oldest_s(15.0) == 5.0
+    assert machine.stalled(20.0) == []
+    [stalled] = machine.stalled(20.0 + machine.patience_s)
+    assert stalled.seconds == machine.patience_s
+    assert "more" not in Stalled.text([stalled] * NAMED_STALLS, 5)
+
+
+# ---- dead letters ---------------------------------------------------------------------------------------------------
 
 
 def failure() -> Exception:

@@ -162,3 +162,8 @@ def test_what_a_handler_says_is_there_to_be_read() -> None:
 )
 def test_what_this_user_may_not_do_is_retried_only_where_that_is_said(policy: Retry, is_retried: bool) -> None:
     assert is_transient(policy, PermissionDenied("publish", "billed.o-1")) == is_retried
+
+
+def test_a_time_that_the_handler_names_decides_although_it_is_now() -> None:
+    at_once = RetryIn(0)
+    assert deciding_error(Retry(), ExceptionGroup("two", [OSError(), at_once])) is at_once
