@@ -60,9 +60,9 @@ MODULES = {
     "app/contracts/tokens.py": ["tests/unit/test_app_tokens.py"],
     "app/entities/changes.py": ["tests/unit/test_app_entities.py"],
     "app/handlers/lanes.py": ["tests/unit/test_app_handlers.py"],
-    "app/handlers/machine.py": ["tests/unit/test_app_handlers.py", "tests/unit/test_app_settling.py"],
+    "app/handlers/machine.py": ["tests/unit/test_app_handlers.py", "tests/unit/test_app_procedures.py"],
     "app/handlers/retry.py": ["tests/unit/test_app_retry.py", "tests/unit/test_app_handlers.py"],
-    "app/handlers/settling.py": ["tests/unit/test_app_settling.py", "tests/unit/test_app_handlers.py"],
+    "app/handlers/procedures.py": ["tests/unit/test_app_procedures.py", "tests/unit/test_app_handlers.py"],
     "app/projections/folding.py": [
         "tests/unit/test_app_projections.py",
         "tests/unit/test_app_projection_lookups.py",

@@ -22,7 +22,7 @@ from support.stale import StaleLoads, stale_loads
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.positions import FoldPosition, position_change
-from jetspark.app.stored_events import DeadEvent
+from jetspark.app.stored_events import StoredEvent
 from jetspark.blocking import JetStream
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import Conflict, UsageError
@@ -148,7 +148,7 @@ def test_any_order_of_batches_and_tasks_with_repeats_and_half_done_ones_stores_t
     assert [position(bank, name) for name in NAMES] == [2_000] * 3
     assert any(" parked " in (mark or "") for _, _, mark in stored(bank, "accounts").values())
     letters = [
-        DeadEvent.of(each.headers, each.data) for each in bank.stream(app.spec.dead_letter_stream).get_messages()
+        StoredEvent.of(each.headers, each.data) for each in bank.stream(app.spec.dead_letter_stream).get_messages()
     ]
     assert [(each.handler, each.key, each.status) for each in letters] == [("projections", None, "open")] * 3
 
@@ -289,7 +289,7 @@ def test_a_message_too_large_for_its_letter_has_a_letter_without_it(server: Nats
     bank.publish("bank.b.moved", b"y")
     Batch(server, 1, 2).all()
     letters = [
-        DeadEvent.of(each.headers, each.data) for each in bank.stream(app.spec.dead_letter_stream).get_messages()
+        StoredEvent.of(each.headers, each.data) for each in bank.stream(app.spec.dead_letter_stream).get_messages()
     ]
     assert sorted((each.origin.sequence, each.is_body_omitted) for each in letters) == [(1, True), (2, False)]
 
@@ -373,7 +373,7 @@ def test_the_live_engine_and_tasks_of_spark_at_the_same_time_store_the_same_byte
             time.sleep(0.02)
     check(bank)
     letters = [
-        DeadEvent.of(each.headers, each.data) for each in bank.stream(app.spec.dead_letter_stream).get_messages()
+        StoredEvent.of(each.headers, each.data) for each in bank.stream(app.spec.dead_letter_stream).get_messages()
     ]
     assert len(letters) == 3
     # And Spark goes on where the live engine was.

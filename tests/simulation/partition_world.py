@@ -23,7 +23,7 @@ from unittest import mock
 
 from jetspark.aio.connector import connect
 from jetspark.app import App, Context, Event, Reject, Retry, RetryIn, Skip
-from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters, run_redrive
 from jetspark.app.handlers.consumers import consumers_of
 from jetspark.app.provisioning import apply_topology
 from jetspark.app.workers import run_app
@@ -360,9 +360,9 @@ class World:
             await self._settle(app)
             self.is_mended = True
             await client.flush(60.0)  # the operator waits until the server is there
-            await run_redrive(js, app, LetterFilter())
+            await run_redrive(js, app, DeadLetterFilter())
             await self._settle(app)
-            letters = await read_letters(js, app, LetterFilter())
+            letters = await read_dead_letters(js, app, DeadLetterFilter())
             assert letters == [], letters
             assert not self.violations, self.violations
             assert self.done == set(range(len(self.events))), f"never done: {set(range(len(self.events))) - self.done}"

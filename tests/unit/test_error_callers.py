@@ -18,7 +18,7 @@ from jetspark.app.commands.deciding import CommandStep
 from jetspark.app.commands.decision_store import CommandStore, judge
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.entities.committing import asking_again
-from jetspark.app.handlers.retry import Bury, RetryPolicy, decide
+from jetspark.app.handlers.retry import GiveUp, RetryPolicy, decide
 from jetspark.app.patience import patiently
 from jetspark.app.projections.leases import Lease
 from jetspark.app.projections.projection_worker import ProjectionWorker
@@ -131,7 +131,7 @@ def lease(error: JetSparkError) -> bool:
 
 
 def handler(error: JetSparkError) -> bool:
-    return not isinstance(decide(RetryPolicy(), 1, error, 0.5), Bury)
+    return not isinstance(decide(RetryPolicy(), 1, error, 0.5), GiveUp)
 
 
 def ordered(error: JetSparkError) -> bool:

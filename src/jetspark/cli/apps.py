@@ -136,10 +136,10 @@ def conditions(handler: str | None, where: list[str] | None, fields: Sequence[st
     Raises:
         ConfigError: A field is unknown or given twice, or no dead letter can have the value.
     """
-    from jetspark.app.dead_letters.listing import FIELDS, LetterFilter
+    from jetspark.app.dead_letters.listing import FIELDS, DeadLetterFilter
 
     found: dict[str, Any] = {} if handler is None else {"handler": handler}
-    for name, value in LetterFilter.parse(handler, where or [], fields or FIELDS).where:
+    for name, value in DeadLetterFilter.parse(handler, where or [], fields or FIELDS).where:
         if name in found:
             raise ConfigError(f"--where '{name}={value}': {name} is given twice; a dead letter has one")
         found[name] = int(value) if name == "sequence" else value

@@ -20,6 +20,8 @@ The aliases of :data:`Steps` name the steps of one kind of procedure:
 ``batcher.effects.SinkSteps``          wrappers of a sink; run by the sink's ``Runner``
 ``app.commands.deciding.CommandSteps`` deciding a command; run by ``CommandRunner``, which waits in callbacks where it
                                        can, and by ``CommandStore``, which repeats reads for as long as the caller waits
+``app.handlers.handler_steps``         storing the outcome of an event; run by ``HandlerWorker``, which repeats a step
+                                       that fails, and by ``DeadLetterBox`` for operators
 =====================================  ==========================================================================
 """
 

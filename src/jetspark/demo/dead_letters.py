@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections import Counter
 
-from jetspark.app.dead_letters.redriving import LetterFilter, read_letters, run_redrive
-from jetspark.app.handlers.handler_store import StoredLetter
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters, run_redrive
+from jetspark.app.handlers.dead_letter_box import StoredDeadLetter
 from jetspark.demo.screen import DemoStage
 from jetspark.demo.stages import Demo
 from jetspark.errors import MessageNotFound, RequestTimeout
@@ -43,25 +43,25 @@ async def list_and_redrive(demo: Demo) -> None:
         await _redrive(demo, stage, chosen)
 
 
-async def _await_letters(demo: Demo, wanted: dict[str, int]) -> list[StoredLetter]:
+async def _await_letters(demo: Demo, wanted: dict[str, int]) -> list[StoredDeadLetter]:
     """Wait for the expected number of dead letters; returns the present ones after ``WAIT_S`` seconds."""
     give_up_at = time.perf_counter() + WAIT_S
     while True:
-        letters = await read_letters(demo.environment.js, demo.shop.release2, LetterFilter())
+        letters = await read_dead_letters(demo.environment.js, demo.shop.release2, DeadLetterFilter())
         if Counter(each.letter.handler for each in letters) == wanted or time.perf_counter() > give_up_at:
             return letters
         await asyncio.sleep(POLL_S)
 
 
-async def _redrive(demo: Demo, stage: DemoStage, chosen: StoredLetter) -> None:
+async def _redrive(demo: Demo, stage: DemoStage, chosen: StoredDeadLetter) -> None:
     """Redrive one dead letter with the handler of release 2, and wait for the event it publishes."""
     app, js, letter = demo.shop.release2, demo.environment.js, chosen.letter
     began = time.perf_counter()
     sequence = str(letter.origin.sequence)
-    await run_redrive(js, app, LetterFilter.parse(HANDLER, [f"sequence={sequence}"]))
+    await run_redrive(js, app, DeadLetterFilter.parse(HANDLER, [f"sequence={sequence}"]))
     stream = await js.stream(app.stream)
     while True:
-        left = await read_letters(js, app, LetterFilter.parse(HANDLER, [f"sequence={sequence}"]))
+        left = await read_dead_letters(js, app, DeadLetterFilter.parse(HANDLER, [f"sequence={sequence}"]))
         try:
             await stream.get_message(last_for=f"demo.orders.refunded.{letter.key}")
             if not left:

@@ -12,7 +12,7 @@ from typing import Any
 import jetspark
 from jetspark.app import App
 from jetspark.app.dead_letters import redriving
-from jetspark.app.dead_letters.redriving import LetterFilter, run_redrive
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, run_redrive
 from jetspark.app.jobs import Job
 
 # Each names what was the last thing to have its effect.
@@ -40,7 +40,7 @@ async def main(url: str, place: str) -> None:
     redriving.NOTE_EVERY = 3
     die_after(place.split()[-1], {"_request": 2, "every _request": 3}.get(place, 1))
     async with jetspark.connect(url) as nc:
-        await run_redrive(nc.jetstream(), App("notes", stream="NOTES", subjects=["notes.>"]), LetterFilter())
+        await run_redrive(nc.jetstream(), App("notes", stream="NOTES", subjects=["notes.>"]), DeadLetterFilter())
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from jetspark.app.dead_letters.access import AppDeadLetters, ScheduledRetries
 from jetspark.app.entities.entities import Entities, EntityChange, EntityChanges
 from jetspark.app.projections.views import View, ViewReplica
 from jetspark.app.replay import RebuildOptions, VerifyOptions, rebuild, verify
-from jetspark.app.stored_events import DeadEvent
+from jetspark.app.stored_events import StoredEvent
 from jetspark.app.timers import Timers
 from jetspark.app.topology.names import escape_token
 from jetspark.app.workflows.runs import WorkflowRuns
@@ -898,7 +898,7 @@ async def test_what_the_code_of_a_handler_may_not_publish_is_a_dead_letter_at_on
         assert not worker.done(), worker.exception()
         letters = await client.js.stream("SHOP_DLQ")
         [message] = [each async for each in letters.get_messages(1, subject=f"dlq.shop.{name}.{order}.>")]
-        letter = DeadEvent.of(message.headers, message.data)
+        letter = StoredEvent.of(message.headers, message.data)
         assert letter.cause is not None
         assert letter.cause.error.endswith("PermissionDenied")
         assert f"'{missing[:-1]}" in letter.cause.message

@@ -32,7 +32,7 @@ import jetspark
 from jetspark import KVConfig, StreamRecreated
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event
-from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.marks import FOREIGN, Mark, position_key
@@ -93,7 +93,7 @@ async def test_a_worker_that_is_killed_anywhere_changes_no_byte(server: NatsServ
         await end(process)
     assert await is_folded(js, app)
     _, letters = folded(app, await in_stream(js, app))
-    found = await read_letters(js, app, LetterFilter())
+    found = await read_dead_letters(js, app, DeadLetterFilter())
     assert [each.letter.origin.sequence for each in found] == letters
 
 

@@ -12,7 +12,7 @@ from support.apps import publish, running, set_up, until
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event, LiveOptions, Window
-from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters
 from jetspark.app.replay import RebuildOptions, ReplayRequest, plan_replay, rebuild, repair_keys, run_replay, verify
 from jetspark.app.testing import TestApp
 from jetspark.errors import ConfigError, StateParked
@@ -274,7 +274,7 @@ async def test_a_key_that_is_too_long_for_the_server_has_a_letter_and_holds_up_n
         for title in long:
             with pytest.raises(ConfigError, match="expected up to 3000"):
                 await view.get(title if window is None else (title, "late"))
-    letters = await read_letters(js, app, LetterFilter())
+    letters = await read_dead_letters(js, app, DeadLetterFilter())
     assert [each.letter.origin.sequence for each in letters] == [1, 2, 3]
     assert (await verify(js, app, "titles")).is_equal
 

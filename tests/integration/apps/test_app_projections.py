@@ -34,7 +34,7 @@ from jetspark import ConfigError, DataLoss, KVConfig, RequestTimeout
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event, Window
 from jetspark.app.client import AppClient
-from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, read_dead_letters
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
 from jetspark.app.projections.live import LiveOptions
 from jetspark.app.projections.projection_worker import ProjectionWorker
@@ -63,7 +63,7 @@ async def test_events_are_folded_into_every_projection(server: NatsServer, js: J
     expected, letters = folded(app, await in_stream(js, app))
     assert await in_buckets(js, app) == expected
     assert parked(expected["balances"])  # some of the events cannot be applied
-    found = await read_letters(js, app, LetterFilter())
+    found = await read_dead_letters(js, app, DeadLetterFilter())
     assert [each.letter.origin.sequence for each in found] == letters
     assert {each.letter.handler for each in found} == {"projections"}
 
@@ -109,7 +109,7 @@ async def test_many_subjects_are_read_by_one_filter_or_none_and_the_rest_is_left
         await until(lambda: _is_at(view, audited.sequence))
         await view.get("nobody", at_least=audited.sequence, timeout=30)
     assert (await verify(js, app, "balances")).is_equal
-    letters = await read_letters(js, app, LetterFilter())
+    letters = await read_dead_letters(js, app, DeadLetterFilter())
     assert not {1, audited.sequence} & {each.letter.origin.sequence for each in letters}
 
 

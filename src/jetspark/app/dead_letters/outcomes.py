@@ -1,4 +1,4 @@
-"""What a redrive has done, and what became of the dead letters it requested. Pure."""
+"""The progress of a redrive, and the outcomes of the dead letters it requested. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from jetspark.app.dead_letters.listing import LetterFilter
+from jetspark.app.dead_letters.listing import DeadLetterFilter
 from jetspark.app.jobs import JobRecord
-from jetspark.app.stored_events import LetterStatus
+from jetspark.app.stored_events import DeadLetterStatus
 
-__all__ = ["REDRIVE_KEY", "LetterOutcomes", "RedriveProgress", "RedriveResults", "SeenLetter"]
+__all__ = ["REDRIVE_KEY", "RedriveOutcomes", "RedriveProgress", "RedriveResults", "SeenDeadLetter"]
 
 
 REDRIVE_KEY = "redrive"
@@ -20,13 +20,13 @@ REDRIVE_KEY = "redrive"
 
 @dataclass(slots=True, kw_only=True)
 class RedriveResults:
-    """What became of dead letters that were requested, and of those that follow them."""
+    """Outcomes of the dead letters that were requested, and of those that follow them."""
 
     handled: int = 0
     failed: int = 0
     """Handled again, and failed again."""
     waiting: int = 0
-    """Not handled yet, or behind one that failed again."""
+    """Not handled yet, or behind a dead letter that failed again."""
 
     def __str__(self) -> str:
         return f"{self.handled} handled, {self.failed} failed again, {self.waiting} waiting"
@@ -36,7 +36,7 @@ class RedriveProgress(JobRecord, kw_only=True, rename={"is_dry_run": "dry_run", 
     """The progress of a redrive: the key ``redrive`` of the bucket ``<app>_handlers`` while it runs."""
 
     hint: ClassVar[str] = "no redrive is under way: it is done, or was never started"
-    chosen: LetterFilter
+    chosen: DeadLetterFilter
     up_to: int
     """The last dead letter that is part of it; later ones are not."""
     last: int = 0
@@ -102,18 +102,18 @@ class RedriveProgress(JobRecord, kw_only=True, rename={"is_dry_run": "dry_run", 
         return {name: value for name, value in fields.items() if name not in ("reason", "results") or value}
 
 
-class SeenLetter(NamedTuple):
-    """What a redrive remembers of each dead letter it has seen."""
+class SeenDeadLetter(NamedTuple):
+    """The facts that a redrive keeps of each dead letter it has seen."""
 
     revision: int
     subject: str
-    """Of the dead letter."""
+    """The subject of the dead letter, not of its event."""
     handler: str
     key: str | None
-    status: LetterStatus
+    status: DeadLetterStatus
     redrives: int
     size_bytes: int
-    """Of the event."""
+    """The size of the event."""
     is_chosen: bool
 
     @property
@@ -121,12 +121,12 @@ class SeenLetter(NamedTuple):
         return self.handler, self.key
 
 
-class LetterOutcomes:
+class RedriveOutcomes:
     """Which dead letters of a redrive have ended, and how. Pure."""
 
     def __init__(self) -> None:
         self.results = RedriveResults()
-        self._left: dict[str, SeenLetter] = {}
+        self._left: dict[str, SeenDeadLetter] = {}
         """Dead letters that have not ended, by subject."""
         self._left_in = Counter[tuple[str, str | None]]()
         """How many of a handler's key have not ended."""
@@ -136,7 +136,7 @@ class LetterOutcomes:
         self._stuck_behind = 0
         """How many have not ended because their key is stuck."""
 
-    def request(self, seen: SeenLetter) -> None:
+    def request(self, seen: SeenDeadLetter) -> None:
         """It was requested."""
         self._watch(seen)
         if seen.key is not None:
@@ -146,13 +146,13 @@ class LetterOutcomes:
         """The dead letter that a key waited for is gone, and those behind it are handled now."""
         self._lanes.add((handler, key))
 
-    def follow_all(self, letters: Iterable[SeenLetter], up_to: int) -> None:
-        """Watch those behind one that was requested, whether they were chosen or not."""
+    def follow_all(self, letters: Iterable[SeenDeadLetter], up_to: int) -> None:
+        """Watch the dead letters behind a requested one, chosen or not."""
         for seen in letters:
             if seen.status == "behind" and seen.revision <= up_to and seen.lane in self._lanes:
                 self._watch(seen)
 
-    def note(self, subject: str, status: LetterStatus, redrives: int) -> None:
+    def set_status(self, subject: str, status: DeadLetterStatus, redrives: int) -> None:
         """A dead letter has a new status."""
         seen = self._left.get(subject)
         if seen is None:
@@ -173,10 +173,10 @@ class LetterOutcomes:
             self._stuck_behind += self._left_in[seen.lane]
 
     def have_ended(self) -> bool:
-        """Whether nothing is left but what waits until another dead letter is redriven or discarded."""
+        """True if all dead letters left wait until another one is redriven or discarded."""
         return len(self._left) == self._stuck_behind
 
-    def _watch(self, seen: SeenLetter) -> None:
+    def _watch(self, seen: SeenDeadLetter) -> None:
         if seen.subject not in self._left:
             self._left[seen.subject] = seen
             self._left_in[seen.lane] += 1

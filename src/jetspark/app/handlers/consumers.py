@@ -1,4 +1,4 @@
-"""The consumers of a handler: of what it reads, of its retries, and of the server's advisories about its events."""
+"""The consumers of a handler: for its events, for its retries, and for the server's advisories about its events."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["advisory_consumer", "advisory_subjects", "consumers_of", "handler_filters"]
 
 WORKERS = 8
-"""Processes that may hold as much as they can of one handler's messages at a time; more of them get less each."""
+"""Processes of one handler that can each hold ``max_messages`` at a time; with more of them each holds less."""
 
 
 def consumers_of(app: AppSpec, spec: HandlerSpec) -> list[ConsumerPlace]:
-    """The consumers of a handler: one of what it reads and one of its retries, or two for each partition."""
+    """The consumers of a handler: one for its events and one for its retries, or two for each partition."""
     if spec.partitions is None:
         filters = handler_filters(app, spec)
         one = {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": filters}
@@ -57,7 +57,7 @@ def consumers_of(app: AppSpec, spec: HandlerSpec) -> list[ConsumerPlace]:
 
 
 def handler_filters(app: AppSpec, spec: HandlerSpec) -> list[str]:
-    """What the consumer of a handler asks for: the subjects of its events, or ``>`` for everything.
+    """The filters of a handler's consumer: the subjects of its events, or ``>`` for the whole stream.
 
     Several filters with wildcards cost the server milliseconds a message: see ``reading_filters``.
     """
@@ -69,11 +69,11 @@ def handler_filters(app: AppSpec, spec: HandlerSpec) -> list[str]:
 
 
 def advisory_consumer(app: AppSpec, spec: HandlerSpec) -> ConsumerPlace:
-    """The consumer by which the workers of a handler share what was said of its events."""
+    """The consumer of the advisories about a handler's events, which its workers share."""
     config = ConsumerConfig(
         durable_name=advisory_consumer_name(app.name, spec.name),
         ack_policy="explicit",
-        # Of what was before this handler there is nothing to mend.
+        # Events that were given up before this handler existed are not its own.
         deliver_policy="new",
         ack_wait_s=10.0,
         max_deliver=-1,
@@ -84,7 +84,10 @@ def advisory_consumer(app: AppSpec, spec: HandlerSpec) -> ConsumerPlace:
 
 
 def advisory_subjects(app: AppSpec, spec: HandlerSpec) -> list[str]:
-    """Of a handler's consumers. Of a stream that others read as well its own alone: a subject has one stream."""
+    """The subjects of advisories about a handler's consumers.
+
+    On a stream that other handlers read as well, only its own consumer is named: a subject can be in one stream only.
+    """
     retries = retry_stream(app.name)
     places = [(app.stream, spec.durable), (retries, "*")]
     if spec.partitions is not None:

@@ -1,7 +1,7 @@
 """Check what a handler is declared with: its events, its function's parameters, and its key.
 
-What is wrong here would fail for every event, and make each of them a dead letter. Types that only exist inside a
-function, or for type checkers, cannot be looked up: what they would tell is checked when the application starts.
+A mistake in a declaration would fail for every event, and make each of them a dead letter. Types that exist only inside
+a function, or for type checkers, cannot be resolved here: they are checked when the application starts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_events(where: str, events: Sequence[Any]) -> None:
     """Check the types of events that a handler takes.
 
     Raises:
-        ConfigError: There is none, or one is not a type of event.
+        ConfigError: The sequence is empty, or contains something other than a type of event.
     """
     if not events:
         raise ConfigError(f"{where}: expected at least one event type")

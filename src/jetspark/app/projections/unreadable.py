@@ -10,7 +10,7 @@ from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.clock import microseconds, utc_now
 from jetspark.app.projections.fold_crashes import FoldDied
 from jetspark.app.projections.folding import Failure
-from jetspark.app.stored_events import DeadEvent, FailureCause, Origin, is_too_large, letter_subject
+from jetspark.app.stored_events import FailureCause, Origin, StoredEvent, dead_letter_subject, is_too_large
 from jetspark.core.headers import readable
 from jetspark.errors import JetSparkError, WrongLastSequence
 from jetspark.jetstream.publishing import Expect
@@ -29,7 +29,7 @@ async def write_unreadable(js: JetStream, app: str, message: JetStreamMessage, f
     is_death = isinstance(error, FoldDied)
     cause = FailureCause.of_crash(str(error)) if is_death else FailureCause.of(error, is_transient=False)
     names = ", ".join(sorted({name for failure in failures for name in failure.projections}))
-    letter = DeadEvent(
+    letter = StoredEvent(
         handler=HANDLER,
         key=None,
         origin=origin,
@@ -41,7 +41,7 @@ async def write_unreadable(js: JetStream, app: str, message: JetStreamMessage, f
         cause=dataclasses.replace(cause, message=f"{names}: {cause.message}"),
         failed=utc_now().isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     )
-    subject = letter_subject(app, HANDLER, None, origin)
+    subject = dead_letter_subject(app, HANDLER, None, origin)
     forms = [letter, letter.shortened(), letter.shortened().stripped()]
     while forms:
         each = forms.pop(0)

@@ -15,13 +15,14 @@ import msgspec
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.application import App
 from jetspark.app.causes import current_cause
-from jetspark.app.contracts.catalogue import Catalogue
+from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import Decoded, Encoded, decode, encode
-from jetspark.app.handlers.context import Context, Dependencies, plan_arguments
+from jetspark.app.handlers.context import Context, Dependencies, HandlerSurroundings, plan_arguments
 from jetspark.app.handlers.handler_spec import HandlerFunction, HandlerSpec
 from jetspark.app.handlers.invocation import returned_events
+from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords, call_effect
-from jetspark.app.handlers.retry import Bury, RetryPolicy, Skip, WaitHere, WaitLong, decide, deciding_error
+from jetspark.app.handlers.retry import GiveUp, RetryPolicy, Skip, WaitHere, WaitLong, decide, deciding_error
 from jetspark.app.testing.memory import MemoryBucket
 from jetspark.app.timers import cancelling
 from jetspark.app.topology.names import escape_token
@@ -230,25 +231,20 @@ class _SingleRun:
             records.as_kv(), self._spec.name, self._server_now, lease_s=LEASE_S, remember_s=self._spec.remember_s
         )
         once.calls = self.result.effects
-        return _WatchedContext(
-            self.result,
-            decoded,
+        item = WorkItem(decoded.key, 1, delivered=self._attempt, attempts=self._attempt)
+        surroundings = HandlerSurroundings(
             app=self._app_name,
             handler=self._spec.name,
             source=self._source,
             stream=self._stream,
-            sequence=1,
-            key=decoded.key,
-            attempt=self._attempt,
-            delivered=self._attempt,
-            redrives=0,
             js=cast(JetStream, _Publisher(self._stream, self.result)),
             once=once,
             clock=lambda: self._now,
             server_now=self._server_now,
             log=self._log,
-            **({} if self._app is None else {"declared": self._app.spec.declared}),
+            declared=contract_of if self._app is None else self._app.spec.declared,
         )
+        return _WatchedContext(self.result, decoded, item, surroundings)
 
 
 def _outcome(
@@ -259,13 +255,13 @@ def _outcome(
     decided = decide(policy, attempt, error, 0.0)
     if isinstance(decided, WaitHere | WaitLong):
         return "retry", decided.seconds
-    assert isinstance(decided, Bury)
+    assert isinstance(decided, GiveUp)
     return "dead_letter" if has_dead_letters else "dropped", None
 
 
 class _WatchedContext(Context):
-    def __init__(self, result: HandlerRun, decoded: Decoded, **options: Any) -> None:
-        super().__init__(decoded, **options)
+    def __init__(self, result: HandlerRun, decoded: Decoded, item: WorkItem, surroundings: HandlerSurroundings) -> None:
+        super().__init__(decoded, item, surroundings)
         self._result = result
 
     def begin(self, transaction: EffectTransaction) -> None:

@@ -28,14 +28,14 @@ from jetspark.app.client import AppClient
 from jetspark.app.commands.command_spec import Command, CommandReply
 from jetspark.app.contracts.envelope import decode
 from jetspark.app.dead_letters.redriving import (
-    LetterFilter,
+    DeadLetterFilter,
     RedriveProgress,
-    discard_letters,
-    read_letters,
+    discard_dead_letters,
+    read_dead_letters,
     run_redrive,
 )
 from jetspark.app.provisioning import apply_topology
-from jetspark.app.stored_events import DeadEvent
+from jetspark.app.stored_events import StoredEvent
 from jetspark.app.testing.copies import with_dependencies, without_partitions
 from jetspark.app.testing.injecting import InjectedFault, Injector, watched_app
 from jetspark.app.testing.projected import VIRTUAL_LIVE, VirtualReaders, is_behind, read_states
@@ -156,12 +156,14 @@ class TestApp:
 
     async def redrive(self, handler: str | None = None, *where: str) -> RedriveProgress:
         """Have handlers handle their dead letters again, as ``jetspark dlq redrive`` does."""
-        return await self._stage.run(run_redrive(self._client.js, self.app, LetterFilter.parse(handler, list(where))))
+        return await self._stage.run(
+            run_redrive(self._client.js, self.app, DeadLetterFilter.parse(handler, list(where)))
+        )
 
     async def discard(self, handler: str | None = None, *where: str) -> int:
         """Give up open dead letters, as ``jetspark dlq discard`` does; returns how many."""
-        chosen = LetterFilter.parse(handler, list(where))
-        return (await self._stage.run(discard_letters(self._client.js, self.app, chosen))).discarded
+        chosen = DeadLetterFilter.parse(handler, list(where))
+        return (await self._stage.run(discard_dead_letters(self._client.js, self.app, chosen))).discarded
 
     def advance(self, seconds: float) -> None:
         """Let time pass; what falls due meanwhile happens.
@@ -203,9 +205,9 @@ class TestApp:
         return self._stage.drive(read_states(self._stage, self._client.js, self.app, spec))
 
     @property
-    def dead_letters(self) -> list[DeadEvent]:
+    def dead_letters(self) -> list[StoredEvent]:
         """Letters that are not closed, oldest first."""
-        letters = self._stage.drive(read_letters(self._client.js, self.app, LetterFilter()))
+        letters = self._stage.drive(read_dead_letters(self._client.js, self.app, DeadLetterFilter()))
         return [each.letter for each in letters]
 
     # ---- what goes wrong ---------------------------------------------------------------------------------------

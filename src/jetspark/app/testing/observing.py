@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetspark.app.application import App
 from jetspark.app.causes import current_cause
-from jetspark.app.stored_events import DeadEvent
+from jetspark.app.stored_events import StoredEvent
 from jetspark.app.testing.injecting import Injector
 from jetspark.app.testing.steps import SeenStep, StepMoment
 from jetspark.testing.model import ModelServer
@@ -137,6 +137,6 @@ def _text(body: bytes) -> str:
         return repr(body)
 
 
-def _letter_text(letter: DeadEvent) -> str:
+def _letter_text(letter: StoredEvent) -> str:
     cause = f"{letter.cause.error}: {letter.cause.message}" if letter.cause is not None else "behind another"
     return f"{letter.handler} of {letter.subject} ({cause})"

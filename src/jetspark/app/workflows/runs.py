@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from jetspark.app.causes import current_cause
 from jetspark.app.contracts.envelope import Decoded, decode
-from jetspark.app.dead_letters.redriving import LetterFilter, RedriveResults, read_letters, run_redrive
+from jetspark.app.dead_letters.redriving import DeadLetterFilter, RedriveResults, read_dead_letters, run_redrive
 from jetspark.app.entities.entities import EntityChange, EntityWriter, StoredEntity, UnreadableEntity
 from jetspark.app.workflows.step_handler import carry_out
 from jetspark.app.workflows.timeline import read_timeline
@@ -155,8 +155,8 @@ class WorkflowRuns:
         seconds("wait_s", wait_s)
         letters, results = 0, None
         for handler in (self._spec.name, f"{self._spec.name}-commands"):
-            chosen = LetterFilter(handler=handler, where=(("key", key),))
-            if await read_letters(self._writer.js, self._app, chosen):
+            chosen = DeadLetterFilter(handler=handler, where=(("key", key),))
+            if await read_dead_letters(self._writer.js, self._app, chosen):
                 progress = await run_redrive(self._writer.js, self._app, chosen, wait_s=wait_s)
                 letters, results = letters + progress.requested + progress.behind, progress.results
         if letters:

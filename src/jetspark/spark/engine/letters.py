@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jetspark.app.clock import utc_now
 from jetspark.app.projections.unreadable import HANDLER
-from jetspark.app.stored_events import DeadEvent, Origin, is_too_large, letter_subject
+from jetspark.app.stored_events import Origin, StoredEvent, dead_letter_subject, is_too_large
 from jetspark.core import headers as header_block
 from jetspark.core.headers import Headers
 from jetspark.errors import JetSparkError, PayloadTooLarge, WrongLastSequence
@@ -20,9 +20,9 @@ __all__ = ["letter_of", "write_letters"]
 BATCH_LETTERS = 500
 
 
-def letter_of(stream: str, message: Unreadable, *, failed: str = "") -> DeadEvent:
+def letter_of(stream: str, message: Unreadable, *, failed: str = "") -> StoredEvent:
     """The letter that says why a message could not be read."""
-    return DeadEvent(
+    return StoredEvent(
         handler=HANDLER,
         key=None,
         origin=Origin(stream, message.sequence, message.time_us),
@@ -60,7 +60,7 @@ def write_letters(app: str, stream: str, messages: Sequence[Unreadable], *, pati
     return written
 
 
-def _send(app: str, letters: list[DeadEvent]) -> Procedure[tuple[int, list[DeadEvent], Exception | None]]:
+def _send(app: str, letters: list[StoredEvent]) -> Procedure[tuple[int, list[StoredEvent], Exception | None]]:
     """How many were stored, which have to be sent again, and why."""
     try:
         yield Connect()
@@ -77,7 +77,7 @@ def _send(app: str, letters: list[DeadEvent]) -> Procedure[tuple[int, list[DeadE
             raise
         return 0, letters, error
     stored = 0
-    left: list[DeadEvent] = []
+    left: list[StoredEvent] = []
     reason: Exception | None = None
     for letter, found in zip(letters, errors, strict=True):
         if found is None:
@@ -94,10 +94,10 @@ def _send(app: str, letters: list[DeadEvent]) -> Procedure[tuple[int, list[DeadE
     return stored, left, reason
 
 
-def _item(app: str, letter: DeadEvent) -> tuple[str, bytes, Headers]:
+def _item(app: str, letter: StoredEvent) -> tuple[str, bytes, Headers]:
     fields = letter.to_headers()
     fields["Nats-Expected-Last-Subject-Sequence"] = "0"
-    return letter_subject(app, letter.handler, letter.key, letter.origin), letter.data, fields
+    return dead_letter_subject(app, letter.handler, letter.key, letter.origin), letter.data, fields
 
 
 def _headers(message: Unreadable) -> Headers:
