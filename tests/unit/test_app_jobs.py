@@ -195,7 +195,7 @@ def test_ids_sort_by_time_and_differ_in_the_same_millisecond(monkeypatch: pytest
 
 def test_the_fields_of_a_record_are_given_by_name() -> None:
     with pytest.raises(TypeError, match="positional"):
-        RedriveProgress("r1", chosen=LetterFilter(), up_to=9)  # type: ignore[misc,call-arg]
+        RedriveProgress("r1", chosen=LetterFilter(), up_to=9)  # type: ignore[call-arg]
 
 
 async def test_a_second_job_of_the_same_key_is_refused_with_the_id_to_resume() -> None:
