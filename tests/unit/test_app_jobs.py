@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from jetspark.app.dead_letters.listing import LetterFilter
+from jetspark.app.dead_letters.listing import DeadLetterFilter
 from jetspark.app.dead_letters.outcomes import RedriveProgress
 from jetspark.app.extents import Extent, ReplayRequest
 from jetspark.app.jobs import Job, new_job_id
@@ -92,7 +92,7 @@ def test_the_stored_record_of_a_redrive_decodes() -> None:
     progress = RedriveProgress.decode(golden("redrive"))
     assert progress == RedriveProgress(
         id="r19d0a1b2c3d",
-        chosen=LetterFilter(handler="billing", where=(("key", "o-1"), ("error", "Reject"))),
+        chosen=DeadLetterFilter(handler="billing", where=(("key", "o-1"), ("error", "Reject"))),
         up_to=9,
         last=4,
         requested=3,
@@ -102,7 +102,7 @@ def test_the_stored_record_of_a_redrive_decodes() -> None:
         unhandled=5,
     )
     everything = RedriveProgress.decode(golden("redrive_of_all"))
-    assert everything == RedriveProgress(id="r19d0a1b2c3e", chosen=LetterFilter(), up_to=9)
+    assert everything == RedriveProgress(id="r19d0a1b2c3e", chosen=DeadLetterFilter(), up_to=9)
 
 
 @pytest.mark.parametrize("name", ["replay_running", "rebuild_swapped", "repair_failed"])
@@ -175,7 +175,7 @@ class Bucket:
 
 
 def redrive(id: str = "r1") -> RedriveProgress:
-    return RedriveProgress(id=id, chosen=LetterFilter(), up_to=9, last=4)
+    return RedriveProgress(id=id, chosen=DeadLetterFilter(), up_to=9, last=4)
 
 
 async def begun(bucket: Any, id: str = "r1") -> Job[RedriveProgress]:
@@ -195,7 +195,7 @@ def test_ids_sort_by_time_and_differ_in_the_same_millisecond(monkeypatch: pytest
 
 def test_the_fields_of_a_record_are_given_by_name() -> None:
     with pytest.raises(TypeError, match="positional"):
-        RedriveProgress("r1", chosen=LetterFilter(), up_to=9)  # type: ignore[call-arg]
+        RedriveProgress("r1", chosen=DeadLetterFilter(), up_to=9)  # type: ignore[call-arg]
 
 
 async def test_a_second_job_of_the_same_key_is_refused_with_the_id_to_resume() -> None:
