@@ -63,7 +63,12 @@ MODULES = {
     "app/handlers/machine.py": ["tests/unit/test_app_handlers.py", "tests/unit/test_app_settling.py"],
     "app/handlers/retry.py": ["tests/unit/test_app_retry.py", "tests/unit/test_app_handlers.py"],
     "app/handlers/settling.py": ["tests/unit/test_app_settling.py", "tests/unit/test_app_handlers.py"],
-    "app/projections/folding.py": [
+    "app/projections/router.py": [
+        "tests/unit/test_app_projections.py",
+        "tests/unit/test_app_projection_windows.py",
+        "tests/unit/test_app_unique_ids.py",
+    ],
+    "app/projections/key_state.py": [
         "tests/unit/test_app_projections.py",
         "tests/unit/test_app_projection_lookups.py",
         "tests/unit/test_app_projection_windows.py",

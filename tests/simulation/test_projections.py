@@ -12,7 +12,7 @@ from support import seeds
 
 from jetspark.app.projections import engine, states
 from jetspark.app.projections.engine import LiveEngine
-from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.key_state import KeyState
 from jetspark.state.changes import Change
 from jetspark.state.lookup import Lookup
 from jetspark.state.store import StateBucket

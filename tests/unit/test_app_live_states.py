@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from jetspark.app import DELETE, Event
-from jetspark.app.projections.folding import KeyRows, KeyState
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.marks import FOREIGN, Mark, position_key
 from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.router import KeyRows
 from jetspark.app.projections.states import ENTRY_BYTES, CacheLimits, LiveStates, StateGone
 from jetspark.state.changes import NOTHING, Change, Current, Outcome
 

@@ -10,7 +10,7 @@ import pytest
 from support.projections import Balances, Closed, Large, Moved, Opened, some_events
 
 from jetspark.app import App, Event
-from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.projection_spec import ProjectionSpec, make_spec
 from jetspark.app.projections.windows import Window
 from jetspark.app.testing import check_replay

@@ -16,14 +16,15 @@ import pytest
 pytest.importorskip("pyspark")
 
 from support import seeds
-from support.projections import sorted_into
+from support.projections import route_one, sorted_into
 
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app import DELETE, App, Event, Timestamp, encode, upcast
 from jetspark.app.contracts.envelope import decode, read_event
 from jetspark.app.contracts.faults import USER_ERRORS
-from jetspark.app.projections.folding import Failure, KeyRows, KeyState, Recorded, Router, recorded_delivery
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.recent_ids import ID_BYTES, Identified, digest_of
+from jetspark.app.projections.router import Failure, KeyRows, Recorded, Router, recorded_delivery
 from jetspark.app.projections.windows import Window
 from jetspark.core import headers as header_block
 from jetspark.core.headers import Headers
@@ -361,7 +362,7 @@ def by_one(messages: list[Recorded]) -> Routes:
     router = Router(SPECS, app.catalogue)
     found = Routes({name: [] for name in NAMES}, [])
     for message in messages:
-        routing = router.route(message)
+        routing = route_one(router, message)
         for row in routing.rows:
             found.rows[row.projection].append((row.key, row.sequence, row.event))
         if routing.failures:
@@ -388,7 +389,7 @@ def _of_columns(rows: dict[str, KeyRows], failed: Iterable[tuple[Recorded, list[
 def live(messages: list[Recorded]) -> Routes:
     rows, given = {name: KeyRows() for name in NAMES}, delivered(messages)
     router = Router(SPECS, app.catalogue)
-    return _of_columns(rows, router.sort(given, sequences_of(given), recorded_delivery, rows))
+    return _of_columns(rows, router.add_rows(given, sequences_of(given), recorded_delivery, rows))
 
 
 def live_of_everything(messages: list[Recorded]) -> Routes:

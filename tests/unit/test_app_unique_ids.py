@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.projections import route_one
 from support.repeated import WINDOW, Closed, Held, Moved, Sums, app, oracle, some_messages
 
 from jetspark.app import App, Command, Event, encode
-from jetspark.app.projections.folding import KeyRows, KeyState, Recorded, Router
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.marks import Mark, Parked
 from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.recent_ids import ID_BYTES, MAX_UNIQUE_IDS, Identified, digest_of, is_among, room_for
+from jetspark.app.projections.router import KeyRows, Recorded, Router
 from jetspark.app.projections.states import CacheLimits, LiveStates
 from jetspark.app.projections.windows import Window
 from jetspark.app.replay.checking import NotReplayable, check_replay
@@ -57,7 +59,7 @@ def folded(messages: list[Recorded], cuts: int = 10**9) -> dict[str, Held]:
         states: dict[str, KeyState] = {}
         # With some that were folded before, as after a crash.
         for message in messages[max(0, begin - 5) : begin + cuts]:
-            for _, key, sequence, event in router.route(message).rows:
+            for _, key, sequence, event in route_one(router, message).rows:
                 state = states.setdefault(key, KeyState(SPEC, key, stored.get(key, NOTHING)))
                 state.apply(SPEC, key, sequence, event)
         for key, state in states.items():
@@ -79,8 +81,8 @@ def test_an_event_that_is_stored_again_is_folded_once_however_the_stream_is_cut(
 def test_rows_as_columns_have_the_ids_that_rows_one_by_one_have(seed: int) -> None:
     messages, router = recorded(200, seed), Router(app.projections.values(), app.catalogue)
     rows = {name: KeyRows() for name in app.projections}
-    router.sort(messages, [each.sequence for each in messages], lambda each: each, rows)
-    one_by_one = [row for message in messages for row in router.route(message).rows]
+    router.add_rows(messages, [each.sequence for each in messages], lambda each: each, rows)
+    one_by_one = [row for message in messages for row in route_one(router, message).rows]
     for name in app.projections:
         assert list(rows[name]) == [row[1:] for row in one_by_one if row.projection == name]
     assert {type(event) for _, _, event in rows["sums"]} == {Identified}
@@ -194,7 +196,7 @@ def test_every_firing_of_a_timer_is_an_event_of_its_own() -> None:
     router = Router([SPEC], app.catalogue)
     headers = [{**sent.headers, "Nats-Schedule-Next": moment} for moment in ("2026-03-31T10:00:00Z", "purge")]
     headers += [{**sent.headers, "Nats-Schedule-Next": "2026-03-31T11:00:00Z"}, sent.headers]
-    ids = [router.route(Recorded(1, sent.subject, sent.data, each, 0)).rows[0].event.id for each in headers]
+    ids = [route_one(router, Recorded(1, sent.subject, sent.data, each, 0)).rows[0].event.id for each in headers]
     assert len(set(ids)) == 3
     assert ids[1] == ids[3] == digest_of(app.source, "timer-1")  # the last firing, and one that is stored again
 

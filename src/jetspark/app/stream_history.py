@@ -14,7 +14,7 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.aio.stream import Stream
 from jetspark.app.extents import Extent, ReplayRequest, check_is_whole, extent_of
-from jetspark.app.projections.folding import Recorded, recorded_delivery
+from jetspark.app.projections.router import Recorded, recorded_delivery
 from jetspark.core import numbers
 from jetspark.core.subjects import matches, on_one_of, reading_filters
 from jetspark.errors import MessageNotFound

@@ -15,7 +15,7 @@ from support.projections import Account, Balances, Closed, Moved, Opened, bank, 
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App
 from jetspark.app.projections.buckets import find_place, open_records
-from jetspark.app.projections.folding import Recorded
+from jetspark.app.projections.router import Recorded
 from jetspark.app.replay import bases, read_records, rebuild, verify
 from jetspark.app.replay.bases import Copied, StateBase
 from jetspark.app.replay.places import noted_position

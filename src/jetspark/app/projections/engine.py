@@ -17,10 +17,10 @@ from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.projections.backlog import FAR_BEHIND_WAIT_S, Backlog
 from jetspark.app.projections.fold_crashes import READING, FoldCrashes, FoldDied
-from jetspark.app.projections.folding import Failure, KeyRows, Recorded, Router, recorded_delivery
 from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
 from jetspark.app.projections.place import LivePlace
 from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.projections.router import Failure, KeyRows, Recorded, Router, recorded_delivery
 from jetspark.app.projections.states import StateGone
 from jetspark.app.projections.unreadable import write_unreadable
 from jetspark.core.backoff import Backoff
@@ -186,7 +186,7 @@ class LiveEngine:
         sequences = sequences_of(messages)
         async with self._noted(READING, sequences) as died:
             if died is None:
-                return self._router.sort(messages, sequences, recorded_delivery, rows)
+                return self._router.add_rows(messages, sequences, recorded_delivery, rows)
         return [(recorded_delivery(messages[0]), [Failure(tuple(self._places), sequences[0], died)])]
 
     async def _fold(self, messages: Sequence[JetStreamMessage]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.marks import mark_of, reach_of
 from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.state.changes import NOTHING, Current

@@ -12,7 +12,6 @@ from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.projections.buckets import ProjectionPlace
-from jetspark.app.projections.folding import KeyRows
 from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
 from jetspark.app.projections.marks import position_key
 from jetspark.app.projections.positions import (
@@ -26,6 +25,7 @@ from jetspark.app.projections.positions import (
     start_of,
 )
 from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.router import KeyRows
 from jetspark.app.projections.shares import part_of
 from jetspark.app.projections.states import CacheLimits, LiveStates, StateGone
 from jetspark.state.changes import Outcome

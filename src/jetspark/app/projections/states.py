@@ -25,9 +25,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jetspark.app.projections.folding import KeyRows, KeyState
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.marks import Parked, mark_of
 from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.router import KeyRows
 from jetspark.jetstream.kv import KVOperation
 from jetspark.state.changes import NOTHING, Change, Current, Outcome
 

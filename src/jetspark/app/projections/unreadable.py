@@ -9,7 +9,7 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.clock import microseconds, utc_now
 from jetspark.app.projections.fold_crashes import FoldDied
-from jetspark.app.projections.folding import Failure
+from jetspark.app.projections.router import Failure
 from jetspark.app.stored_events import DeadEvent, FailureCause, Origin, is_too_large, letter_subject
 from jetspark.core.headers import readable
 from jetspark.errors import JetSparkError, WrongLastSequence

@@ -27,11 +27,12 @@ from jetspark.aio.ordered import Reading, Watch
 from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.projections.buckets import ProjectionPlace, open_records, watch_place
-from jetspark.app.projections.folding import KeyRows, KeyState, Router, recorded_delivery
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.marks import Parked, is_reserved, mark_of, parked_of, position_key
 from jetspark.app.projections.pasts import base_of, past_of
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.router import KeyRows, Router, recorded_delivery
 from jetspark.core.numbers import UINT64, timeout_of, whole
 from jetspark.errors import (
     ConfigError,
@@ -513,7 +514,7 @@ class View(Generic[S]):
             await reading.start()
             while messages := await reading.some(until_idle=True):
                 rows = KeyRows()
-                router.sort(messages, sequences_of(messages), recorded_delivery, {spec.name: rows})
+                router.add_rows(messages, sequences_of(messages), recorded_delivery, {spec.name: rows})
                 for found, each, event in rows:
                     if found == name and each <= last:
                         state.apply(spec, name, each, event)

@@ -24,7 +24,7 @@ from jetspark.aio import clock
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.extents import Extent, ReplayRequest, check_keys
 from jetspark.app.projections.buckets import check_version, find_place, open_records
-from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.positions import read_position
 from jetspark.app.replay.contents import change_to
 from jetspark.app.replay.engines import FoldEngine, check_no_rate

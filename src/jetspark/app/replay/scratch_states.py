@@ -14,8 +14,9 @@ import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
-from jetspark.app.projections.folding import KeyRows, KeyState
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.router import KeyRows
 from jetspark.app.projections.states import CacheLimits
 from jetspark.app.replay.contents import KeyContent, compare, reaches
 from jetspark.errors import UsageError

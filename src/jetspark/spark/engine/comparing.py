@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from jetspark.app.projections.folding import KeyState
+    from jetspark.app.projections.key_state import KeyState
     from jetspark.spark.engine.projecting import Columns
     from jetspark.state.changes import Current
 

@@ -1,6 +1,6 @@
 """What a task does with the rows of an application's projections: fold them, and store each key once.
 
-The rule is that of :mod:`jetspark.app.projections.folding`, with the same code. What has to hold here is that a task
+The rule is that of :mod:`jetspark.app.projections.key_state`, with the same code. What has to hold here is that a task
 has *all* rows of a key that its write has: Spark brings them together by a hash of projection and key, and the task
 sorts them by sequence. Then it does not matter how often, or where, or beside whom it is run: a key is stored by
 compare-and-set on the revision that was loaded, with all its events of the write or none of them, and a key that
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.recent_ids import ID_BYTES, Identified
 from jetspark.publish.steps import Procedure

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from jetspark.app import App
 from jetspark.app.projections.buckets import alias_key, check_version, place_of
-from jetspark.app.projections.folding import Router
 from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.projections.router import Router
 from jetspark.app.topology.names import projection_bucket
 from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of

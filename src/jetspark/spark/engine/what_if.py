@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 from jetspark.app import App
 from jetspark.app.clock import utc_now
 from jetspark.app.extents import Extent, ReplayRequest, extent_of
-from jetspark.app.projections.folding import Recorded
+from jetspark.app.projections.router import Recorded
 from jetspark.app.replay.what_if import NewCode, WhatIf, check_request, comparison_of
 from jetspark.app.workflows.version_comparison import ComparedRun, Divergence, StepDifference
 from jetspark.blocking import JetStream
