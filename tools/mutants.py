@@ -74,7 +74,7 @@ MODULES = {
         "tests/unit/test_app_projection_windows.py",
         "tests/unit/test_app_live_states.py",
     ],
-    "app/projections/states.py": ["tests/unit/test_app_live_states.py"],
+    "app/projections/live_states.py": ["tests/unit/test_app_live_states.py"],
     "app/projections/windows.py": ["tests/unit/test_app_projection_windows.py"],
     "app/extents.py": ["tests/unit/test_app_replay.py"],
     "app/topology/declared.py": ["tests/unit/test_app_topology.py"],

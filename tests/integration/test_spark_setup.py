@@ -22,8 +22,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.kv import KVConfig
 from jetspark.server import NatsServer
-from jetspark.spark.masters import check_somebody_listens
-from jetspark.spark.session import _major, check_java, session
+from jetspark.spark.session import _major, check_java, check_somebody_listens, session
 
 # As everywhere in the suite: this one does not compile pyspark from its zip file in every worker.
 WORKER_PYTHON = str(Path(__file__).parents[1] / "support" / "worker_python.sh")

@@ -12,8 +12,8 @@ from jetspark import StreamConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import DELETE, App, Event
 from jetspark.app.projections.key_state import KeyState
-from jetspark.app.projections.marks import Mark, mark_of
 from jetspark.app.projections.router import Failure, KeyRows, Recorded, Router
+from jetspark.app.projections.state_header import Mark, mark_of
 from jetspark.jetstream.kv import operation_of
 from jetspark.state.changes import MARK_HEADER, SEQUENCE_HEADER, Current
 from support.oracle import BankOracle, Cell, cell_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,14 +23,14 @@ from jetspark.app import DELETE, App, Event, Timestamp, encode, upcast
 from jetspark.app.contracts.envelope import decode, read_event
 from jetspark.app.contracts.faults import USER_ERRORS
 from jetspark.app.projections.key_state import KeyState
-from jetspark.app.projections.recent_ids import ID_BYTES, Identified, digest_of
 from jetspark.app.projections.router import Failure, KeyRows, Recorded, Router, recorded_delivery
+from jetspark.app.projections.state_header import ID_BYTES, Identified, digest_of
 from jetspark.app.projections.windows import Window
 from jetspark.core import headers as header_block
 from jetspark.core.headers import Headers
 from jetspark.errors import ContractViolation
 from jetspark.jetstream.info import StoredMessage
-from jetspark.spark.engine.projecting import COLUMNS, ProjectionFold
+from jetspark.spark.engine.projection_fold import COLUMNS, ProjectionFold
 from jetspark.spark.engine.rows import LETTER, Readings, RouteRows, unpack
 from jetspark.state.changes import NOTHING, Change
 from jetspark.state.deliveries import sequences_of
@@ -372,13 +372,12 @@ def by_one(messages: list[Recorded]) -> Routes:
 
 def delivered(messages: Iterable[Recorded]) -> list[JetStreamMessage]:
     """The messages as a consumer sends them."""
-    reply = "$JS.ACK.SHOPS.c.1.%d.%d.%d.0"
-    return [
-        JetStreamMessage(
-            each.subject, each.data, (reply % (each.sequence, number, each.time_us * 1000)).encode(), each.headers, None
-        )
-        for number, each in enumerate(messages, 1)
-    ]
+    found = []
+    for number, each in enumerate(messages, 1):
+        assert not isinstance(each.headers, Mapping)
+        reply = f"$JS.ACK.SHOPS.c.1.{each.sequence}.{number}.{each.time_us * 1000}.0".encode()
+        found.append(JetStreamMessage(each.subject, each.data, reply, each.headers, None))
+    return found
 
 
 def _of_columns(rows: dict[str, KeyRows], failed: Iterable[tuple[Recorded, list[Failure]]]) -> Routes:
@@ -399,7 +398,10 @@ def live_of_everything(messages: list[Recorded]) -> Routes:
 
 
 def spark_rows(messages: list[Recorded]) -> list[dict[str, Any]]:
-    return RouteRows(app, NAMES, subjects=[]).of_messages("SHOPS", delivered(messages)).to_pylist()
+    found: list[dict[str, Any]] = (
+        RouteRows(app, NAMES, subjects=[]).of_messages("SHOPS", delivered(messages)).to_pylist()
+    )
+    return found
 
 
 def spark_rows_of_stored(messages: list[Recorded]) -> list[dict[str, Any]]:
@@ -414,7 +416,8 @@ def spark_rows_of_stored(messages: list[Recorded]) -> list[dict[str, Any]]:
         )
         for each in messages
     ]
-    return RouteRows(app, NAMES, subjects=[]).of_stored("SHOPS", stored).to_pylist()
+    found: list[dict[str, Any]] = RouteRows(app, NAMES, subjects=[]).of_stored("SHOPS", stored).to_pylist()
+    return found
 
 
 def _of_spark(found: list[dict[str, Any]]) -> Routes:

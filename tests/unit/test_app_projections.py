@@ -13,9 +13,9 @@ from support.projections import Routing, route_one, sorted_into
 from jetspark.app import DELETE, App, Event, encode
 from jetspark.app.clock import utc_now
 from jetspark.app.projections.key_state import KeyState
-from jetspark.app.projections.marks import FOREIGN, Mark, Parked
 from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.router import KeyRows, Recorded, Router
+from jetspark.app.projections.state_header import FOREIGN, Mark, Parked
 from jetspark.app.projections.windows import Window
 from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.kv import KVConfig

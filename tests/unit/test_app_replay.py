@@ -15,8 +15,8 @@ import pytest
 
 from jetspark.app import DELETE, App, Event
 from jetspark.app.extents import Extent, ReplayRequest, extent_of
-from jetspark.app.projections.marks import FOREIGN, Mark, Parked
 from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.state_header import FOREIGN, Mark, Parked
 from jetspark.app.replay.checking import NotReplayable, check_replay
 from jetspark.app.replay.compared import MAX_NAMED, ComparedKeys
 from jetspark.app.replay.contents import Digest, KeyContent, change_to, compare, reaches

@@ -13,11 +13,19 @@ from support.repeated import WINDOW, Closed, Held, Moved, Sums, app, oracle, som
 
 from jetspark.app import App, Command, Event, encode
 from jetspark.app.projections.key_state import KeyState
-from jetspark.app.projections.marks import Mark, Parked
+from jetspark.app.projections.live_states import CacheLimits, LiveStates
 from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.recent_ids import ID_BYTES, MAX_UNIQUE_IDS, Identified, digest_of, is_among, room_for
 from jetspark.app.projections.router import KeyRows, Recorded, Router
-from jetspark.app.projections.states import CacheLimits, LiveStates
+from jetspark.app.projections.state_header import (
+    ID_BYTES,
+    MAX_UNIQUE_IDS,
+    Identified,
+    Mark,
+    Parked,
+    digest_of,
+    is_among,
+    room_for,
+)
 from jetspark.app.projections.windows import Window
 from jetspark.app.replay.checking import NotReplayable, check_replay
 from jetspark.app.replay.contents import Digest, KeyContent, change_to, compare
@@ -206,14 +214,14 @@ def test_a_state_that_lost_a_race_is_folded_on_what_the_winner_has_with_its_ids(
     events = [Identified(digest_of("/", str(cents)), moved("x", "k", cents)) for cents in (1, 2, 1)]
     states.add(["k"], {})
     states.apply(KeyRows(("k", sequence, event) for sequence, event in enumerate(events, start=1)))
-    [change] = states.take()
+    [change] = states.take_changes()
     assert change.value == b"3"
     winner = KeyState(SPEC, "k", NOTHING)
     winner.apply(SPEC, "k", 1, events[0])
     found = winner.change(SPEC, "k")
     assert found is not None
-    states.settle([change], Outcome(conflicts=("k",), present={"k": current(found, 7)}))
-    [again] = states.take()
+    states.commit([change], Outcome(conflicts=("k",), present={"k": current(found, 7)}))
+    [again] = states.take_changes()
     assert (again.value, again.sequence, again.mark, again.revision) == (b"3", 2, change.mark, 7)
 
 
@@ -222,12 +230,12 @@ def test_ids_of_a_deleted_key_stay_in_hand_when_its_marker_is_tidied_away() -> N
     first, last = Identified(b"m" * ID_BYTES, moved("x", "k", 1)), Identified(b"c" * ID_BYTES, Closed(account="k"))
     states.add(["k"], {})
     states.apply(KeyRows([("k", 1, first), ("k", 2, last)]))
-    [change] = states.take()
-    states.settle([change], Outcome(1, revisions={"k": 5}))
+    [change] = states.take_changes()
+    states.commit([change], Outcome(1, revisions={"k": 5}))
     states.apply(KeyRows([("k", 3, Identified(digest_of("/", "n"), moved("x", "k", 4)))]))
-    [more] = states.take()
-    states.settle([more], Outcome(conflicts=("k",), present={}))  # the marker is gone
-    [again] = states.take()
+    [more] = states.take_changes()
+    states.commit([more], Outcome(conflicts=("k",), present={}))  # the marker is gone
+    [again] = states.take_changes()
     assert (again.revision, again.value, again.mark) == (0, b"4", more.mark)
 
 

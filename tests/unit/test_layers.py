@@ -135,7 +135,7 @@ PURE = (
     "app.projections.projection_spec",
     "app.projections.router",
     "app.projections.key_state",
-    "app.projections.marks",
+    "app.projections.state_header",
     "app.contracts.records",
     "app.replay.contents",
     "app.extents",

@@ -22,7 +22,7 @@ from jetspark.jetstream.config import StreamConfig
 from jetspark.jetstream.info import StreamInfo, StreamState
 from jetspark.spark.options import describe, read_options
 from jetspark.spark.stream.ledger import Committed
-from jetspark.spark.stream.sink import SinkOptions, Target, TaskPlace, Unnamed, batch_writer, stream_writer
+from jetspark.spark.stream.sink import SinkOptions, Target, TaskId, Unnamed, batch_writer, stream_writer
 from jetspark.spark.stream.writing import Encoder, Layout, Rows, added_up
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark-sink.md"
@@ -358,7 +358,7 @@ def test_writers_are_pickled_and_each_batch_write_has_a_name_of_its_own() -> Non
 
 
 def test_a_write_within_foreach_batch_is_repeated_by_another_run_and_not_by_its_own() -> None:
-    mine, place = Unnamed("run 2", "write 5"), TaskPlace("q", 7, 0)
+    mine, place = Unnamed("run 2", "write 5"), TaskId("q", 7, 0)
     for committed in (None, Committed(6, 9, {}, "run 2", "write 4"), Committed(7, 9, {}, "run 1", "write 1")):
         mine.check_is_alone(committed, place)
     mine.check_is_alone(Committed(7, 9, {}, *mine), place)  # another attempt at a task

@@ -95,10 +95,10 @@ class StreamHistory:
         """The stream as it is now."""
         return await (await self.stream()).info()
 
-    async def head(self, witness: int | None = None) -> Head:
-        """Where it begins and ends, and what of its front may be lost; ``witness`` is an event that was read."""
+    async def head(self, anchor: int | None = None) -> Head:
+        """Where it begins and ends, and what of its front may be lost; ``anchor`` is an event that was read."""
         context, info = context_of(self._js), await self.info()
-        return await context.run(front_of(context.api, info, self.first_event if witness is None else witness))
+        return await context.run(front_of(context.api, info, self.first_event if anchor is None else anchor))
 
     async def last(self) -> int:
         """The last sequence of the stream."""

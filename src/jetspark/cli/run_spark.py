@@ -57,7 +57,7 @@ def _fold(
     name: str, app: App, place: SparkPlace, only: Sequence[str], options: dict[str, Any], end_signal: EndSignal
 ) -> None:
     from jetspark.spark import run, session
-    from jetspark.spark.ending import stop_between_batches
+    from jetspark.spark.queries import stop_between_batches
 
     spark = session(f"jetspark-{app.name}", master=place.master, py_files=place.py_files)
     try:

@@ -12,7 +12,7 @@ sequences each of its partitions has. So a batch is told by its end alone, whate
 run again. The end of the batch before would be as good a start, but the first batch has none: Spark asks for the
 initial offset twice before it, and once more when it is run again, and by then ``latest`` is somewhere else.
 
-Where a stream has far fewer messages than sequences, a batch is cut by messages (:mod:`jetspark.spark.surveying`), and
+Where a stream has far fewer messages than sequences, a batch is cut by messages (:mod:`jetspark.spark.survey`), and
 ``cuts`` says how: ends, each with the number of partitions of one length up to there.
 
 ``earliest`` says that the batch starts where its stream did, whatever that was: what the stream's limits remove before
@@ -34,7 +34,7 @@ from typing import Any, Literal, TypeAlias
 
 from jetspark.core.subjects import is_subset
 from jetspark.errors import ConfigError, StreamRecreated, StreamWentBack
-from jetspark.spark.surveying import Count, Segments, Survey
+from jetspark.spark.survey import Count, Segments, Survey
 from jetspark.state.scan import Head, Range
 
 __all__ = [
@@ -79,7 +79,7 @@ class StreamPosition:
         """Whether the next batch has to start at ``next``, or data is lost."""
         return not (self.is_earliest and self.begin == self.next)
 
-    def settled(self) -> StreamPosition:
+    def at_rest(self) -> StreamPosition:
         """The same place, as the end of a batch that reads nothing."""
         return StreamPosition(self.created, self.next, self.next, not self.is_promised)
 

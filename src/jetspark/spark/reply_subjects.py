@@ -16,21 +16,21 @@ from jetspark.core.message import CoreMessage
 from jetspark.errors import ProtocolError
 from jetspark.state.deliveries import token_shift
 
-__all__ = ["Places", "places"]
+__all__ = ["StreamOffsets", "stream_offsets"]
 
 _STREAM_SEQUENCE, _TIME_NS = 5, 7
 
 _reply_of = attrgetter("raw_reply")
 
 
-class Places(NamedTuple):
+class StreamOffsets(NamedTuple):
     """Of many: Arrow arrays of 64-bit integers."""
 
     sequences: Any
     times_us: Any
 
 
-def places(messages: Sequence[CoreMessage]) -> Places:
+def stream_offsets(messages: Sequence[CoreMessage]) -> StreamOffsets:
     """Where they were. There is at least one, and all have the form of the first.
 
     Raises:
@@ -61,4 +61,4 @@ def places(messages: Sequence[CoreMessage]) -> Places:
     if len(table) != len(messages):  # an empty line is no row
         raise ProtocolError("a JetStream message without a reply subject")
     sequences, times_ns = (table.column(name).combine_chunks() for name in wanted)
-    return Places(sequences, pc.divide(times_ns, 1000))
+    return StreamOffsets(sequences, pc.divide(times_ns, 1000))

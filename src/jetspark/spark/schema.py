@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError, ProtocolError
 from jetspark.jetstream.wire import parse_time
-from jetspark.spark.reply_subjects import places
+from jetspark.spark.reply_subjects import stream_offsets
 
 __all__ = ["KV_SCHEMA", "PROJECTION_SCHEMA", "SCHEMA", "Columns", "check_schema", "texts"]
 
@@ -101,7 +101,7 @@ class Columns:
         Raises:
             ProtocolError: One does not say where it was in the stream.
         """
-        found = places(messages)
+        found = stream_offsets(messages)
         arrays = []
         for field in self.arrow_schema:
             match field.name:

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 from jetspark.errors import ConfigError
-from jetspark.spark.launcher import VARIABLE, started_by_launcher
-from jetspark.spark.logs import logging_file
-from jetspark.spark.masters import CONNECT, check_somebody_listens, server_of
+from jetspark.spark.startup_files import VARIABLE, logging_file, started_by_launcher
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_java", "find_java", "session", "short_session"]
+__all__ = [
+    "CONNECT",
+    "SparkServer",
+    "check_java",
+    "check_somebody_listens",
+    "find_java",
+    "server_of",
+    "session",
+    "short_session",
+]
 
 JAVA_VERSION = 17
 _REMEDY = f"install Java {JAVA_VERSION} or newer, for example `apt install openjdk-{JAVA_VERSION}-jre-headless`"
@@ -73,7 +83,7 @@ def session(
     find_java()
     from pyspark.sql import SparkSession
 
-    from jetspark.spark.registration import register
+    from jetspark.spark.formats import register
 
     if master is not None and SparkSession.getActiveSession() is None:
         check_somebody_listens(master)
@@ -146,7 +156,7 @@ def _connect_session(app_name: str, url: str, py_files: Sequence[str], conf: Map
     from pyspark.errors import PySparkImportError
     from pyspark.sql import SparkSession
 
-    from jetspark.spark.registration import register
+    from jetspark.spark.formats import register
 
     try:
         builder = SparkSession.builder.appName(app_name).remote(url)
@@ -232,3 +242,64 @@ def _major(shown: str) -> int | None:
     if not quote or not parts[0].isdecimal():
         return None
     return int(parts[1]) if parts[0] == "1" and len(parts) > 1 and parts[1].isdecimal() else int(parts[0])
+
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+class SparkServer(NamedTuple):
+    """A kind of server that runs Spark's work."""
+
+    scheme: str
+    port: int
+    """Where it listens unless an address says otherwise."""
+    name: str
+
+
+CONNECT = SparkServer("sc://", 15002, "Spark Connect server")
+STANDALONE = SparkServer("spark://", 7077, "Spark master")
+# These have no address, or one that is not for us to try.
+_OTHERS = re.compile(r"local(-cluster)?(\[.*\])?|yarn|k8s://.+")
+
+
+def server_of(master: str) -> SparkServer | None:
+    """The kind of server that a master is; None for this machine, YARN and Kubernetes.
+
+    Raises:
+        ConfigError: It is no master.
+    """
+    if _OTHERS.fullmatch(master):
+        return None
+    for server in (STANDALONE, CONNECT):
+        if master.startswith(server.scheme):
+            return server
+    raise ConfigError(
+        f"master={master!r}: expected {STANDALONE.scheme}HOST:{STANDALONE.port}, {CONNECT.scheme}HOST, yarn, k8s://URL "
+        "or local[CORES]"
+    )
+
+
+def check_somebody_listens(master: str) -> None:
+    """What Spark would say where nobody does is two pages long, and comes after minutes.
+
+    Raises:
+        ConfigError: It is no master, or nobody is there. Of several, joined by commas, one is enough.
+    """
+    server = server_of(master)
+    if server is None:
+        return
+    refused = []
+    for address in master.removeprefix(server.scheme).split(","):
+        try:
+            place = urlsplit(f"//{address}")
+            host, port = place.hostname or "localhost", place.port or server.port
+        except ValueError as error:
+            raise ConfigError(
+                f"master={master!r}: expected an address such as {server.scheme}host:{server.port}: {error}"
+            ) from None
+        try:
+            socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
+            return
+        except OSError as error:
+            refused.append(f"{host}:{port}: {error}")
+    raise ConfigError(f"master={master!r}: no {server.name} at {', '.join(refused)}")

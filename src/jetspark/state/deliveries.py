@@ -14,13 +14,13 @@ from typing import NamedTuple
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ProtocolError
 
-__all__ = ["MessagePlace", "count_up_to", "delivery", "sequences_of", "token_shift"]
+__all__ = ["StreamOffset", "count_up_to", "delivery", "sequences_of", "token_shift"]
 
 _SHORT_TOKENS, _LONG_TOKENS = 9, 11
 _STREAM_SEQUENCE, _LAST = 5, 8
 
 
-class MessagePlace(NamedTuple):
+class StreamOffset(NamedTuple):
     """Of one message."""
 
     sequence: int
@@ -29,7 +29,7 @@ class MessagePlace(NamedTuple):
     pending: int
 
 
-def delivery(message: CoreMessage) -> MessagePlace:
+def delivery(message: CoreMessage) -> StreamOffset:
     """What the reply subject says.
 
     Raises:
@@ -39,7 +39,7 @@ def delivery(message: CoreMessage) -> MessagePlace:
     tokens = reply.split(b".")
     shift = token_shift(len(tokens), reply)
     try:
-        return MessagePlace(*map(int, tokens[_STREAM_SEQUENCE + shift : _LAST + 1 + shift]))
+        return StreamOffset(*map(int, tokens[_STREAM_SEQUENCE + shift : _LAST + 1 + shift]))
     except ValueError:
         raise _not_ours(reply) from None
 

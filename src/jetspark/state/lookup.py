@@ -64,16 +64,16 @@ class Lookup:
     """
 
     def __init__(
-        self, prefix: str, stream: str, subjects: Sequence[str], *, at_least: int = 0, witness: str | None = None
+        self, prefix: str, stream: str, subjects: Sequence[str], *, at_least: int = 0, probe_subject: str | None = None
     ) -> None:
         """
         Args:
             at_least: A sequence of the stream that an answer has to be up to; 0 if any will do.
-            witness: A subject that has a message at or below that sequence.
+            probe_subject: A subject that has a message at or below that sequence.
         """
         self._subject = f"{prefix}.DIRECT.GET.{stream}"
         self._stream, self._at_least = stream, at_least
-        self._witness = None if witness is None or witness in subjects else witness
+        self._probe_subject = None if probe_subject is None or probe_subject in subjects else probe_subject
         self.left = list(subjects)
         self.found: list[Stored] = []
         self.up_to = 0
@@ -85,7 +85,7 @@ class Lookup:
     def request(self) -> Request:
         self.is_over = self.is_behind = self._is_of_mirror = False
         self._answer = []
-        asked = self.left if self._witness is None else [*self.left, self._witness]
+        asked = self.left if self._probe_subject is None else [*self.left, self._probe_subject]
         return Request(self._subject, json.dumps({"multi_last": asked}).encode())
 
     def lost(self) -> None:
@@ -160,7 +160,7 @@ class Lookup:
         if self.is_behind:
             return
         self.up_to = max(self.up_to, up_to)
-        self.found += [each for each in self._answer if each.subject != self._witness]
+        self.found += [each for each in self._answer if each.subject != self._probe_subject]
         is_cut = int(_field(raw, b"Nats-Num-Pending") or 0) > 0
         has = {each.subject for each in self._answer} if is_cut else set()
         self.left = [subject for subject in self.left if subject not in has] if is_cut else []

@@ -52,25 +52,25 @@ def removes_by_limits(config: StreamConfig) -> bool:
     )
 
 
-def proves_loss(config: StreamConfig, is_witness_there: bool | None) -> bool:
+def proves_loss(config: StreamConfig, is_anchor_there: bool | None) -> bool:
     """Whether events may be gone from the front of a stream that begins later than it once did.
 
     Args:
-        is_witness_there: Whether an event from before the gap is still there; None if none is known.
+        is_anchor_there: Whether an event from before the gap is still there; None if none is known.
     """
     if not holds_passing_messages(config):
         return True
-    if is_witness_there is None:
+    if is_anchor_there is None:
         return removes_by_limits(config)
-    return not is_witness_there
+    return not is_anchor_there
 
 
-def front_of(api: Api, info: StreamInfo, witness: int = 0) -> Operation[Head]:
+def front_of(api: Api, info: StreamInfo, anchor_sequence: int = 0) -> Operation[Head]:
     """Where a stream begins, and from where on nothing is lost: ``whole_from``.
 
     Args:
-        witness: The sequence of an event that the stream had, at or before what is about to be read, or the first
-            one that it ever had; 0 if none is known.
+        anchor_sequence: The sequence of an event that the stream had: at or before the next event to read, or the
+            first event ever; 0 if unknown.
     """
     head, config = head_of(info), info.config
     if not holds_passing_messages(config):
@@ -79,8 +79,8 @@ def front_of(api: Api, info: StreamInfo, witness: int = 0) -> Operation[Head]:
     if head.first <= first_ever(config):
         return whole
     is_there = None
-    if witness:
-        query = message_query(sequence=witness)
+    if anchor_sequence:
+        query = message_query(sequence=anchor_sequence)
         try:
             yield from api.get_message(config.name, query, direct=False)
             is_there = True

@@ -4,7 +4,7 @@ drivers.
 A round stores what keys in hand have become, each on the revision it was loaded with (:func:`store_round`). The leader
 compares; a key that others wrote meanwhile comes back with what the bucket has instead, and its events are folded onto
 that, for the next round. Where the events are kept in hand, the keys do that themselves
-(:class:`~jetspark.app.projections.states.LiveStates`). Where they are too many, they are read once more:
+(:class:`~jetspark.app.projections.live_states.LiveStates`). Where they are too many, they are read once more:
 :func:`store_rounds`.
 
 Nobody compares what is not stored. That a key needs no write is decided on what was loaded, and right only because
@@ -36,15 +36,15 @@ class KeysInHand(Protocol):
     """Keys of one bucket: as they were loaded, and with the events since. Pure."""
 
     def unsure(self) -> Sequence[str]:
-        """Keys that have to be loaded again before :meth:`take`: they were stored, and nobody has said how."""
+        """Keys that have to be loaded again before :meth:`take_changes`: they were stored, and nobody has said how."""
 
-    def look_again(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
+    def reload(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
         """What the bucket has for those keys."""
 
-    def take(self) -> list[Change]:
+    def take_changes(self) -> list[Change]:
         """What has to be stored now."""
 
-    def settle(self, changes: Sequence[Change], outcome: Outcome) -> None:
+    def commit(self, changes: Sequence[Change], outcome: Outcome) -> None:
         """What became of it. Keys in conflict go on from what the bucket has instead (``outcome.present``)."""
 
 
@@ -71,13 +71,13 @@ class RepeatableFold(Protocol[P]):
 def store_round(bucket: StateBucket, keys: KeysInHand, also: Iterable[Change] = ()) -> Procedure[Outcome]:
     """Store what keys in hand have become, and other changes of the same bucket behind it."""
     if unsure := keys.unsure():
-        keys.look_again(unsure, (yield from bucket.load_all(unsure)))
-    changes = keys.take()
+        keys.reload(unsure, (yield from bucket.load_all(unsure)))
+    changes = keys.take_changes()
     wanted = [*changes, *also]
     if not wanted:
         return Outcome()
     outcome = yield from bucket.store_all(wanted)
-    keys.settle(changes, outcome)
+    keys.commit(changes, outcome)
     return outcome
 
 

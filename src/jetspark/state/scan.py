@@ -49,7 +49,7 @@ from jetspark.jetstream.operations import Api, Operation, Request, message_query
 from jetspark.jetstream.pull import Ask, Flow, Puller, PullLimits, Wait
 from jetspark.jetstream.wire import time_text
 from jetspark.publish.steps import AskMany, ClosePull, Connect, OpenPull, Procedure, Pull, PullSource
-from jetspark.state.deliveries import MessagePlace, count_up_to, delivery
+from jetspark.state.deliveries import StreamOffset, count_up_to, delivery
 
 __all__ = [
     "Head",
@@ -235,7 +235,7 @@ class Pulling:
         self.sweep = Sweep(source.puller, info.pending)
         self.received = info.delivered.consumer_sequence
         """How many messages of the consumer's are here."""
-        self.last: MessagePlace | None = None
+        self.last: StreamOffset | None = None
 
     @classmethod
     def open(

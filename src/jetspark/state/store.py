@@ -212,7 +212,7 @@ class StateBucket:
         """What is loaded is at least as new as the message of the bucket with this sequence."""
         self._is_seen_unsure = False
         """Something was written, and nobody has said under which sequence."""
-        self._witness: str | None = None
+        self._probe_subject: str | None = None
         """A subject that has a message at or below ``seen``; None if none is known."""
 
     @property
@@ -275,7 +275,7 @@ class StateBucket:
 
     def _note_seen(self, sequence: int, subject: str | None = None) -> None:
         self.seen = max(self.seen, sequence)
-        self._witness = subject or self._witness
+        self._probe_subject = subject or self._probe_subject
 
     def _last_messages(self, keys: Sequence[str]) -> Procedure[dict[str, Stored]]:
         check_keys(keys)
@@ -311,14 +311,16 @@ class StateBucket:
         found: list[Stored] = []
         left, fruitless, pauses = list(subjects), 0, iter(BEHIND_PAUSES_S)
         while left:
-            lookup = Lookup(self._api.prefix, self._config.name, left, at_least=self.seen, witness=self._witness)
+            lookup = Lookup(
+                self._api.prefix, self._config.name, left, at_least=self.seen, probe_subject=self._probe_subject
+            )
             yield AskMany(lookup)
             found += lookup.found
             left = lookup.left
             self._note_seen(lookup.up_to)
             if lookup.is_behind:
-                if self._witness is None:
-                    yield from self._find_witness()
+                if self._probe_subject is None:
+                    yield from self._find_probe_subject()
                 elif (pause_s := next(pauses, None)) is not None:
                     yield Sleep(pause_s)
                 else:
@@ -328,7 +330,7 @@ class StateBucket:
                 raise ConnectionLost(f"answers about the last revisions of bucket {self._bucket.name!r} were lost")
         return found
 
-    def _find_witness(self) -> Procedure[None]:
+    def _find_probe_subject(self) -> Procedure[None]:
         """A message that the bucket has, and every replica that is not behind has, too."""
         # Another procedure may have found out meanwhile that the bucket was emptied: then none has been seen.
         seen = [message_query(sequence=self.seen)] if self.seen else []
@@ -343,7 +345,7 @@ class StateBucket:
 
     def _each_from_leader(self, subjects: Iterable[str]) -> Procedure[list[Stored]]:
         _logger.info("bucket %s: who answers is behind %d: the leader is asked", self._bucket.name, self.seen)
-        self._witness = None  # it may have been removed
+        self._probe_subject = None  # it may have been removed
         found = []
         for subject in subjects:
             stored = yield from self._last_of(subject)
@@ -464,7 +466,7 @@ class StateBucket:
         if report.failure is not None or report.missing:
             self._is_seen_unsure = True
         elif not report.refusals:
-            self._witness = subject_of(self._bucket.origin, changes[-1].key)
+            self._probe_subject = subject_of(self._bucket.origin, changes[-1].key)
 
     def _revisions(self, changes: Sequence[Change], report: IngestReport) -> dict[str, int]:
         """Those of a batch of which everything was stored, and between whose messages nobody else wrote.

@@ -33,11 +33,11 @@ from jetspark import KVConfig, StreamRecreated
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event
 from jetspark.app.dead_letters.redriving import LetterFilter, read_letters
-from jetspark.app.projections.buckets import ProjectionPlace, open_records, swap
-from jetspark.app.projections.live import LiveOptions
-from jetspark.app.projections.marks import FOREIGN, Mark, position_key
+from jetspark.app.projections.bucket_refs import BucketRef, open_records, swap
+from jetspark.app.projections.live_options import LiveOptions
 from jetspark.app.projections.positions import FoldPosition, position_change
 from jetspark.app.projections.projection_worker import ProjectionWorker
+from jetspark.app.projections.state_header import FOREIGN, Mark, position_key
 from jetspark.app.replay import rebuild, verify
 from jetspark.errors import DataLoss, StateParked, UsageError, WrongLastSequence
 from jetspark.server import NatsServer
@@ -183,7 +183,7 @@ async def test_a_stream_that_was_made_anew_is_an_error_that_says_what_to_do(serv
 async def test_code_of_another_version_refuses_to_run(server: NatsServer, js: JetStream) -> None:
     app = bank()
     await set_up(js, app)
-    await swap(await open_records(js, app.name), app.projections["moves"], ProjectionPlace("bank_moves", 2), revision=0)
+    await swap(await open_records(js, app.name), app.projections["moves"], BucketRef("bank_moves", 2), revision=0)
     with pytest.raises(UsageError, match=r"'moves' is at version 2 .*this code is version 1: rebuild"):
         await app.run(server.url, live=QUICK)
 

@@ -14,7 +14,7 @@ from support.projections import Account, Balances, Closed, Moved, Opened, bank, 
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App
-from jetspark.app.projections.buckets import find_place, open_records
+from jetspark.app.projections.bucket_refs import find_bucket, open_records
 from jetspark.app.projections.router import Recorded
 from jetspark.app.replay import bases, read_records, rebuild, verify
 from jetspark.app.replay.bases import Copied, StateBase
@@ -211,7 +211,7 @@ async def test_a_bucket_that_was_built_and_not_swapped_in_is_a_snapshot(server: 
     await cut(js, app, 202)
     with pytest.raises(DataLoss, match="the range 201 to 300 is not all there"):
         await rebuild(js, app, "balances", from_bucket=snapshot)
-    alias = await find_place(await open_records(js, app.name), app.projections["balances"])
+    alias = await find_bucket(await open_records(js, app.name), app.projections["balances"])
     assert alias.place.bucket == done.new.bucket
 
 

@@ -18,6 +18,7 @@ from support.projections import (
     Closed,
     Moved,
     Opened,
+    Row,
     bank,
     folded,
     in_buckets,
@@ -31,10 +32,10 @@ from jetspark import StreamConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app import App, encode
-from jetspark.app.projections.buckets import open_records
+from jetspark.app.projections.bucket_refs import open_records
 from jetspark.app.projections.positions import FoldPosition, position_change
 from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.router import Router, Row
+from jetspark.app.projections.router import Router
 from jetspark.app.replay import (
     ReplayRequest,
     plan_replay,

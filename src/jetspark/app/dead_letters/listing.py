@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from jetspark.app.handlers.handler_store import HandlerStore, StoredLetter
-from jetspark.app.projections.unreadable import HANDLER as PROJECTIONS
+from jetspark.app.projections.unreadable_events import HANDLER as PROJECTIONS
 from jetspark.app.stored_events import DeadEvent, letter_filter
 from jetspark.app.topology.names import dead_letter_stream, handler_bucket, projection_bucket
 from jetspark.core.arguments import unfit

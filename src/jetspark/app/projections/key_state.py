@@ -12,17 +12,17 @@ the bytes are the same:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from jetspark.app.contracts.faults import USER_ERRORS
-from jetspark.app.projections.marks import Parked, mark_of, parked_of
 from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.recent_ids import ID_BYTES, is_among
 from jetspark.app.projections.router import RefusedEvent
+from jetspark.app.projections.state_header import ID_BYTES, Parked, is_among, mark_of, parked_of, reach_of
 from jetspark.errors import UsageError
-from jetspark.state.changes import Change, Current
+from jetspark.state.changes import NOTHING, Change, Current
 
-__all__ = ["KeyState"]
+__all__ = ["KeyState", "base_of", "past_of"]
 
 
 class KeyState:
@@ -124,3 +124,24 @@ class KeyState:
         if self.value is None:
             return Change(key, b"", "delete", self.sequence, loaded.revision, mark=mark)
         return Change(key, self.value, "put", self.sequence, loaded.revision, mark=mark)
+
+
+def base_of(spec: ProjectionSpec, revisions: Iterable[Current], sequence: int) -> Current:
+    """The latest revision of a key that shows nothing beyond a sequence; nothing, if there is none.
+
+    Revisions of other programs and of other versions of the projection are left out. A key that is parked shows the
+    event that it is parked at.
+    """
+    base = NOTHING
+    for each in revisions:
+        mark = mark_of(each)
+        if mark is None or mark.version != spec.version:
+            continue
+        if reach_of(each.sequence, mark.parked) <= sequence and each.revision > base.revision:
+            base = each
+    return base
+
+
+def past_of(spec: ProjectionSpec, state: KeyState) -> Current:
+    """A state that was folded, as a bucket would have it; it has no revision."""
+    return Current(state.value, state.sequence, 0, spec.mark(state.parked, state.ids))

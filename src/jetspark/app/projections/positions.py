@@ -27,7 +27,7 @@ import datetime
 import json
 from typing import Any, NamedTuple
 
-from jetspark.app.projections.marks import position_key
+from jetspark.app.projections.state_header import position_key
 from jetspark.errors import ProtocolError, UsageError
 from jetspark.publish.steps import Procedure
 from jetspark.state.changes import Change, Current
@@ -35,7 +35,7 @@ from jetspark.state.store import StateBucket
 
 __all__ = [
     "FoldPosition",
-    "NotedPosition",
+    "StoredPosition",
     "part_start",
     "position_change",
     "read_part_positions",
@@ -113,7 +113,7 @@ class FoldPosition(NamedTuple):
         return cls(stream, "" if created is None else created.isoformat(), 0)
 
 
-class NotedPosition(NamedTuple):
+class StoredPosition(NamedTuple):
     """What a bucket says of how far it is."""
 
     position: FoldPosition | None
@@ -126,31 +126,31 @@ class NotedPosition(NamedTuple):
         return None if self.position is None else self.position.sequence
 
 
-def read_position(bucket: StateBucket) -> Procedure[NotedPosition]:
+def read_position(bucket: StateBucket) -> Procedure[StoredPosition]:
     """How far a bucket is.
 
     Raises:
         ProtocolError: What is noted is no position.
     """
-    [found] = yield from _read_notes(bucket, [position_key()])
+    [found] = yield from _read_all(bucket, [position_key()])
     return found
 
 
-def read_part_positions(bucket: StateBucket, partitions: int) -> Procedure[list[NotedPosition]]:
+def read_part_positions(bucket: StateBucket, partitions: int) -> Procedure[list[StoredPosition]]:
     """How far each partition of a bucket is."""
-    return (yield from _read_notes(bucket, [position_key(part_name(part, partitions)) for part in range(partitions)]))
+    return (yield from _read_all(bucket, [position_key(part_name(part, partitions)) for part in range(partitions)]))
 
 
-def _read_notes(bucket: StateBucket, keys: list[str]) -> Procedure[list[NotedPosition]]:
+def _read_all(bucket: StateBucket, keys: list[str]) -> Procedure[list[StoredPosition]]:
     # Of the leader: what a replica that is behind says may have been moved back since.
     found = yield from bucket.load_from_leader(keys)
-    return [_noted(found.get(key)) for key in keys]
+    return [_stored(found.get(key)) for key in keys]
 
 
-def _noted(current: Current | None) -> NotedPosition:
+def _stored(current: Current | None) -> StoredPosition:
     if current is None:
-        return NotedPosition(None, 0)
-    return NotedPosition(None if current.value is None else FoldPosition.decode(current.value), current.revision)
+        return StoredPosition(None, 0)
+    return StoredPosition(None if current.value is None else FoldPosition.decode(current.value), current.revision)
 
 
 def part_name(part: int, partitions: int) -> str:

@@ -16,7 +16,7 @@ import datetime
 import inspect
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -26,8 +26,7 @@ from jetspark.app.contracts.faults import USER_ERRORS
 from jetspark.app.contracts.field_rules import check_sets
 from jetspark.app.contracts.tokens import MAX_KEY_BYTES, escape, is_plain, text_of, unescape
 from jetspark.app.finite_json import check_finite
-from jetspark.app.projections.marks import Mark, Parked
-from jetspark.app.projections.recent_ids import MAX_UNIQUE_IDS, room_for
+from jetspark.app.projections.state_header import MAX_UNIQUE_IDS, Mark, Parked, room_for
 from jetspark.app.projections.windows import Window, is_part
 from jetspark.app.topology.names import check_app_name
 from jetspark.core.arguments import flag, iterate, unfit
@@ -35,7 +34,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
 from jetspark.state.changes import DELETE
 
-__all__ = ["Invariant", "ProjectionSpec", "make_spec"]
+__all__ = ["Invariant", "LookupSpec", "LookupStates", "ProjectionSpec", "make_spec"]
 
 Invariant: TypeAlias = Callable[[Any], object]
 """Takes a state; returns False, or raises, if it must not be."""
@@ -315,8 +314,6 @@ def make_spec(name: str, kind: type[Any], options: dict[str, Any]) -> Projection
     """A projection of its parts; one with lookups, if there are any."""
     if not options.get("lookups"):
         return ProjectionSpec(name, kind, **{each: value for each, value in options.items() if each != "lookups"})
-    from jetspark.app.projections.lookups import LookupSpec
-
     return LookupSpec(name, kind, **options)
 
 
@@ -408,3 +405,113 @@ def _state_type(name: str, apply: Callable[..., Any]) -> Any:
         alternatives = [each for each in typing.get_args(hint) if each is not type(None)]
         hint = alternatives[0] if len(alternatives) == 1 else typing.Union[tuple(alternatives)]  # noqa: UP007
     return hint
+
+
+_NOTHING = msgspec.Raw(b"null")
+
+
+class _JoinedValue(msgspec.Struct):
+    lookups: dict[str, tuple[int, msgspec.Raw]] = {}
+    state: msgspec.Raw = _NOTHING
+
+
+_decode = msgspec.json.Decoder(_JoinedValue).decode
+
+
+class StaleLookup(Exception):
+    """The copy of another projection's state was made by another version of its fold."""
+
+
+class LookupStates(Mapping[str, Any]):
+    """What ``apply`` is given as its third argument: the states of its key in other projections, by their names."""
+
+    def __init__(self, specs: Mapping[str, ProjectionSpec], values: Mapping[str, bytes | None]) -> None:
+        self._specs, self._values = specs, values
+
+    def __getitem__(self, name: str) -> Any:
+        """The state, or None if the key has none there. A copy: changing it changes nothing."""
+        spec = self._specs[name]
+        value = self._values.get(name)
+        return None if value is None else spec.decode_state(value)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+
+class LookupSpec(ProjectionSpec):
+    """A projection with lookups; see the module."""
+
+    apply_arguments = ("state", "event", "lookup")
+
+    def __init__(self, name: str, kind: type[Any], *, lookups: Sequence[ProjectionSpec], **options: Any) -> None:
+        super().__init__(name, kind, **options)
+        if self.window is not None or any(each.window is not None for each in lookups):
+            raise ConfigError(f"projection {name!r}: lookups= with window=: expected one of the two, here and there")
+        if self.unique_ids or any(each.unique_ids for each in lookups):
+            raise ConfigError(
+                f"projection {name!r}: lookups= with unique_ids=: expected one of the two, here and there: a copy of "
+                "another projection's state has no ids of its own"
+            )
+        self.lookups = {each.name: each for each in lookups}
+        self._own = frozenset(self.events)
+        self._lookers = {
+            kind: [each for each in lookups if kind in each.events] for each in lookups for kind in each.events
+        }
+        self.events = tuple(dict.fromkeys([*self.events, *self._lookers]))
+
+    def keys_of(self, event: Any) -> tuple[str, ...]:
+        """Its own keys of an event, and those of the projections it looks up."""
+        found = super().keys_of(event) if type(event) in self._own else ()
+        for spec in self._lookers.get(type(event), ()):
+            found += spec.keys_of(event)
+        return tuple(dict.fromkeys(found))
+
+    def plain_keys_of(self, events: Sequence[Any]) -> list[str] | None:
+        return None  # an event may have keys of several projections
+
+    def fold(self, key: str, value: bytes | None, event: Any) -> bytes | None:
+        """The state with the copies beside it. ``apply`` sees the copies as they were before the event."""
+        held = _JoinedValue() if value is None else _decode(value)
+        copies: dict[str, bytes | None] = {name: self._copy_of(name, *each) for name, each in held.lookups.items()}
+        own = None if held.state == _NOTHING else bytes(held.state)
+        new = own
+        if type(event) in self._own and key in super().keys_of(event):
+            state = None if own is None else super().decode_state(own)
+            more = (self.key_text(key),) if self._wants_key else ()
+            new = self._made(own, self._apply(state, event, LookupStates(self.lookups, dict(copies)), *more))
+        for spec in self._lookers.get(type(event), ()):
+            if key in spec.keys_of(event):
+                copies[spec.name] = spec.fold(key, copies.get(spec.name), event)
+        found = {
+            name: (self.lookups[name].version, msgspec.Raw(copy)) for name, copy in copies.items() if copy is not None
+        }
+        if new is None and not found:
+            return None
+        joined = _JoinedValue(found, _NOTHING if new is None else msgspec.Raw(new))
+        encoded = _encode(joined)
+        if len(encoded) > self.max_state_bytes:
+            raise self._too_large(encoded)
+        return encoded
+
+    def _copy_of(self, name: str, version: int, copy: msgspec.Raw) -> bytes:
+        if version != self.lookups[name].version:
+            raise StaleLookup(
+                f"its copy of {name!r} was made by version {version}, and {name!r} is version "
+                f"{self.lookups[name].version}: give projection {self.name!r} another version, too, and rebuild it"
+            )
+        return bytes(copy)
+
+    def decode_state(self, value: bytes) -> Any:
+        state = _decode(value).state
+        return None if state == _NOTHING else super().decode_state(bytes(state))
+
+    def has_state(self, value: bytes | None) -> bool:
+        return value is not None and _decode(value).state != _NOTHING
+
+    @property
+    def options(self) -> dict[str, Any]:
+        own = tuple(kind for kind in self.events if kind in self._own)
+        return {**super().options, "events": own, "lookups": tuple(self.lookups.values())}

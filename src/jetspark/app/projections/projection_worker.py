@@ -14,22 +14,21 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.patience import FOR_EVER_S, patiently
-from jetspark.app.projections.apart import LivePass
-from jetspark.app.projections.buckets import ProjectionPlace, check_version, find_place, open_records, watch_place
-from jetspark.app.projections.engine import PAUSE, end_tasks
+from jetspark.app.projections.bucket_refs import BucketRef, check_version, find_bucket, open_records, watch_bucket
 from jetspark.app.projections.fold_crashes import FoldCrashes
-from jetspark.app.projections.leases import Lease, LeaseLost
-from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
-from jetspark.app.projections.place import LivePlace
+from jetspark.app.projections.leases import Lease, LeaseLost, PartitionShares
+from jetspark.app.projections.live_engine import PAUSE, LiveEngine, end_tasks, open_projections
+from jetspark.app.projections.live_options import LiveCounts, LiveOptions, RestartPass
+from jetspark.app.projections.live_projection import LiveProjection
+from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.shares import PartitionShares
 from jetspark.app.topology.names import escape_token
 from jetspark.errors import JetSparkError, UsageError
 
 if TYPE_CHECKING:
     from jetspark.app.spec import AppSpec
 
-__all__ = ["ProjectionWorker"]
+__all__ = ["LivePass", "ProjectionWorker", "far_behind"]
 
 _logger = logging.getLogger("jetspark.app")
 T = TypeVar("T")
@@ -129,7 +128,7 @@ class ProjectionWorker:
         taking = asyncio.create_task(shares.run())
         try:
             while not self._is_stopping:
-                await shares.settle()
+                await shares.release_unwanted()
                 if shares.wanted:
                     self.is_active = True
                     await self._work_on(shares, shares.wanted, records, taking)
@@ -175,13 +174,13 @@ class ProjectionWorker:
 
     async def _trying(self, work: Callable[[], Awaitable[T]]) -> T:
         """Try again what a server does not answer."""
-        return await patiently(work, patience_s=FOR_EVER_S, pause=PAUSE, on_wait=self._tell)
+        return await patiently(work, patience_s=FOR_EVER_S, pause=PAUSE, on_wait=self._log_failure)
 
-    def _tell(self, error: JetSparkError) -> None:
+    def _log_failure(self, error: JetSparkError) -> None:
         _logger.warning("app %s: projections: %s", self.app.name, error)
 
-    async def _find_places(self, records: KeyValue) -> dict[ProjectionSpec, ProjectionPlace]:
-        return {spec: (await find_place(records, spec)).place for spec in self._declared}
+    async def _find_places(self, records: KeyValue) -> dict[ProjectionSpec, BucketRef]:
+        return {spec: (await find_bucket(records, spec)).place for spec in self._declared}
 
     async def _choose(self, records: KeyValue) -> None:
         """Find out which projections this code can run now."""
@@ -210,7 +209,7 @@ class ProjectionWorker:
                     for task in watching:
                         if task.done():
                             task.result()
-            except BeginAnew:
+            except RestartPass:
                 pass
             except JetSparkError as error:
                 if not error.may_pass:
@@ -256,12 +255,12 @@ class ProjectionWorker:
             try:
                 await self._run_once(lease, records, held, crashes)
                 return
-            except BeginAnew as reason:
+            except RestartPass as reason:
                 _logger.warning("app %s: %s", self.app.name, reason)
             except JetSparkError as error:
                 if not error.may_pass:
                     raise
-                self._tell(error)
+                self._log_failure(error)
             self.counts.restarts += 1
             failures = 0 if self.counts.position > before else failures + 1
             if failures:
@@ -273,7 +272,7 @@ class ProjectionWorker:
         found = await self._find_places(records)
         if self._specs != tuple(spec for spec, place in found.items() if place.version == spec.version):
             raise _OthersToRun
-        places = [LivePlace(spec, found[spec], self._js, self._options, held) for spec in self._specs]
+        places = [LiveProjection(spec, found[spec], self._js, self._options, held) for spec in self._specs]
         self._pass = LivePass(self.app, places, self._js, self._catalogue, self._options, self.counts, crashes)
         watching = [self._follow(records, spec, place) for spec, place in found.items()]
         try:
@@ -290,11 +289,11 @@ class ProjectionWorker:
         finally:
             self._pass = None
 
-    async def _follow(self, records: KeyValue, spec: ProjectionSpec, place: ProjectionPlace) -> None:
+    async def _follow(self, records: KeyValue, spec: ProjectionSpec, place: BucketRef) -> None:
         """Notice that a projection was swapped to another bucket."""
-        async for alias in watch_place(records, spec):
+        async for alias in watch_bucket(records, spec):
             if alias.place != place:
-                raise BeginAnew(f"projection {spec.name!r} is in bucket {alias.place.bucket} now")
+                raise RestartPass(f"projection {spec.name!r} is in bucket {alias.place.bucket} now")
         await asyncio.Event().wait()  # the connection is closed: the reader says so
 
 
@@ -306,3 +305,94 @@ async def _beside(work: Sequence[Coroutine[Any, Any, None]]) -> AsyncIterator[li
         yield tasks
     finally:
         await end_tasks(*tasks)
+
+
+# What is left to read when engines become one keeps the others waiting for a moment: a tenth of what made them two.
+NEAR = 10
+
+
+def far_behind(starts: Sequence[int], apart_after: int) -> list[bool]:
+    """Which positions are too far behind the furthest one to be read for together with it."""
+    return [max(starts) - start > apart_after for start in starts]
+
+
+class LivePass:
+    """From the last positions, until something changes or it is to end."""
+
+    def __init__(
+        self,
+        app: AppSpec,
+        places: Sequence[LiveProjection],
+        js: JetStream,
+        catalogue: Catalogue,
+        options: LiveOptions,
+        counts: LiveCounts,
+        crashes: FoldCrashes | None,
+    ) -> None:
+        self._app, self._places, self._js, self._catalogue = app, list(places), js, catalogue
+        self._options, self._counts, self._crashes = options, counts, crashes
+        self._engines: list[LiveEngine] = []
+        self._is_ending = False
+
+    def end(self) -> None:
+        """Read no more, and store what was read."""
+        self._is_ending = True
+        for engine in self._engines:
+            engine.end()
+
+    async def run(self) -> None:
+        """
+        Raises:
+            RestartPass: Begin anew.
+            JetSparkError: It cannot go on.
+        """
+        beginning = await open_projections(self._js, self._app.stream, self._places)
+        if not self._is_ending:
+            await self._run(beginning)
+
+    async def _run(self, beginning: FoldPosition) -> None:
+        are_far = far_behind([place.start for place in self._places], self._options.apart_after)
+        behind = [place for place, is_far in zip(self._places, are_far, strict=True) if is_far]
+        front = [place for place in self._places if place not in behind]
+        groups = [group for group in (front, behind) if group]
+        self._engines = [self._engine(group, groups) for group in groups]
+        self._counts.apart = [place.spec.name for place in behind]
+        tasks = [asyncio.create_task(engine.run(beginning)) for engine in self._engines]
+        meeting = asyncio.create_task(self._meet() if behind else asyncio.Event().wait())
+        try:
+            await asyncio.wait([*tasks, meeting], return_when=asyncio.FIRST_COMPLETED)
+            if meeting.done():
+                self.end()
+            if self._is_ending:
+                await asyncio.wait(tasks)
+        finally:
+            await end_tasks(*tasks, meeting)
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
+        if behind and not meeting.cancelled():
+            self._counts.joins += 1
+            names = ", ".join(self._counts.apart)
+            raise RestartPass(f"projections {names} have caught up: they are read for together with the others")
+
+    def _engine(self, group: list[LiveProjection], groups: list[list[LiveProjection]]) -> LiveEngine:
+        beside = [place for other in groups if other is not group for place in other]
+        return LiveEngine(
+            self._app,
+            group,
+            self._js,
+            self._catalogue,
+            self._options,
+            self._counts,
+            beside=beside,
+            tells_position=group is groups[-1],
+            crashes=self._crashes,
+        )
+
+    async def _meet(self) -> bool:
+        """Return when the two engines are near each other."""
+        front, behind = self._engines
+        while True:
+            if front.through - behind.through <= self._options.apart_after // NEAR:
+                return True
+            await asyncio.sleep(self._options.position_every_s)

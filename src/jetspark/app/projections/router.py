@@ -21,7 +21,7 @@ from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import RawHeaders, event_id, read_event, whole_reader
 from jetspark.app.contracts.faults import USER_ERRORS
 from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.recent_ids import Identified, digest_of
+from jetspark.app.projections.state_header import Identified, digest_of
 from jetspark.core.message import CoreMessage
 from jetspark.core.subjects import is_subset, on_one_of, reading_filters
 from jetspark.errors import ContractViolation
@@ -123,7 +123,7 @@ class EventDecoder:
     """Decodes messages of any form, type and version that a catalogue can read."""
 
     def __init__(
-        self, catalogue: Catalogue, *, is_wanted: Callable[[str], bool] | None = None, with_envelopes: bool = False
+        self, catalogue: Catalogue, *, is_wanted: Callable[[str], object] | None = None, with_envelopes: bool = False
     ) -> None:
         """
         Args:

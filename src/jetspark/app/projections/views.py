@@ -26,13 +26,12 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.ordered import Reading, Watch
 from jetspark.aio.stream import Stream
 from jetspark.aio.stream_message import JetStreamMessage
-from jetspark.app.projections.buckets import ProjectionPlace, open_records, watch_place
-from jetspark.app.projections.key_state import KeyState
-from jetspark.app.projections.marks import Parked, is_reserved, mark_of, parked_of, position_key
-from jetspark.app.projections.pasts import base_of, past_of
+from jetspark.app.projections.bucket_refs import BucketRef, open_records, watch_bucket
+from jetspark.app.projections.key_state import KeyState, base_of, past_of
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.router import KeyRows, Router, recorded_delivery
+from jetspark.app.projections.state_header import Parked, is_reserved, mark_of, parked_of, position_key
 from jetspark.core.numbers import UINT64, timeout_of, whole
 from jetspark.errors import (
     ConfigError,
@@ -115,11 +114,11 @@ class _Follower:
 
     def __init__(self, js: JetStream, app: str, spec: ProjectionSpec) -> None:
         self._js, self._app, self.spec = js, app, spec
-        self._place: asyncio.Future[tuple[ProjectionPlace, Stream]] | None = None
+        self._place: asyncio.Future[tuple[BucketRef, Stream]] | None = None
         self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
-    async def place(self) -> tuple[ProjectionPlace, Stream]:
+    async def place(self) -> tuple[BucketRef, Stream]:
         if self.task is None:
             self._place = asyncio.get_running_loop().create_future()
             self.task = asyncio.create_task(self._follow())
@@ -150,7 +149,7 @@ class _Follower:
         """Take the place where the projection is, and each that it is swapped to, until the connection is closed."""
         assert self._place is not None
         records = await open_records(self._js, self._app)
-        async for alias in watch_place(records, self.spec):
+        async for alias in watch_bucket(records, self.spec):
             had_one = self._place.done()
             if had_one and self._place.result()[0] == alias.place:
                 continue

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from jetspark.aio.steps import ProcedureRunner
-from jetspark.app.projections.marks import Mark, mark_of, parked_of
 from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.projections.state_header import Mark, mark_of, parked_of
 from jetspark.app.replay.places import noted_position, standstill
 from jetspark.app.replay.verifying import check_is_complete, contents_of
 from jetspark.errors import ConfigError, StreamNotFound, StreamRecreated, UsageError

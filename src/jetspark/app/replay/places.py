@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from jetspark.aio import clock
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.contracts.tokens import unescape
-from jetspark.app.projections.leases import Lease
-from jetspark.app.projections.positions import NotedPosition, read_position
-from jetspark.app.projections.shares import all_partitions
+from jetspark.app.projections.leases import Lease, all_partitions
+from jetspark.app.projections.positions import StoredPosition, read_position
 from jetspark.errors import ConfigError
 from jetspark.state.changes import Change, header_fields
 from jetspark.state.store import StateBucket, open_bucket
@@ -29,7 +28,7 @@ _logger = logging.getLogger("jetspark.app")
 PAUSE_S = 0.02
 
 
-async def noted_position(js: JetStream, bucket: str) -> NotedPosition:
+async def noted_position(js: JetStream, bucket: str) -> StoredPosition:
     """Up to which sequence a bucket has all events."""
     runner = ProcedureRunner(js)
     return await runner.run(read_position(await runner.run(open_bucket(bucket))))

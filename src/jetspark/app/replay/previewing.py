@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jetspark.app.extents import Extent
-from jetspark.app.projections.buckets import find_place, open_records
+from jetspark.app.projections.bucket_refs import find_bucket, open_records
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
 from jetspark.app.replay.history import History, spec_of
 from jetspark.app.replay.places import noted_position
@@ -69,7 +69,7 @@ async def preview_rebuild(
     app = app.spec
     check_no_rate(rate, engine)
     spec = spec_of(app, projection, js)
-    place = (await find_place(await open_records(js, app.name), spec)).place
+    place = (await find_bucket(await open_records(js, app.name), spec)).place
     history = await History.open(js, app, spec, place.bucket, is_anew=True)
     extent = await history.whole()
     position = (await noted_position(js, place.bucket)).position

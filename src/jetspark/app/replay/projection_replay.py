@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from jetspark.aio import clock
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.extents import Extent, ReplayRequest, check_keys
-from jetspark.app.projections.buckets import check_version, find_place, open_records
+from jetspark.app.projections.bucket_refs import check_version, find_bucket, open_records
 from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.positions import read_position
 from jetspark.app.replay.contents import change_to
@@ -140,7 +140,7 @@ async def plan_replay(
     app = app.spec
     check_no_rate(rate, engine)
     spec = spec_of(app, projection, js)
-    place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
+    place = check_version(spec, (await find_bucket(await open_records(js, app.name), spec)).place)
     history = await History.open(js, app, spec, place.bucket)
     request = request.of(spec)
     extent = await history.extent(request)
@@ -182,7 +182,7 @@ async def run_replay(
     pace = ReadingRate(rate)
     spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
-    place = check_version(spec, (await find_place(records, spec)).place)
+    place = check_version(spec, (await find_bucket(records, spec)).place)
     history = await History.open(js, app, spec, place.bucket)
     if resume is not None:
         keeper = await RecordKeeper.resume(records, spec, resume, "replay")
@@ -222,7 +222,7 @@ async def repair_keys(
     pace = ReadingRate(rate)
     spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
-    place = check_version(spec, (await find_place(records, spec)).place)
+    place = check_version(spec, (await find_bucket(records, spec)).place)
     history = await History.open(js, app, spec, place.bucket)
     request = ReplayRequest(keys=tuple(keys)).of(spec)
     if not request.keys:

@@ -4,8 +4,8 @@ The whole history is folded into a *shadow* bucket, ``<bucket>_v<version>`` (or 
 taken), which nobody reads. The live bucket is not touched, and its engine goes on. The shadow notes its position, so
 a rebuild that was killed goes on where it was. Then, if asked for, the shadow is verified against a fresh fold, brought
 to the end of the stream, and swapped in: one compare-and-set on the record that says where the projection is
-(:mod:`jetspark.app.projections.buckets`). Live engines of this version and readers follow; engines of another version
-leave the projection to those. The old bucket is kept until it is dropped.
+(:mod:`jetspark.app.projections.bucket_refs`). Live engines of this version and readers follow; engines of another
+version leave the projection to those. The old bucket is kept until it is dropped.
 
 Where the stream no longer has the first events, the shadow begins with the states of another bucket instead
 (:mod:`jetspark.app.replay.bases`). Its record says of which, and where the history that was folded onto them begins.
@@ -25,16 +25,16 @@ from jetspark.aio import clock
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.extents import Extent, ReplayRequest
 from jetspark.app.layout import as_safe
-from jetspark.app.projections.buckets import Alias, ProjectionPlace, find_place, open_records, swap
-from jetspark.app.projections.marks import position_key
+from jetspark.app.projections.bucket_refs import Alias, BucketRef, find_bucket, open_records, swap
+from jetspark.app.projections.live_states import CACHE, LiveStates, StateGone
 from jetspark.app.projections.positions import (
     FoldPosition,
-    NotedPosition,
+    StoredPosition,
     position_change,
     read_position,
     start_of,
 )
-from jetspark.app.projections.states import CACHE, LiveStates, StateGone
+from jetspark.app.projections.state_header import position_key
 from jetspark.app.replay.bases import StateBase
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
 from jetspark.app.replay.history import Events, History, spec_of
@@ -82,8 +82,8 @@ class RebuildOutcome:
     """What a rebuild has made."""
 
     record: ReplayRecord
-    old: ProjectionPlace
-    new: ProjectionPlace
+    old: BucketRef
+    new: BucketRef
     verification: Verification | None = None
     is_swapped: bool = False
     swap_s: float | None = None
@@ -156,7 +156,7 @@ async def rebuild(
     seconds("drop_after_s", drop_after_s)
     app, pace = app.spec, ReadingRate(rate)
     spec, records = spec_of(app, projection, js), await open_records(js, app.name)
-    alias = await find_place(records, spec)
+    alias = await find_bucket(records, spec)
     if resume is not None:
         keeper = await RecordKeeper.find(records, spec, resume, "rebuild")
         if (ended := await _resume_swapped(js, spec, alias.place, keeper, swap_in, drop_old)) is not None:
@@ -164,7 +164,7 @@ async def rebuild(
     history = await History.open(js, app, spec, alias.place.bucket, is_anew=True)
     base = await _base_of(js, history, spec, from_bucket, None if resume is None else keeper.record, check)
     keeper, extent = await _record_of(js, app, spec, records, history, resume, base)
-    new = ProjectionPlace(keeper.record.bucket, spec.version)
+    new = BucketRef(keeper.record.bucket, spec.version)
     outcome = RebuildOutcome(record=keeper.record, old=alias.place, new=new)
     work = _Rebuilding(js, history, spec, extent, keeper, outcome, on_progress, base)
     on_progress(keeper.record)
@@ -218,7 +218,7 @@ async def _base_of(
 
 
 async def _resume_swapped(
-    js: JetStream, spec: ProjectionSpec, place: ProjectionPlace, keeper: RecordKeeper, swap_in: bool, drop_old: bool
+    js: JetStream, spec: ProjectionSpec, place: BucketRef, keeper: RecordKeeper, swap_in: bool, drop_old: bool
 ) -> RebuildOutcome | None:
     """Do what is left of a rebuild that is swapped; None if there is more left than that."""
     if keeper.record.bucket == place.bucket and not keeper.record.is_done:
@@ -312,9 +312,7 @@ async def _drop(js: JetStream, spec: ProjectionSpec, bucket: str) -> None:
         await js.delete_kv(bucket)
 
 
-async def _drop_replaced(
-    js: JetStream, spec: ProjectionSpec, place: ProjectionPlace, keeper: RecordKeeper
-) -> RebuildOutcome:
+async def _drop_replaced(js: JetStream, spec: ProjectionSpec, place: BucketRef, keeper: RecordKeeper) -> RebuildOutcome:
     """Remove what a swap of the past has replaced."""
     record = keeper.record
     if not record.replaced:
@@ -336,7 +334,7 @@ async def _drop_replaced(
 
 
 def _swapped_before(record: ReplayRecord) -> RebuildOutcome:
-    old, new = ProjectionPlace(record.replaced, record.version), ProjectionPlace(record.bucket, record.version)
+    old, new = BucketRef(record.replaced, record.version), BucketRef(record.bucket, record.version)
     return RebuildOutcome(record=record, old=old, new=new, is_swapped=True)
 
 
@@ -351,7 +349,7 @@ async def drop_rebuild(js: JetStream, app: HasSpec, projection: str, id: str) ->
     records = await open_records(js, app.name)
     keeper = await RecordKeeper.find(records, spec, id, "rebuild")
     record = keeper.record
-    if record.bucket == (await find_place(records, spec)).place.bucket:
+    if record.bucket == (await find_bucket(records, spec)).place.bucket:
         raise ConfigError(f"rebuild {id!r}: bucket {record.bucket} is in use: swap another one in before it is dropped")
     if record.status == "dropped":
         raise ConfigError(f"rebuild {id!r}: bucket {record.bucket} was dropped already")
@@ -508,7 +506,7 @@ class _Rebuilding:
             f"bucket {self._bucket}: {what} went away while it was built: delete the bucket, and rebuild anew"
         )
 
-    async def _read_position(self) -> NotedPosition:
+    async def _read_position(self) -> StoredPosition:
         """The position of the bucket, which has everything that was folded into it.
 
         The server compares revisions, and stores, in two steps, and a purge may come between them: then a position is

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from jetspark.aio.clock import rng as loop_rng
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.extents import Extent
-from jetspark.app.projections.positions import FoldPosition, NotedPosition, position_change, read_position
+from jetspark.app.projections.positions import FoldPosition, StoredPosition, position_change, read_position
 from jetspark.app.replay.contents import KeyContent, change_to, reaches
 from jetspark.app.replay.history import History, MemoryFold
 from jetspark.app.replay.places import standstill, store_together
@@ -57,17 +57,17 @@ class _WantedKeys:
     def unsure(self) -> list[str]:
         return []
 
-    def look_again(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
+    def reload(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
         self._current = {key: loaded.get(key, NOTHING) for key in keys}
 
-    def take(self) -> list[Change]:
+    def take_changes(self) -> list[Change]:
         wanted = (
             change_to(self._spec, key, self._fold.content(key), current, position=self.position)
             for key, current in self._current.items()
         )
         return [change for change in wanted if change is not None]
 
-    def settle(self, changes: Sequence[Change], outcome: Outcome) -> None:
+    def commit(self, changes: Sequence[Change], outcome: Outcome) -> None:
         self._current = {}  # those in conflict are folded on, and looked at again
 
 
@@ -130,8 +130,8 @@ class KeyRepair:
         last = max(fold.reached, noted.sequence or 0)
         await fold.advance(self._history, self._extent, last, reaches(current, last))
         self._keys.position = noted.sequence or 0
-        self._keys.look_again(keys, current)
-        changes = self._keys.take()
+        self._keys.reload(keys, current)
+        changes = self._keys.take_changes()
         if not is_repair:
             conflicts = (await self._runner.run(store_round(self._bucket, self._keys))).conflicts
         else:
@@ -139,7 +139,7 @@ class KeyRepair:
         written |= {change.key for change in changes} - set(conflicts)
         return conflicts
 
-    async def _store_together(self, changes: list[Change], noted: NotedPosition, last: int) -> tuple[str, ...]:
+    async def _store_together(self, changes: list[Change], noted: StoredPosition, last: int) -> tuple[str, ...]:
         """Keys, and the position no further than they are; returns those that others were quicker with."""
         for begin in range(0, len(changes), MAX_TOGETHER):
             if noted.position is None:

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.extents import Extent
-from jetspark.app.projections.buckets import check_version, find_place, open_records
-from jetspark.app.projections.marks import is_reserved
+from jetspark.app.projections.bucket_refs import check_version, find_bucket, open_records
+from jetspark.app.projections.live_states import CACHE, CacheLimits
 from jetspark.app.projections.positions import FoldPosition
-from jetspark.app.projections.states import CACHE, CacheLimits
+from jetspark.app.projections.state_header import is_reserved
 from jetspark.app.replay.compared import ComparedKeys, ParkedKey
 from jetspark.app.replay.contents import Difference, reaches
 from jetspark.app.replay.engines import FoldEngine, check_no_rate
@@ -166,7 +166,7 @@ async def verify(
     limits = CacheLimits(whole("cache_keys", cache_keys), whole("cache_bytes", cache_bytes))
     pace = ReadingRate(rate)
     spec = spec_of(app, projection, js)
-    place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
+    place = check_version(spec, (await find_bucket(await open_records(js, app.name), spec)).place)
     position = (await noted_position(js, place.bucket)).position
     if position is not None:
         if position.version:

@@ -1,4 +1,4 @@
-"""Rows of an application's projections into their buckets; how is in :mod:`jetspark.spark.engine.projecting`."""
+"""Rows of an application's projections into their buckets; how is in :mod:`jetspark.spark.engine.projection_fold`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from pyspark.sql.types import StructType
 
 from jetspark.core.garbage import seldom_collecting
 from jetspark.errors import ConfigError, JetSparkError
-from jetspark.spark.connections import runner_for
-from jetspark.spark.engine.covering import Covered, check_seen, merge
+from jetspark.spark.connections import patiently, runner_for
+from jetspark.spark.engine.coverage import Covered, check_seen, merge
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
-from jetspark.spark.final import TaskFailed, is_final, raise_failure
 from jetspark.spark.options import read_options
-from jetspark.spark.retrying import patiently
 from jetspark.spark.schema import PROJECTION_SCHEMA
+from jetspark.spark.tasks import TaskFailed, is_final, raise_failure
 
 if TYPE_CHECKING:
-    from jetspark.spark.engine.projecting import ProjectionFold
+    from jetspark.spark.engine.projection_fold import ProjectionFold
     from jetspark.spark.engine.rows import Unreadable
     from jetspark.state.changes import Current
 
@@ -113,9 +112,9 @@ class TaskRows:
     """The rows of a task, by what they are for."""
 
     def __init__(self, options: ProjectionOptions) -> None:
-        from jetspark.spark.engine.projecting import COLUMNS
-        from jetspark.spark.engine.shipping import load_same_app
-        from jetspark.spark.engine.sorting import SequenceSort
+        from jetspark.spark.engine.app_files import load_same_app
+        from jetspark.spark.engine.projection_fold import COLUMNS
+        from jetspark.spark.engine.sequence_sort import SequenceSort
 
         self.app = load_same_app(options.app, options.app_folder, options.projections, options.outline)
         self.events = SequenceSort(max_rows=options.max_held_rows, max_bytes=options.max_held_bytes, columns=COLUMNS)
@@ -126,7 +125,7 @@ class TaskRows:
         self.fold = self.new_fold()
 
     def new_fold(self) -> ProjectionFold:
-        from jetspark.spark.engine.projecting import ProjectionFold
+        from jetspark.spark.engine.projection_fold import ProjectionFold
         from jetspark.spark.engine.rows import Readings, specs_of
 
         options = self._options
@@ -171,8 +170,8 @@ class TaskRows:
 @seldom_collecting()
 def write_rows(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) -> Projected:
     """Fold the rows of a task, write its letters, and note what was read."""
-    from jetspark.spark.engine.letters import write_letters
-    from jetspark.spark.engine.projecting import Tally
+    from jetspark.spark.engine.dead_letters import write_letters
+    from jetspark.spark.engine.projection_fold import Tally
 
     rows, runner = TaskRows(options), runner_for(options)
     with rows.events as events:
@@ -196,7 +195,7 @@ def finish(options: ProjectionOptions, messages: list[WriterCommitMessage | None
         for name, number in each.counts.items():
             counts[name] = counts.get(name, 0) + number
     if whole is not None:
-        from jetspark.spark.engine.reaching import advance_positions
+        from jetspark.spark.engine.reached_positions import advance_positions
 
         check_seen(options.buckets, whole, [each.seen for each in done])
         advance_positions(options, whole)

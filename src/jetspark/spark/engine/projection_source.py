@@ -12,13 +12,13 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from jetspark.blocking import JetStream
 from jetspark.core.garbage import seldom_collecting
-from jetspark.spark.engine.covering import Covered
+from jetspark.spark.connections import patiently
+from jetspark.spark.engine.coverage import Covered
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
-from jetspark.spark.final import shortly
 from jetspark.spark.options import read_options
-from jetspark.spark.retrying import patiently
 from jetspark.spark.schema import PROJECTION_SCHEMA
 from jetspark.spark.stream.source import BatchReader, StreamReader
+from jetspark.spark.tasks import shortly
 from jetspark.state.scan import Head
 
 __all__ = ["batch_reader", "stream_reader"]
@@ -37,8 +37,8 @@ def stream_reader(options: Mapping[str, str]) -> DataSourceStreamReader:
 @shortly
 def _read(options: ProjectionOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     # Here and not above: the processes that plan do without the application, and what it imports.
+    from jetspark.spark.engine.app_files import load_same_app
     from jetspark.spark.engine.rows import RouteRows
-    from jetspark.spark.engine.shipping import load_same_app
     from jetspark.spark.stream.reading import RangeReader
 
     if partition.value is None:  # what Spark makes of a plan without partitions
@@ -64,16 +64,16 @@ def _checked(options: ProjectionOptions, planned: Sequence[InputPartition]) -> l
     parts = [replace(part, subjects=options.subjects, is_earliest=part.is_earliest or is_earliest) for part in ranges]
     if not options.is_stored:
         return [InputPartition((part, Covered(part.start, part.end))) for part in parts]
-    from jetspark.spark.engine.reaching import check_ranges
+    from jetspark.spark.engine.reached_positions import check_ranges
 
     covered = patiently(options, lambda js: check_ranges(js, options, ranges), patience_s=options.patience_s)
     return [InputPartition(each) for each in zip(parts, covered, strict=True)]
 
 
 def _look(js: JetStream, options: ProjectionOptions) -> Head:
-    from jetspark.spark.engine.reaching import look_at_front
+    from jetspark.spark.engine.reached_positions import front_head
 
-    return look_at_front(js, options)
+    return front_head(js, options)
 
 
 class ProjectionBatchReader(BatchReader):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from jetspark.app import App
-from jetspark.app.projections.buckets import alias_key, check_version, place_of
+from jetspark.app.projections.bucket_refs import alias_key, bucket_ref_of, check_version
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.projections.router import Router
 from jetspark.app.topology.names import projection_bucket
@@ -27,6 +27,8 @@ from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
 from jetspark.core.numbers import seconds, whole
 from jetspark.errors import ConfigError, KeyNotFound
+from jetspark.spark.connections import patiently
+from jetspark.spark.engine.app_files import load_app, outline_of, place_app
 from jetspark.spark.engine.projection_options import (
     FORMAT,
     ProjectionKeywords,
@@ -35,11 +37,9 @@ from jetspark.spark.engine.projection_options import (
     option_text,
     servers_text,
 )
-from jetspark.spark.engine.reaching import look_at_front, read_positions
-from jetspark.spark.engine.shipping import load_app, outline_of, place_app
+from jetspark.spark.engine.reached_positions import front_head, read_positions
+from jetspark.spark.formats import register
 from jetspark.spark.options import read_options
-from jetspark.spark.registration import register
-from jetspark.spark.retrying import patiently
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -188,7 +188,7 @@ def backfill(
     if first <= last:
         frame = bring_together(spark.read.format(FORMAT).options(**given).load(), partitions)
         frame.write.format(FORMAT).options(**given).mode("append").save()
-        counts = plan.take_report(report)
+        counts = plan.pop_report(report)
     return BackfillReport(from_sequence=first, to_sequence=last, buckets=plan.buckets, **counts)
 
 
@@ -346,13 +346,13 @@ class ProjectionPlan:
         last = None if last is None else whole("to_sequence", last, low=0, instead="or None for the last of the stream")
         if first is not None and last is not None and last < first:
             raise ConfigError(f"from_sequence={first}, to_sequence={last}: expected sequences in this order")
-        head = patiently(self.connecting, lambda js: look_at_front(js, self.connecting), is_first_contact=True)
+        head = patiently(self.connecting, lambda js: front_head(js, self.connecting), is_first_contact=True)
         high = head.next - 1 if last is None else min(last, head.next - 1)
         if first is None or first <= head.whole_from:
             return "earliest", head.first, high
         return str(first), first, high
 
-    def take_report(self, key: str) -> dict[str, int]:
+    def pop_report(self, key: str) -> dict[str, int]:
         """What the last task has said, which nobody needs afterwards."""
 
         bucket = projection_bucket(self.app.name)
@@ -414,5 +414,5 @@ def _places(js: JetStream, app: App, names: Sequence[str]) -> dict[str, str]:
             record = records.get(alias_key(name), direct=False).value
         except KeyNotFound:
             record = None
-        found[name] = check_version(spec, place_of(spec, record)).bucket
+        found[name] = check_version(spec, bucket_ref_of(spec, record)).bucket
     return found

@@ -31,8 +31,8 @@ from jetspark.app.projections.router import EventBatch, Failure, Received, Recor
 from jetspark.app.stored_events import FailureCause
 from jetspark.core.message import CoreMessage
 from jetspark.jetstream.info import StoredMessage
-from jetspark.spark.engine.covering import Covered
-from jetspark.spark.reply_subjects import places
+from jetspark.spark.engine.coverage import Covered
+from jetspark.spark.reply_subjects import stream_offsets
 from jetspark.spark.schema import PROJECTION_SCHEMA
 from jetspark.state.changes import Current
 
@@ -113,7 +113,7 @@ class RouteRows:
         self._arrow_schema = to_arrow_schema(PROJECTION_SCHEMA, timezone="UTC")
 
     def of_messages(self, stream: str, messages: Sequence[CoreMessage]) -> pa.RecordBatch:
-        found = places(messages)
+        found = stream_offsets(messages)
         sequences, times_us = found.sequences.to_pylist(), found.times_us.to_pylist()
 
         def recorded(index: int) -> Recorded:
@@ -151,7 +151,7 @@ class RouteRows:
             if found.spec.unique_ids:
                 data = list(map(bytes.__add__, found.identities(batch), data))
             target = [self._targets[found.spec.name]] * len(found.keys)
-            parts = (target, found.keys, found.pick(sequences), found.pick(numbers), data)
+            parts: tuple[Sequence[Any], ...] = (target, found.keys, found.pick(sequences), found.pick(numbers), data)
             for column, part in zip(columns, parts, strict=True):
                 column.extend(part)
         for index, failures in sorted(routes.failures.items()):

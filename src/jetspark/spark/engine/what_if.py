@@ -37,13 +37,13 @@ from jetspark.blocking.context import context_of
 from jetspark.core.numbers import whole
 from jetspark.core.subjects import on_one_of, reading_filters
 from jetspark.errors import MessageNotFound
+from jetspark.spark.connections import patiently
+from jetspark.spark.engine.app_files import AppPlace, load_app, place_app
 from jetspark.spark.engine.projection_options import ReadingKeywords, keyword_options, option_text, servers_text
 from jetspark.spark.engine.projections import check_pandas
-from jetspark.spark.engine.shipping import AppPlace, load_app, place_app
-from jetspark.spark.failures import plain_failures
+from jetspark.spark.formats import register
 from jetspark.spark.options import read_options
-from jetspark.spark.registration import register
-from jetspark.spark.retrying import patiently
+from jetspark.spark.queries import plain_failures
 from jetspark.spark.stream.heads import sequence_at
 from jetspark.spark.stream.source_options import SourceOptions
 from jetspark.state.losses import first_ever, front_of
@@ -284,7 +284,7 @@ def _messages(batch: pa.RecordBatch) -> Iterator[tuple[Recorded, str | None]]:
 
 def _compared(task: _Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The runs that a task has all messages of."""
-    from jetspark.spark.engine.sorting import SequenceSort
+    from jetspark.spark.engine.sequence_sort import SequenceSort
 
     columns = ("key", "sequence", "subject", "data", "headers", "time_us")
     comparison = task.comparison()

@@ -5,7 +5,7 @@ Here is what Spark sees: schema, offsets, partitions and tasks. How a table of o
 
 A stream of changes is one of messages, so its offsets are those of :mod:`jetspark.spark.offsets`, with the stream
 behind the bucket as the only one and the keys as filters; and it is driven like one, by
-:mod:`jetspark.spark.following`.
+:mod:`jetspark.spark.stream_follower`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from jetspark.core.garbage import seldom_collecting
 from jetspark.errors import ConfigError
 from jetspark.spark import offsets
 from jetspark.spark.connections import runner_for
-from jetspark.spark.final import shortly
-from jetspark.spark.following import Follower
 from jetspark.spark.kv.options import FORMAT, ReadOptions, StreamOptions
 from jetspark.spark.kv.rows import ChangeColumns, TableRows
 from jetspark.spark.offsets import Limits, Offset, Sizes, StreamPosition
 from jetspark.spark.options import read_options
 from jetspark.spark.schema import KV_SCHEMA as SCHEMA
 from jetspark.spark.stream.reading import RangeReader
+from jetspark.spark.stream_follower import Follower
+from jetspark.spark.tasks import shortly
 from jetspark.state import tables
 from jetspark.state.deliveries import delivery
 from jetspark.state.scan import Head, Range

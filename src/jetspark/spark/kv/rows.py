@@ -11,7 +11,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.acks import AckableMessage
 from jetspark.jetstream.info import StoredMessage
 from jetspark.jetstream.kv import KVOperation, check_key
-from jetspark.spark.reply_subjects import places
+from jetspark.spark.reply_subjects import stream_offsets
 from jetspark.spark.schema import texts
 from jetspark.state.changes import Change
 from jetspark.state.tables import operation
@@ -21,7 +21,7 @@ __all__ = ["ChangeColumns", "TableRows", "changes_of", "columns"]
 
 def columns(messages: Sequence[AckableMessage], prefix_length: int, schema: pa.Schema) -> pa.RecordBatch:
     """The messages as rows; ``schema`` has some of the table's columns, in any order."""
-    found = places(messages)
+    found = stream_offsets(messages)
     arrays = []
     for column in schema:
         match column.name:

@@ -33,11 +33,10 @@ from pyspark.sql.types import (
 from jetspark.core.garbage import seldom_collecting
 from jetspark.errors import ConfigError, Conflict, JetSparkError, UsageError
 from jetspark.spark.connections import runner_for
-from jetspark.spark.final import TaskFailed, is_final, raise_failure
 from jetspark.spark.kv.options import FORMAT, WriteOptions
 from jetspark.spark.kv.rows import changes_of
 from jetspark.spark.options import read_options
-from jetspark.spark.tasks import BATCH_ID, QUERY_ID, batch_name
+from jetspark.spark.tasks import BATCH_ID, QUERY_ID, TaskFailed, batch_name, is_final, raise_failure
 from jetspark.state.changes import Change, keep_newest
 from jetspark.state.store import store, store_newest
 

@@ -21,7 +21,7 @@ from jetspark.errors import (
     UsageError,
 )
 from jetspark.publish.outgoing import Item
-from jetspark.spark.retrying import PAUSE
+from jetspark.spark.connections import PAUSE
 from jetspark.spark.stream.writing import Rows
 from jetspark.state.patience import Attempts
 
@@ -112,12 +112,12 @@ class AsyncPublishing(Publisher):
         bound = self._pace.max_messages
         for item in rows.items():
             if len(self._waiting) >= bound:
-                self._settle_one()
+                self._confirm_one()
             self._publish(item, 0)
 
     def finish(self) -> None:
         while self._waiting:
-            self._settle_one()
+            self._confirm_one()
 
     def give_up(self) -> None:
         until = time.monotonic() + GIVING_UP_S
@@ -134,7 +134,7 @@ class AsyncPublishing(Publisher):
             self._moved_at = time.monotonic()
         self._waiting.append((item, repeats, self._js.publish_async(*item[:2], headers=_headers(item))))
 
-    def _settle_one(self) -> None:
+    def _confirm_one(self) -> None:
         item, repeats, future = self._waiting.popleft()
         try:
             future.result(self._pace.patience_s)
@@ -220,7 +220,7 @@ class AtomicPublishing(Publisher):
         kept = [rows.but_for(known) for rows in self._kept]
         if sum(map(len, kept)) == sum(map(len, self._kept)):
             if self._are_ids_ours:
-                self._settle_each()
+                self._confirm_each()
                 return []
             raise UsageError(
                 f"partition {self._partition}: the stream has a message with one of its ids from somebody "
@@ -229,7 +229,7 @@ class AtomicPublishing(Publisher):
         self._kept = kept
         return [item for rows in kept for item in rows.items()]
 
-    def _settle_each(self) -> None:
+    def _confirm_each(self) -> None:
         """An earlier attempt was stored whole, and its rows cannot be found: they were consumed since, or the stream
         cannot be read. It knows their ids, one by one, and stores a row only if that attempt did not have it.
         """

@@ -41,14 +41,12 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.info import StreamInfo
 from jetspark.jetstream.kv import check_bucket
-from jetspark.spark.connections import client_for, jetstream_for
-from jetspark.spark.final import TaskFailed, is_final, raise_failure
+from jetspark.spark.connections import client_for, jetstream_for, patiently
 from jetspark.spark.options import Connecting, boolean, choice, count, milliseconds, option, read_options, size, text
-from jetspark.spark.retrying import patiently
 from jetspark.spark.stream.ledger import Committed, Ledger, Opening, stored_ids, time_of
 from jetspark.spark.stream.publishing import AsyncPublishing, AtomicPublishing, FastPublishing, Pace, Publisher
 from jetspark.spark.stream.writing import Encoder, Layout, Rows, added_up, null_value
-from jetspark.spark.tasks import BATCH_ID, QUERY_ID, RUN_ID
+from jetspark.spark.tasks import BATCH_ID, QUERY_ID, RUN_ID, TaskFailed, is_final, raise_failure
 
 __all__ = ["SinkOptions", "batch_writer", "stream_writer"]
 
@@ -169,7 +167,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     return StreamWriter(read, Layout.of(schema, subject=read.subject, msg_id_column=read.msg_id_column))
 
 
-class TaskPlace(NamedTuple):
+class TaskId(NamedTuple):
     """Which rows a task writes: the same in every attempt."""
 
     query: str
@@ -191,7 +189,7 @@ class Unnamed(NamedTuple):
     run: str
     write: str
 
-    def check_is_alone(self, committed: Committed | None, place: TaskPlace) -> None:
+    def check_is_alone(self, committed: Committed | None, place: TaskId) -> None:
         """
         Raises:
             UsageError: Another write of this run has written the batch to the same target.
@@ -210,7 +208,7 @@ class Unnamed(NamedTuple):
 class PartWritten(WriterCommitMessage):
     """What became of a partition."""
 
-    place: TaskPlace
+    place: TaskId
     rows: int
     sent: int = 0
     """Of them, those handed to the stream, which may know some; the others were found to be stored."""
@@ -243,16 +241,16 @@ class BatchWriter(DataSourceArrowWriter):
         options, partition = self._options, context.partitionId()
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if not query or not batch:
-            return Task(options, self._layout, TaskPlace(self._job, 0, partition))
+            return Task(options, self._layout, TaskId(self._job, 0, partition))
         run = context.getLocalProperty(RUN_ID) or ""
         if options.write_id is not None:
-            place = TaskPlace(f"{query}-{options.write_id}", int(batch), partition)
+            place = TaskId(f"{query}-{options.write_id}", int(batch), partition)
             return Task(options, self._layout, place, run=run if _is_run_id(run) else "")
         if options.keeps_ledger and _is_run_id(run):
-            place = TaskPlace(f"{query}-{options.target_name()}", int(batch), partition)
+            place = TaskId(f"{query}-{options.target_name()}", int(batch), partition)
             return Task(options, self._layout, place, Unnamed(run, self._write))
         # Two writes to the same target could not be told from one that is repeated. Rather stored twice than lost.
-        task = Task(options, self._layout, TaskPlace(self._write, 0, partition))
+        task = Task(options, self._layout, TaskId(self._write, 0, partition))
         if options.exactly_once:
             why = f"the job group is {run!r}, not Spark's own" if options.keeps_ledger else "ledger=false"
             task.complain(
@@ -301,7 +299,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 f"jetstream: Spark did not say which query and batch this is ({QUERY_ID}, {BATCH_ID}): this version of "
                 "Spark is not supported"
             )
-        place = TaskPlace(query, int(batch), context.partitionId())
+        place = TaskId(query, int(batch), context.partitionId())
         return _run(lambda: Task(self._options, self._layout, place), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -381,7 +379,7 @@ def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
     patiently(options.connecting(), note, patience_s=options.patience_s)
 
 
-def _other_rows(options: SinkOptions, place: TaskPlace, known: Committed) -> UsageError:
+def _other_rows(options: SinkOptions, place: TaskId, known: Committed) -> UsageError:
     """A write whose name has written other rows: not a repetition, so leaving them out would lose them."""
     return UsageError(
         f"jetstream: writeId={options.write_id!r} has written {known.rows} other rows to stream "
@@ -474,7 +472,7 @@ class Task:
         self,
         options: SinkOptions,
         layout: Layout,
-        place: TaskPlace,
+        place: TaskId,
         unnamed: Unnamed | None = None,
         *,
         run: str = "",

@@ -1,7 +1,7 @@
 """Streams as Spark sources: what plans, and what reads.
 
 Readers are made anew for each plan, pickled, and unpickled for each task, so they hold options and nothing that is
-open. How a streaming query is driven is in :mod:`jetspark.spark.following`.
+open. How a streaming query is driven is in :mod:`jetspark.spark.stream_follower`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from pyspark.sql.types import StructType
 from jetspark.blocking import JetStream
 from jetspark.core.garbage import seldom_collecting
 from jetspark.errors import ConfigError, PermissionDenied
-from jetspark.spark.final import shortly
-from jetspark.spark.following import Follower, check_loss, count_from
+from jetspark.spark.connections import patiently
 from jetspark.spark.offsets import Limits, Offset, StreamPosition, admit, plan, position_of
 from jetspark.spark.options import read_options
-from jetspark.spark.retrying import patiently
 from jetspark.spark.schema import SCHEMA, Columns, check_schema
 from jetspark.spark.stream.heads import (
     check_readable,
@@ -36,6 +34,8 @@ from jetspark.spark.stream.heads import (
 )
 from jetspark.spark.stream.reading import RangeReader
 from jetspark.spark.stream.source_options import SourceOptions
+from jetspark.spark.stream_follower import Follower, check_loss, count_from
+from jetspark.spark.tasks import shortly
 from jetspark.state.scan import Head, Range
 
 __all__ = ["SCHEMA", "batch_reader", "stream_reader"]

@@ -18,7 +18,7 @@ from jetspark.app.replay.compared import ComparedKeys
 from jetspark.app.replay.engines import RangeFold, RangeSurvey
 from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError
-from jetspark.spark.engine.comparing import compare_bucket
+from jetspark.spark.engine.comparison import compare_bucket
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionKeywords, ProjectionOptions
 from jetspark.spark.engine.projections import (
     ProjectionPlan,
@@ -26,8 +26,8 @@ from jetspark.spark.engine.projections import (
     bring_together,
     check_pandas,
 )
-from jetspark.spark.failures import plain_failures
 from jetspark.spark.options import read_options
+from jetspark.spark.queries import plain_failures
 from jetspark.state.changes import Current
 
 if TYPE_CHECKING:

@@ -1,21 +1,20 @@
-"""How far a streaming query is behind.
-
-Spark takes no metrics from Python sources: ``metrics`` in a query's progress stays empty. It does show the offsets, and
-they say where the query is; the server says where the streams are, and since when the first unread message waits.
-"""
+"""The end of a streaming query, on request."""
 
 from __future__ import annotations
 
 import ast
 import datetime
 import json
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
-from jetspark.errors import ConfigError, MessageNotFound
+from jetspark.errors import ConfigError, JetSparkError, MessageNotFound, UsageError
 from jetspark.spark.offsets import Offset, StreamPosition
 from jetspark.spark.stream.heads import server_time
 from jetspark.state.scan import head_of
@@ -23,7 +22,52 @@ from jetspark.state.scan import head_of
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Lag", "lag"]
+__all__ = ["Lag", "failure_of", "lag", "plain_failures", "stop_between_batches"]
+
+POLL_S = 0.1
+
+
+def stop_between_batches(query: StreamingQuery, within_s: float) -> None:
+    """End a query behind its present micro-batch, or in the middle of it if that takes longer.
+
+    Nothing is lost by the latter, but Spark prints a page of errors, and the micro-batch is run again.
+
+    Raises:
+        UsageError: It had ended by itself, or did so meanwhile, because something failed.
+    """
+    last, deadline = _last_batch(query), time.monotonic() + within_s
+    while query.status["isTriggerActive"] and _last_batch(query) == last and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    time.sleep(POLL_S)  # a query that fails is over a moment after its micro-batch
+    failure = None if query.isActive else query.exception()
+    query.stop()
+    if failure is not None:
+        raise failure_of(str(failure)) from failure
+
+
+def _last_batch(query: StreamingQuery) -> int | None:
+    """Of those that are done."""
+    progress = query.lastProgress
+    return None if progress is None else progress["batchId"]
+
+
+def failure_of(text: str) -> UsageError:
+    """The last error of ours that a trace names; the whole text where there is none."""
+    found = re.findall(r"jetspark\.errors\.\w+: (.+)", text)
+    return UsageError(found[-1] if found else text)
+
+
+@contextmanager
+def plain_failures() -> Iterator[None]:
+    """Raise errors of tasks and planners as what our code has raised there."""
+    try:
+        yield
+    except JetSparkError:
+        raise
+    except Exception as error:
+        if "jetspark.errors." not in str(error):
+            raise
+        raise failure_of(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,21 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from jetspark.app.projections.buckets import ProjectionPlace, alias_key
+from jetspark.app.projections.bucket_refs import BucketRef, alias_key
 from jetspark.app.projections.positions import FoldPosition, position_change, read_position, start_of
 from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import KeyNotFound, UsageError
-from jetspark.spark.connections import runner_for
-from jetspark.spark.engine.covering import Covered, advance, check_reach
+from jetspark.spark.connections import patiently, runner_for
+from jetspark.spark.engine.coverage import Covered, advance, check_reach
 from jetspark.spark.engine.projection_options import ProjectionOptions
-from jetspark.spark.retrying import patiently
 from jetspark.state.losses import front_of
 from jetspark.state.scan import Head, Range
 from jetspark.state.store import open_bucket, store
 
-__all__ = ["advance_positions", "check_ranges", "look_at_front", "read_positions"]
+__all__ = ["advance_positions", "check_ranges", "front_head", "read_positions"]
 
 _logger = logging.getLogger("jetspark.spark")
 
@@ -44,13 +43,13 @@ def read_positions(js: JetStream, options: ProjectionOptions) -> list[tuple[Fold
     return found
 
 
-def look_at_front(js: JetStream, options: ProjectionOptions) -> Head:
+def front_head(js: JetStream, options: ProjectionOptions) -> Head:
     """Where the stream begins, and from where on it has lost no event, as far as the buckets know."""
-    witness = 0
+    anchor_sequence = 0
     if options.is_stored:
-        witness = min(position.last_event for position, _ in read_positions(js, options))
+        anchor_sequence = min(position.last_event for position, _ in read_positions(js, options))
     context = context_of(js)
-    return context.run(front_of(context.api, js.stream(options.stream[0]).cached_info, witness))
+    return context.run(front_of(context.api, js.stream(options.stream[0]).cached_info, anchor_sequence))
 
 
 def check_ranges(js: JetStream, options: ProjectionOptions, ranges: Sequence[Range]) -> list[Covered]:
@@ -78,7 +77,7 @@ def _check_places(js: JetStream, options: ProjectionOptions) -> None:
         if name in options.placed:
             continue
         try:
-            place = ProjectionPlace.decode(records.get(alias_key(name), direct=False).value)
+            place = BucketRef.decode(records.get(alias_key(name), direct=False).value)
         except KeyNotFound:
             continue
         if place.bucket != bucket:

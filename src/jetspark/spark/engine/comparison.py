@@ -24,12 +24,11 @@ from jetspark.app.replay.compared import ComparedKeys
 from jetspark.app.replay.contents import KeyContent, compare, reaches
 from jetspark.app.replay.verifying import contents_of
 from jetspark.blocking.steps import ProcedureRunner
-from jetspark.spark.connections import runner_for
+from jetspark.spark.connections import patiently, runner_for
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
 from jetspark.spark.engine.projections import ProjectionPlan, bring_together, check_pandas
-from jetspark.spark.engine.reaching import look_at_front
+from jetspark.spark.engine.reached_positions import front_head
 from jetspark.spark.options import read_options
-from jetspark.spark.retrying import patiently
 from jetspark.spark.schema import PROJECTION_SCHEMA
 from jetspark.state.changes import NOTHING
 from jetspark.state.scan import Range
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from jetspark.app.projections.key_state import KeyState
-    from jetspark.spark.engine.projecting import Columns
+    from jetspark.spark.engine.projection_fold import Columns
     from jetspark.state.changes import Current
 
 __all__ = ["compare_bucket"]
@@ -92,7 +91,7 @@ def compare_bucket(
         max(1, state.first_sequence), state.last_sequence + 1, min(MAX_SCANS, 1 + state.messages // REVISIONS_PER_TASK)
     )
     # After the bucket, so that few of its values are beyond what is read.
-    head = patiently(plan.connecting, lambda js: look_at_front(js, plan.connecting))
+    head = patiently(plan.connecting, lambda js: front_head(js, plan.connecting))
     given = plan.options | {"startingOffsets": "earliest", "endingOffsets": str(head.next)}
     unread = Range(
         head.stream,
@@ -156,7 +155,7 @@ def _compare(task: CompareTask, batches: Iterator[pa.RecordBatch]) -> Iterator[p
         for batch in batches:
             keys.add(batch)
         keys.fold()
-        keys.settle()
+        keys.complete()
         yield _row(keys.compared())
 
 
@@ -225,7 +224,7 @@ class _Keys:
         [states] = fold.fold_from_nothing(map(limits.cut, self._rows.events.pieces()))
         self._states = dict(states)
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         """Look again at keys that differ: they may have been written since the bucket was read."""
         suspects = [key for key in self._keys if self._differs(key)]
         if not suspects:
@@ -267,7 +266,7 @@ class _Keys:
             return
         import pyarrow.compute as pc
 
-        from jetspark.spark.engine.projecting import COLUMNS
+        from jetspark.spark.engine.projection_fold import COLUMNS
         from jetspark.spark.engine.rows import RouteRows
         from jetspark.spark.stream.reading import RangeReader
 

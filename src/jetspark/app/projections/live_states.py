@@ -2,7 +2,7 @@
 
 Events are folded as they come; what they made is stored meanwhile, as much at a time as there is::
 
-    clean ──apply()──> dirty ──take()──> sent ──settle()──> clean, or dirty if there were events since
+    clean ──apply()──> dirty ──take()──> sent ──commit()──> clean, or dirty if there were events since
                          ^                │
                          └── conflict ────┘  folded again, on what the bucket has
 
@@ -26,9 +26,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jetspark.app.projections.key_state import KeyState
-from jetspark.app.projections.marks import Parked, mark_of
 from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.router import KeyRows
+from jetspark.app.projections.state_header import Parked, mark_of
 from jetspark.jetstream.kv import KVOperation
 from jetspark.state.changes import NOTHING, Change, Current, Outcome
 
@@ -88,7 +88,7 @@ class LiveStates:
         self._keys: dict[str, _CachedKey] = {}
         self._dirty: dict[str, _CachedKey] = {}
         self._rows: list[KeyRows] = []
-        """Pieces of rows that came since the last :meth:`take`."""
+        """Pieces of rows that came since the last :meth:`take_changes`."""
         self._sent_rows: list[KeyRows] = []
         """Those before, until it is settled what became of them."""
         self._last = 0
@@ -155,10 +155,10 @@ class LiveStates:
     # ---- storing -----------------------------------------------------------------------------------------------
 
     def unsure(self) -> list[str]:
-        """Keys that have to be loaded again before :meth:`take`."""
+        """Keys that have to be loaded again before :meth:`take_changes`."""
         return [key for key, entry in self._dirty.items() if not entry.is_sure]
 
-    def look_again(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
+    def reload(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
         """What the bucket has for keys of which that was not sure.
 
         Raises:
@@ -166,7 +166,7 @@ class LiveStates:
         """
         self._rebase({key: loaded.get(key, NOTHING) for key in keys})
 
-    def take(self) -> list[Change]:
+    def take_changes(self) -> list[Change]:
         """Everything that has to be stored. What comes meanwhile is stored the next time."""
         spec, changes = self.spec, []
         for key, entry in self._dirty.items():
@@ -178,7 +178,7 @@ class LiveStates:
         self._rows, self._sent_rows = [], self._rows if changes else []
         return changes
 
-    def settle(self, changes: Sequence[Change], outcome: Outcome) -> None:
+    def commit(self, changes: Sequence[Change], outcome: Outcome) -> None:
         """What became of the changes. Those in conflict are dirty again.
 
         Raises:
@@ -203,7 +203,7 @@ class LiveStates:
             if entry.parked is not None:
                 if entry.is_parked_in_bucket:
                     entry.passed = self._last
-                self._note_parked(key, entry)
+                self._update_stuck(key, entry)
             self._measure(key, entry)
         sent_rows, self._sent_rows = self._sent_rows, []
         if present:
@@ -239,7 +239,7 @@ class LiveStates:
                 entry.passed = self._last
             elif taken:
                 self._dirty[key] = entry
-            self._note_parked(key, entry)
+            self._update_stuck(key, entry)
             self._measure(key, entry)
         if gone:
             raise StateGone(self.spec.name, gone)
@@ -281,7 +281,7 @@ class LiveStates:
         self._size += size - entry.size
         entry.size = size
 
-    def _note_parked(self, key: str, entry: _CachedKey) -> None:
+    def _update_stuck(self, key: str, entry: _CachedKey) -> None:
         if entry.parked is not None:
             self.parked[key] = entry.parked
         else:

@@ -33,6 +33,8 @@ from pyspark.sql.streaming.datasource import (
 from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
 from jetspark.errors import DataLoss, JetSparkError
+from jetspark.spark.connections import PATIENCE_S as START_PATIENCE_S
+from jetspark.spark.connections import patiently, will_pass
 from jetspark.spark.offsets import (
     Limits,
     Offset,
@@ -44,8 +46,6 @@ from jetspark.spark.offsets import (
     position_of,
 )
 from jetspark.spark.options import LOSS_REMEDY, Connecting
-from jetspark.spark.retrying import PATIENCE_S as START_PATIENCE_S
-from jetspark.spark.retrying import patiently, will_pass
 from jetspark.state.scan import Head, messages_from
 
 __all__ = ["Follower", "check_loss", "count_from"]
@@ -263,7 +263,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not missing and not added:
             return known
         # Nothing of the batch that ended here is read again.
-        streams = {name: position.settled() for name, position in known.streams.items() if name in found}
+        streams = {name: position.at_rest() for name, position in known.streams.items() if name in found}
         for head in added:
             streams[head.stream] = start = self._start_of_added(head)
             _logger.info("stream %s: added, from sequence %d on", head.stream, start.next)

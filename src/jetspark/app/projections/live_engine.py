@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jetspark.aio import clock
 from jetspark.aio.context import context_of
@@ -15,14 +15,13 @@ from jetspark.aio.ordered import Reading
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.patience import FOR_EVER_S, patiently
-from jetspark.app.projections.backlog import FAR_BEHIND_WAIT_S, Backlog
 from jetspark.app.projections.fold_crashes import READING, FoldCrashes, FoldDied
-from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
-from jetspark.app.projections.place import LivePlace
+from jetspark.app.projections.live_options import LiveCounts, LiveOptions, RestartPass
+from jetspark.app.projections.live_projection import LiveProjection
+from jetspark.app.projections.live_states import StateGone
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.app.projections.router import Failure, KeyRows, Recorded, Router, recorded_delivery
-from jetspark.app.projections.states import StateGone
-from jetspark.app.projections.unreadable import write_unreadable
+from jetspark.app.projections.unreadable_events import write_unreadable
 from jetspark.core.backoff import Backoff
 from jetspark.jetstream.ordered import OrderedOptions
 from jetspark.state.deliveries import delivery, sequences_of
@@ -31,7 +30,7 @@ from jetspark.state.losses import first_ever, front_of
 if TYPE_CHECKING:
     from jetspark.app.spec import AppSpec
 
-__all__ = ["LiveEngine", "end_tasks", "open_places"]
+__all__ = ["FAR_BEHIND_WAIT_S", "Backlog", "FoldedAmount", "LiveEngine", "end_tasks", "open_projections"]
 
 _logger = logging.getLogger("jetspark.app")
 
@@ -51,19 +50,19 @@ class LiveEngine:
     def __init__(
         self,
         app: AppSpec,
-        places: Sequence[LivePlace],
+        places: Sequence[LiveProjection],
         js: JetStream,
         catalogue: Catalogue,
         options: LiveOptions,
         counts: LiveCounts,
         *,
-        beside: Sequence[LivePlace] = (),
+        beside: Sequence[LiveProjection] = (),
         tells_position: bool = True,
         crashes: FoldCrashes | None = None,
     ) -> None:
         """
         Args:
-            places: Opened by :func:`open_places`.
+            places: Opened by :func:`open_projections`.
             beside: Those of other engines that go over the stream at the same time.
             tells_position: Whether the counts have the position of this engine.
             crashes: Notes events that may end the process.
@@ -82,7 +81,7 @@ class LiveEngine:
         """Everything up to here is stored."""
         self._gap_from: int | None = None
         """Behind this sequence some were not delivered: they are for others, or the stream has dropped them."""
-        self._last_event = self._gap_witness = 0
+        self._last_event = self._gap_anchor = 0
         """The last event that was read; and the last one before the gap."""
         self._work, self._room = asyncio.Event(), asyncio.Event()
         self._is_ending, self._ending = False, asyncio.Event()
@@ -100,7 +99,7 @@ class LiveEngine:
             beginning: Of the stream, as it was when the places were opened.
 
         Raises:
-            BeginAnew: Begin anew.
+            RestartPass: Begin anew.
             JetSparkError: It cannot go on.
         """
         await self._open()
@@ -138,14 +137,14 @@ class LiveEngine:
             self._crashes.open(beginning, info.state.last_sequence, self._through)
         first = first_ever(stream.cached_info.config)
         for place in self._places.values():
-            place.note_beginning(first, await self._whole_from(place.reached_event))
+            place.check_stream_start(first, await self._whole_from(place.reached_event))
         self._last_event = min(place.reached_event for place in self._places.values())
 
-    async def _whole_from(self, witness: int) -> int:
+    async def _whole_from(self, anchor_sequence: int) -> int:
         """From where on the stream has lost no event, as an event that was read bears witness."""
         context = context_of(self._js)
         info = await (await self._js.stream(self._app.stream)).info()
-        return (await context.run(front_of(context.api, info, witness))).whole_from
+        return (await context.run(front_of(context.api, info, anchor_sequence))).whole_from
 
     # ---- reading -----------------------------------------------------------------------------------------------
 
@@ -156,7 +155,7 @@ class LiveEngine:
             await reading.start()
             info = await (await self._js.stream(self._app.stream)).info()
             if FoldPosition.beginning(self._app.stream, info.created) != beginning:
-                raise BeginAnew(f"stream {self._app.stream} was made anew")
+                raise RestartPass(f"stream {self._app.stream} was made anew")
             while messages := await reading.some():
                 while messages:
                     await self._fold_some(messages[:PIECE])
@@ -196,11 +195,11 @@ class LiveEngine:
         last = delivery(messages[-1])
         sequence = last.sequence
         if sequence - self._read != len(messages) and self._gap_from is None:
-            self._gap_from, self._gap_witness = self._read, self._last_event
+            self._gap_from, self._gap_anchor = self._read, self._last_event
         for name, place in places.items():
             mine = rows[name]
             if mine:
-                place.note_events(mine)
+                place.count_events(mine)
                 self._last_event = max(self._last_event, mine.sequences[-1])
             if self._read < place.start:  # this one is further than others
                 mine = KeyRows(row for row in mine if row[1] > place.start)
@@ -266,17 +265,17 @@ class LiveEngine:
         while True:
             through, folded = self._read, self._backlog.folded
             for place in self._places.values():
-                place.take_event()
+                place.begin_storing()
             now = clock.now()
             with_position = self._is_ending or now - self._position_at >= self._options.position_every_s
             if with_position:
                 self._position_at = now
-                await self._look_for_losses()
+                await self._check_losses()
             done = await _all([self._store_in(place, with_position) for place in self._places.values()])
-            self._tell_parked()
+            self._report_stuck()
             if all(done):
                 for place in self._places.values():
-                    place.settle_event()
+                    place.end_storing()
                 self._through = through
                 self._backlog.store(folded)
                 if self._tells_position:
@@ -285,24 +284,24 @@ class LiveEngine:
                 self._room.set()
                 return
 
-    async def _look_for_losses(self) -> None:
+    async def _check_losses(self) -> None:
         """Before a position passes by sequences that did not come: whether the stream still had them."""
         gap_from, self._gap_from = self._gap_from, None
         if gap_from is None:
             return
-        whole_from = await self._whole_from(self._gap_witness)
+        whole_from = await self._whole_from(self._gap_anchor)
         if whole_from > gap_from + 1:
             for place in self._places.values():
-                place.note_missed(gap_from + 1, whole_from - 1)
+                place.report_missed(gap_from + 1, whole_from - 1)
 
-    async def _store_in(self, place: LivePlace, with_position: bool) -> bool:
+    async def _store_in(self, place: LiveProjection, with_position: bool) -> bool:
         try:
             return await place.store(self._through, self.counts, with_position=with_position)
         except StateGone as gone:
-            await place.consider_gone(gone)
+            await place.handle_gone(gone)
             raise AssertionError from None
 
-    def _tell_parked(self) -> None:
+    def _report_stuck(self) -> None:
         for name, place in self._places.items():
             told = self.counts.parked.setdefault(name, {})
             if len(told) == len(place.states.parked) == 0:
@@ -315,7 +314,7 @@ class LiveEngine:
                 self.counts.parked[name] = parked
 
 
-async def open_places(js: JetStream, stream: str, places: Sequence[LivePlace]) -> FoldPosition:
+async def open_projections(js: JetStream, stream: str, places: Sequence[LiveProjection]) -> FoldPosition:
     """Find out how far projections are; returns the beginning of the stream that they are of."""
     beginning = FoldPosition.beginning(stream, (await js.stream(stream)).cached_info.created)
     await asyncio.gather(*(place.open(beginning) for place in places))
@@ -345,3 +344,55 @@ async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks)
+
+
+# A batch is full before it has to be, so that reading goes on while it is stored.
+FULL = 3 / 4
+# As many events of a batch that wait in the stream are far behind: at most half a second of folding.
+FAR_BEHIND = 1 / 10
+# Who is far behind stores this often at least, and so does not begin too far back if it ends.
+FAR_BEHIND_WAIT_S = 2.0
+
+
+class FoldedAmount(NamedTuple):
+    """How much was folded since the engine began."""
+
+    events: int = 0
+    bytes: int = 0
+
+
+class Backlog:
+    """See the module."""
+
+    def __init__(self, options: LiveOptions) -> None:
+        self._options = options
+        self.folded = self.stored = FoldedAmount()
+        self._pending = 0
+        """Events that wait in the stream, as the last one has said."""
+
+    def fold(self, events: int, size: int, pending: int) -> None:
+        """Events were folded, which have this size in the stream; ``pending`` are waiting there behind them."""
+        self.folded = FoldedAmount(self.folded.events + events, self.folded.bytes + size)
+        self._pending = pending
+
+    def store(self, folded: FoldedAmount) -> None:
+        """What was folded by then is stored."""
+        self.stored = folded
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be folded before something is stored."""
+        return not self._has(1.0)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is to be stored without waiting for more."""
+        return self._has(FULL)
+
+    @property
+    def is_far_behind(self) -> bool:
+        return self._pending >= FAR_BEHIND * self._options.batch
+
+    def _has(self, part: float) -> bool:
+        events, size = self.folded.events - self.stored.events, self.folded.bytes - self.stored.bytes
+        return events >= part * self._options.batch or size >= part * self._options.batch_bytes

@@ -11,12 +11,13 @@ import logging
 from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
-from jetspark.app.projections.buckets import ProjectionPlace
-from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
-from jetspark.app.projections.marks import position_key
+from jetspark.app.projections.bucket_refs import BucketRef
+from jetspark.app.projections.leases import part_of
+from jetspark.app.projections.live_options import LiveCounts, LiveOptions, RestartPass
+from jetspark.app.projections.live_states import CacheLimits, LiveStates, StateGone
 from jetspark.app.projections.positions import (
     FoldPosition,
-    NotedPosition,
+    StoredPosition,
     part_name,
     part_start,
     position_change,
@@ -26,24 +27,23 @@ from jetspark.app.projections.positions import (
 )
 from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.router import KeyRows
-from jetspark.app.projections.shares import part_of
-from jetspark.app.projections.states import CacheLimits, LiveStates, StateGone
+from jetspark.app.projections.state_header import position_key
 from jetspark.state.changes import Outcome
 from jetspark.state.rounds import store_round
 from jetspark.state.store import StateBucket, open_bucket
 
-__all__ = ["LivePlace"]
+__all__ = ["LiveProjection"]
 
 _logger = logging.getLogger("jetspark.app")
 
 
-class LivePlace:
+class LiveProjection:
     """One projection in its bucket; with ``held``, some partitions of it."""
 
     def __init__(
         self,
         spec: ProjectionSpec,
-        place: ProjectionPlace,
+        place: BucketRef,
         js: JetStream,
         options: LiveOptions,
         held: frozenset[int] | None = None,
@@ -80,25 +80,25 @@ class LivePlace:
             self.written = start_of(found, beginning, projection=name, bucket=bucket, version=self.spec.version)
         self.start = self.written.sequence
         if self._held is not None:
-            parts = await self._note_parts()
+            parts = await self._create_part_positions()
             self.start = min(part_start(parts[part].position, self.written) for part in self._held)
         self.reached_event = self.written.last_event
 
-    def note_beginning(self, first: int, whole_from: int) -> None:
+    def check_stream_start(self, first: int, whole_from: int) -> None:
         """Where the stream once began, and from where on nothing of it is lost."""
-        self.note_missed(max(self.start + 1, first), whole_from - 1)
+        self.report_missed(max(self.start + 1, first), whole_from - 1)
         self._is_from_first = self.start == 0 and self._missed is None
 
-    def note_events(self, rows: KeyRows) -> None:
+    def count_events(self, rows: KeyRows) -> None:
         """Some of the events that were read."""
         self._first_event = self._first_event or rows.sequences[0]
         self._last_event = rows.sequences[-1]
 
-    def take_event(self) -> None:
+    def begin_storing(self) -> None:
         """What was read until now is going to be stored."""
         self._taken_event = self._last_event
 
-    def settle_event(self) -> None:
+    def end_storing(self) -> None:
         """It is stored."""
         self.reached_event = max(self.reached_event, self._taken_event)
 
@@ -110,13 +110,13 @@ class LivePlace:
     def is_mine(self, key: str) -> bool:
         return self._held is None or part_of(key, self._partitions) in self._held
 
-    async def _read_parts(self) -> list[NotedPosition]:
+    async def _read_parts(self) -> list[StoredPosition]:
         """The position of each partition."""
         parts = await self.storing.run(read_part_positions(self.bucket, self._partitions))
         self._part_revisions = [part.revision for part in parts]
         return parts
 
-    async def _note_parts(self) -> list[NotedPosition]:
+    async def _create_part_positions(self) -> list[StoredPosition]:
         """The position of each partition; ours are there before anything is folded, as that of the whole is."""
         assert self._held is not None
         parts = await self._read_parts()
@@ -131,7 +131,7 @@ class LivePlace:
             parts = await self._read_parts()
         return parts
 
-    def note_missed(self, first: int, last: int) -> None:
+    def report_missed(self, first: int, last: int) -> None:
         """Events between two sequences were dropped before they were read."""
         if max(first, self.start + 1) <= last:
             _logger.error(
@@ -172,7 +172,7 @@ class LivePlace:
                 wanted = wanted.missing(*self._missed)
         outcome = await self._store_round(wanted, counts)
         if wanted is not None:
-            await self._settle_position(wanted, outcome)
+            await self._confirm_position(wanted, outcome)
         return not set(outcome.conflicts) - {position_key()}
 
     async def _store_round(self, position: FoldPosition | None, counts: LiveCounts) -> Outcome:
@@ -205,7 +205,7 @@ class LivePlace:
             if not outcome.conflicts:
                 self.written, self._missed = whole, None
 
-    async def _settle_position(self, wanted: FoldPosition, outcome: Outcome) -> None:
+    async def _confirm_position(self, wanted: FoldPosition, outcome: Outcome) -> None:
         revision = outcome.revisions.get(position_key())
         if revision is not None:
             self.written, self.revision, self._missed = wanted, revision, None
@@ -218,23 +218,23 @@ class LivePlace:
         if found == wanted:
             self._missed = None
 
-    def _changed(self, found: FoldPosition | None, known: FoldPosition) -> BeginAnew:
-        return BeginAnew(f"the position of projection {self.spec.name!r} was changed: {found}, and was {known}")
+    def _changed(self, found: FoldPosition | None, known: FoldPosition) -> RestartPass:
+        return RestartPass(f"the position of projection {self.spec.name!r} was changed: {found}, and was {known}")
 
-    async def consider_gone(self, gone: StateGone) -> None:
+    async def handle_gone(self, gone: StateGone) -> None:
         """States are not there any more. All of them, and the position with them; or only some.
 
         Raises:
-            BeginAnew: Always: with the position gone everything is folded anew, and otherwise these keys are parked.
+            RestartPass: Always: with the position gone everything is folded anew, and otherwise these keys are parked.
         """
         before, known = self.bucket.created, self.written
         self.bucket = await self.storing.run(open_bucket(self.place.bucket))
         found = await self._read_position()
         if self.bucket.created != before or (known.sequence and (found is None or found.sequence < known.sequence)):
-            raise BeginAnew(f"bucket {self.place.bucket} was made anew, or emptied: it is folded from its position")
+            raise RestartPass(f"bucket {self.place.bucket} was made anew, or emptied: it is folded from its position")
         if found is not None and found.repairs != known.repairs:
             # What others have stored may have fewer events: a repaired fold ignores some. It goes with its position.
-            raise BeginAnew(f"keys of projection {self.spec.name!r} were repaired: it goes on from {found.sequence}")
+            raise RestartPass(f"keys of projection {self.spec.name!r} were repaired: it goes on from {found.sequence}")
         await self.storing.run(self.bucket.store_all(gone.changes))
         keys = ", ".join(repr(self.spec.key_text(change.key)) for change in gone.changes[:5])
-        raise BeginAnew(f"states were removed from bucket {self.place.bucket}: {keys} and perhaps others are parked")
+        raise RestartPass(f"states were removed from bucket {self.place.bucket}: {keys} and perhaps others are parked")

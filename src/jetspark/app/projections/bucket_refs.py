@@ -21,19 +21,19 @@ from jetspark.jetstream.kv import KVEntry
 
 __all__ = [
     "Alias",
-    "ProjectionPlace",
+    "BucketRef",
     "alias_key",
     "alias_of",
+    "bucket_ref_of",
     "check_version",
-    "find_place",
+    "find_bucket",
     "open_records",
-    "place_of",
     "swap",
-    "watch_place",
+    "watch_bucket",
 ]
 
 
-class ProjectionPlace(NamedTuple):
+class BucketRef(NamedTuple):
     """Where a projection is."""
 
     bucket: str
@@ -44,7 +44,7 @@ class ProjectionPlace(NamedTuple):
         return json.dumps({"bucket": self.bucket, "version": self.version}, sort_keys=True).encode()
 
     @classmethod
-    def decode(cls, value: bytes) -> ProjectionPlace:
+    def decode(cls, value: bytes) -> BucketRef:
         """
         Raises:
             ProtocolError: It is no such record.
@@ -62,7 +62,7 @@ class ProjectionPlace(NamedTuple):
 class Alias(NamedTuple):
     """A place, and the revision of the record that says so."""
 
-    place: ProjectionPlace
+    place: BucketRef
     revision: int
     """0 if there is no record: the projection is where it declares."""
 
@@ -72,12 +72,12 @@ def alias_key(projection: str) -> str:
     return f"{projection}.bucket"
 
 
-def place_of(spec: ProjectionSpec, record: bytes | None) -> ProjectionPlace:
+def bucket_ref_of(spec: ProjectionSpec, record: bytes | None) -> BucketRef:
     """Where a projection is, according to its record; None if it has none."""
-    return ProjectionPlace(spec.bucket.bucket, spec.version) if record is None else ProjectionPlace.decode(record)
+    return BucketRef(spec.bucket.bucket, spec.version) if record is None else BucketRef.decode(record)
 
 
-def check_version(spec: ProjectionSpec, place: ProjectionPlace) -> ProjectionPlace:
+def check_version(spec: ProjectionSpec, place: BucketRef) -> BucketRef:
     """The place, if this code may fold into it.
 
     Raises:
@@ -100,16 +100,16 @@ async def open_records(js: JetStream, app: str) -> KeyValue:
     return await js.kv(projection_bucket(app))
 
 
-async def find_place(records: KeyValue, spec: ProjectionSpec) -> Alias:
+async def find_bucket(records: KeyValue, spec: ProjectionSpec) -> Alias:
     """Where a projection is now."""
     try:
         entry = await records.get(alias_key(spec.name), direct=False)
     except KeyNotFound:
-        return Alias(place_of(spec, None), 0)
-    return Alias(ProjectionPlace.decode(entry.value), entry.revision)
+        return Alias(bucket_ref_of(spec, None), 0)
+    return Alias(BucketRef.decode(entry.value), entry.revision)
 
 
-async def swap(records: KeyValue, spec: ProjectionSpec, new: ProjectionPlace, *, revision: int) -> int:
+async def swap(records: KeyValue, spec: ProjectionSpec, new: BucketRef, *, revision: int) -> int:
     """Say that a projection is in another bucket from now on; returns the revision of the record.
 
     Args:
@@ -124,7 +124,7 @@ async def swap(records: KeyValue, spec: ProjectionSpec, new: ProjectionPlace, *,
     return await records.update(key, new.encode(), revision=revision)
 
 
-async def watch_place(records: KeyValue, spec: ProjectionSpec) -> AsyncIterator[Alias]:
+async def watch_bucket(records: KeyValue, spec: ProjectionSpec) -> AsyncIterator[Alias]:
     """Where a projection is now, then each place that it is swapped to, until the connection is closed."""
     found = False
     async for entry in records.watch(alias_key(spec.name), initial_marker=True):
@@ -132,9 +132,9 @@ async def watch_place(records: KeyValue, spec: ProjectionSpec) -> AsyncIterator[
             found = True
             yield alias_of(spec, entry)
         elif not found:
-            yield Alias(place_of(spec, None), 0)
+            yield Alias(bucket_ref_of(spec, None), 0)
 
 
 def alias_of(spec: ProjectionSpec, entry: KVEntry) -> Alias:
     """What an entry of the record says; a record that was deleted says what is declared."""
-    return Alias(place_of(spec, entry.value if entry.operation == "put" else None), entry.revision)
+    return Alias(bucket_ref_of(spec, entry.value if entry.operation == "put" else None), entry.revision)

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jetspark.app.projections.marks import Parked
-from jetspark.app.projections.states import CACHE
+from jetspark.app.projections.live_states import CACHE
+from jetspark.app.projections.state_header import Parked
 from jetspark.core.arguments import explained
 from jetspark.core.numbers import seconds, whole
 
-__all__ = ["BeginAnew", "LiveCounts", "LiveOptions"]
+__all__ = ["LiveCounts", "LiveOptions", "RestartPass"]
 
 # The lease of a partition is watched by a consumer, and by a second one while a bucket is swapped. nats-server allows a
 # thousand or so for the bucket of the leases, and a projection ended with its refusal.
@@ -89,5 +89,5 @@ class LiveCounts:
     """Projections that were swapped to another version of their fold, which this worker leaves to others."""
 
 
-class BeginAnew(Exception):
+class RestartPass(Exception):
     """Something has changed: open everything anew, and go on from the last position."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jetspark.app.clock import utc_now
-from jetspark.app.projections.unreadable import HANDLER
+from jetspark.app.projections.unreadable_events import HANDLER
 from jetspark.app.stored_events import DeadEvent, Origin, is_too_large, letter_subject
 from jetspark.core import headers as header_block
 from jetspark.core.headers import Headers

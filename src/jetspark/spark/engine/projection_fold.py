@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.recent_ids import ID_BYTES, Identified
+from jetspark.app.projections.state_header import ID_BYTES, Identified
 from jetspark.publish.steps import Procedure
 from jetspark.state.changes import NOTHING, Change, Current, Outcome
 from jetspark.state.rounds import fold_pieces, store_rounds
@@ -69,14 +69,14 @@ class _TargetStates(dict[str, KeyState]):
     def unsure(self) -> list[str]:
         return []  # a key is stored once, and then forgotten
 
-    def look_again(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
+    def reload(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
         self.begin(keys, loaded)
 
-    def take(self) -> list[Change]:
+    def take_changes(self) -> list[Change]:
         spec = self.spec
         return [change for key, state in self.items() if (change := state.change(spec, key)) is not None]
 
-    def settle(self, changes: Sequence[Change], outcome: Outcome) -> None:
+    def commit(self, changes: Sequence[Change], outcome: Outcome) -> None:
         self.clear()
         self.begin(outcome.conflicts, outcome.present)
 

@@ -14,13 +14,32 @@ A value without a mark was written by somebody else. It is never overwritten: no
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import base64
+import binascii
+import hashlib
+from typing import Any, NamedTuple
 
-from jetspark.app.projections.recent_ids import ids_text, read_ids
 from jetspark.app.stored_events import escape_line, unescape_line
 from jetspark.state.changes import Current
 
-__all__ = ["FOREIGN", "Mark", "Parked", "is_reserved", "mark_of", "parked_of", "position_key", "reach_of"]
+__all__ = [
+    "FOREIGN",
+    "ID_BYTES",
+    "MAX_UNIQUE_IDS",
+    "Identified",
+    "Mark",
+    "Parked",
+    "digest_of",
+    "ids_text",
+    "is_among",
+    "is_reserved",
+    "mark_of",
+    "parked_of",
+    "position_key",
+    "reach_of",
+    "read_ids",
+    "room_for",
+]
 
 # A header is a line, and the whole story is in the log of the engine that met it.
 _MAX_REASON = 300
@@ -108,3 +127,49 @@ def parked_of(current: Current) -> Parked | None:
 def reach_of(sequence: int, parked: Parked | None) -> int:
     """The last event of which a state shows a trace: applied, or the one that it is parked at."""
     return sequence if parked is None else max(sequence, parked.sequence)
+
+
+ID_BYTES = 12
+MAX_UNIQUE_IDS = 2000
+"""Ids kept for each key, at most: 32,000 bytes of headers, of the 65,535 that a server stores with a message."""
+
+
+class Identified(NamedTuple):
+    """An event of a projection with ``unique_ids``, on its way to a key."""
+
+    id: bytes
+    """By :func:`digest_of`."""
+    event: Any
+
+
+def digest_of(source: str, id: str) -> bytes:
+    """The bytes that an id is kept as."""
+    text = f"{len(source)}:{source}{id}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:ID_BYTES]
+
+
+def is_among(id: bytes, ids: bytes) -> bool:
+    """Whether one of some ids, which stand one behind the other, is this one."""
+    place = ids.find(id)
+    while place > 0 and place % ID_BYTES:
+        place = ids.find(id, place + 1)
+    return place >= 0
+
+
+def ids_text(ids: bytes) -> str:
+    """Ids as a mark has them; no spaces in it."""
+    return base64.b64encode(ids).decode()
+
+
+def read_ids(text: str) -> bytes | None:
+    """What :func:`ids_text` has made; None of another text."""
+    try:
+        ids = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return None if len(ids) % ID_BYTES else ids
+
+
+def room_for(unique_ids: int) -> int:
+    """How many bytes of a message so many ids take, with all that stands before them in the mark."""
+    return 0 if not unique_ids else unique_ids * ID_BYTES * 4 // 3 + 32
