@@ -126,7 +126,7 @@ def _skips_what_it_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async def skip(*args: Any) -> None:
         pass
 
-    monkeypatch.setattr(LiveEngine, "_write_letter", skip)
+    monkeypatch.setattr(LiveEngine, "_write_dead_letter", skip)
 
 
 def _skips_after_a_nak(monkeypatch: pytest.MonkeyPatch) -> None:

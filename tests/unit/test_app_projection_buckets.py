@@ -39,5 +39,5 @@ def test_code_of_another_version_is_refused_with_the_remedy() -> None:
 
 @pytest.mark.parametrize("value", [b"", b"{", b"[]", b'{"bucket": 1, "version": 1}', b'{"bucket": "a"}'])
 def test_a_record_that_is_none_is_an_error(value: bytes) -> None:
-    with pytest.raises(ProtocolError, match="not readable"):
+    with pytest.raises(ProtocolError, match="cannot be decoded"):
         BucketRef.decode(value)

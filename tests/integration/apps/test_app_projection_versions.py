@@ -42,7 +42,7 @@ async def test_a_swap_to_another_version_ends_neither_handlers_nor_the_other_pro
         await client.view("moves").wait_for("all.1", lambda state: state is not None)
         with caplog.at_level(logging.ERROR, logger="jetspark.app"):
             assert (await rebuild(js, newer, "moves", swap_in=True)).is_swapped
-            await until(lambda: any("It is left to workers with that code" in each for each in caplog.messages))
+            await until(lambda: any("leaves it to workers with that code" in each for each in caplog.messages))
         await publish(js, old, Opened(account="c"), Moved(source="a", target="c", cents=3))
         assert await client.view("balances").get("c", at_least=4) is not None
         await until(lambda: handled == ["a", "c"])

@@ -92,7 +92,7 @@ async def test_a_lease_that_is_seized_is_noticed_and_left(js: JetStream) -> None
     await owner.acquire()
     keeping = asyncio.create_task(owner.keep())
     assert await other.seize() == "owner"
-    with pytest.raises(LeaseLost, match="other has it") as lost:
+    with pytest.raises(LeaseLost, match="owned by other") as lost:
         await asyncio.wait_for(keeping, 15)  # the next renewal is due after 20
     leaving = asyncio.create_task(other.until_left("owner"))
     await owner.leave(lost.value.owner)

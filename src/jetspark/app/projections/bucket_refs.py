@@ -1,9 +1,9 @@
-"""In which bucket a projection is. A projection that was rebuilt is in another bucket than the one it declares.
+"""The bucket that a projection uses. After a rebuild that is another bucket than the declared one.
 
-The bucket ``<app>_projections`` has a record for each projection that was swapped, under ``<projection>.bucket``: JSON
-with the bucket in use, and the version of the fold that made it. One key, written by compare-and-set, is the whole
-swap: who reads it before is in the old bucket, who reads it afterwards in the new one. Without a record a projection is
-in the bucket it declares, at the version it declares.
+The bucket ``<app>_projections`` has a record for each swapped projection under ``<projection>.bucket``: JSON with the
+bucket in use and the version of the fold that filled it. The swap is one compare-and-set on this key: readers use the
+old bucket before it and the new one after it. Without a record a projection uses the bucket and the version it
+declares.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ __all__ = [
 
 
 class BucketRef(NamedTuple):
-    """Where a projection is."""
+    """A bucket, and the version of the fold that filled it."""
 
     bucket: str
     version: int
-    """Of the fold that made what is there."""
 
     def encode(self) -> bytes:
         return json.dumps({"bucket": self.bucket, "version": self.version}, sort_keys=True).encode()
@@ -47,7 +46,7 @@ class BucketRef(NamedTuple):
     def decode(cls, value: bytes) -> BucketRef:
         """
         Raises:
-            ProtocolError: It is no such record.
+            ProtocolError: The value is not such a record.
         """
         try:
             fields = json.loads(value)
@@ -55,16 +54,16 @@ class BucketRef(NamedTuple):
         except (ValueError, KeyError, TypeError):
             bucket = version = None
         if not isinstance(bucket, str) or not isinstance(version, int):
-            raise ProtocolError(f"the record of a projection's bucket is not readable: {value[:200]!r}")
+            raise ProtocolError(f"the record of a projection's bucket cannot be decoded: {value[:200]!r}")
         return cls(bucket, version)
 
 
 class Alias(NamedTuple):
-    """A place, and the revision of the record that says so."""
+    """The bucket in use, and the revision of its record."""
 
     place: BucketRef
     revision: int
-    """0 if there is no record: the projection is where it declares."""
+    """0 without a record: the projection uses the bucket it declares."""
 
 
 def alias_key(projection: str) -> str:
@@ -73,15 +72,15 @@ def alias_key(projection: str) -> str:
 
 
 def bucket_ref_of(spec: ProjectionSpec, record: bytes | None) -> BucketRef:
-    """Where a projection is, according to its record; None if it has none."""
+    """The bucket that a record names; the declared one without a record."""
     return BucketRef(spec.bucket.bucket, spec.version) if record is None else BucketRef.decode(record)
 
 
 def check_version(spec: ProjectionSpec, place: BucketRef) -> BucketRef:
-    """The place, if this code may fold into it.
+    """``place``, if this code may fold into it.
 
     Raises:
-        UsageError: Another version of the projection has made what is there.
+        UsageError: Another version of the projection filled the bucket.
     """
     if place.version != spec.version:
         raise UsageError(
@@ -92,16 +91,16 @@ def check_version(spec: ProjectionSpec, place: BucketRef) -> BucketRef:
 
 
 async def open_records(js: JetStream, app: str) -> KeyValue:
-    """The bucket of what is known of an application's projections.
+    """Open the bucket with the records of an application's projections.
 
     Raises:
-        StreamNotFound: The application was not applied to this server.
+        StreamNotFound: `jetspark apply` has not created it on this server.
     """
     return await js.kv(projection_bucket(app))
 
 
 async def find_bucket(records: KeyValue, spec: ProjectionSpec) -> Alias:
-    """Where a projection is now."""
+    """The bucket in use, read from the leader."""
     try:
         entry = await records.get(alias_key(spec.name), direct=False)
     except KeyNotFound:
@@ -110,13 +109,13 @@ async def find_bucket(records: KeyValue, spec: ProjectionSpec) -> Alias:
 
 
 async def swap(records: KeyValue, spec: ProjectionSpec, new: BucketRef, *, revision: int) -> int:
-    """Say that a projection is in another bucket from now on; returns the revision of the record.
+    """Switch a projection to another bucket; returns the revision of the record.
 
     Args:
-        revision: That of the :class:`Alias` it was decided on; 0 if there was no record.
+        revision: The revision of the :class:`Alias` that the decision is based on; 0 if there was no record.
 
     Raises:
-        Conflict: Somebody else has swapped it meanwhile; nothing was written.
+        Conflict: The record has changed since; nothing was written.
     """
     key = alias_key(spec.name)
     if revision == 0:
@@ -125,7 +124,7 @@ async def swap(records: KeyValue, spec: ProjectionSpec, new: BucketRef, *, revis
 
 
 async def watch_bucket(records: KeyValue, spec: ProjectionSpec) -> AsyncIterator[Alias]:
-    """Where a projection is now, then each place that it is swapped to, until the connection is closed."""
+    """Yields the bucket in use, then each bucket that the projection is swapped to, until the connection is closed."""
     found = False
     async for entry in records.watch(alias_key(spec.name), initial_marker=True):
         if entry is not None:
@@ -136,5 +135,5 @@ async def watch_bucket(records: KeyValue, spec: ProjectionSpec) -> AsyncIterator
 
 
 def alias_of(spec: ProjectionSpec, entry: KVEntry) -> Alias:
-    """What an entry of the record says; a record that was deleted says what is declared."""
+    """The bucket that an entry of the record names; the declared one if the record was deleted."""
     return Alias(bucket_ref_of(spec, entry.value if entry.operation == "put" else None), entry.revision)

@@ -1,13 +1,17 @@
-"""What the events of a key make of its state. Pure: every engine folds with this.
+"""The fold of one key: its state, and the events applied to it. Pure; all engines use it.
 
-A :class:`KeyState` takes the rows of one key by ascending sequence. The first row may be one that the state has
-already; no row may be left out. Then an engine may fold rows twice, or fold rows that another engine has stored, and
-the bytes are the same:
+A :class:`KeyState` takes the rows of one key by ascending sequence, starting at or before the first event that the
+state lacks, without omission. Then the stored bytes are the same, whether an engine folds a row twice or another
+engine has stored it already:
 
 * an event at or below the sequence of the state is in the state already, and changes nothing;
-* an event whose id is among those that the state keeps (``unique_ids``) was folded before, and changes nothing;
+* an event whose id is among the recent ids of the state (``unique_ids``) was folded before, and changes nothing;
 * an event that ``apply`` or an invariant refuses makes its key stuck: the state stays as it was, and later events wait;
 * a state is stored by compare-and-set on the revision that it was folded from.
+
+A state of the past (:func:`base_of`) is folded from a revision that the bucket has kept. A revision contains every
+event of its key up to its own sequence, so a revision without an event beyond the wanted sequence is a valid base. The
+events between the two are folded onto it, because a worker stores several events as one revision.
 """
 
 from __future__ import annotations
@@ -26,19 +30,19 @@ __all__ = ["KeyState", "base_of", "past_of"]
 
 
 class KeyState:
-    """One key in hand: as the bucket had it, and with the events since."""
+    """The state of one key: as it was loaded, with the events applied since."""
 
     __slots__ = ("_loaded", "_was_parked", "applied", "ids", "known", "parked", "sequence", "value", "waiting")
 
     def __init__(self, spec: ProjectionSpec, key: str, loaded: Current) -> None:
         """
         Raises:
-            UsageError: The bucket has a state that another version of the projection has made, or the same one with
-                another ``unique_ids``.
+            UsageError: The state is of another version of the projection, or of the same one with another
+                ``unique_ids``.
         """
         parked: Parked | None = None
         ids = b""
-        # Most keys are new to the bucket, or have the mark of a state that this version made: nothing to look at.
+        # Most keys are new, or have the plain mark of this version, which needs no parsing.
         if loaded.revision and loaded.mark != spec.plain_mark:
             mark, parked = mark_of(loaded), parked_of(loaded)
             if mark is not None and mark.version != spec.version:
@@ -58,12 +62,12 @@ class KeyState:
         self.value = loaded.value
         self.sequence = loaded.sequence
         self.ids = ids
-        """The ids of the last events that the key has taken, where the projection has ``unique_ids``."""
+        """The ids of the last events of the key; empty without ``unique_ids``."""
         self.parked = self._was_parked = parked
         self.applied = self.known = self.waiting = 0
 
     def apply(self, spec: ProjectionSpec, key: str, sequence: int, event: Any) -> None:
-        """Take the next event of the key."""
+        """Apply the next event of the key; events that the state has, and events of a stuck key, are only counted."""
         if sequence <= self.sequence:
             self.known += 1
         elif self.parked is not None:
@@ -72,7 +76,7 @@ class KeyState:
             self.fold(spec, key, sequence, event)
 
     def fold(self, spec: ProjectionSpec, key: str, sequence: int, event: Any) -> None:
-        """Take an event of a sequence that is new, of a key that is not parked."""
+        """Fold an event with a sequence above that of the state; the key must not be stuck."""
         had, id = self.value, b""
         if spec.unique_ids:
             id, event = event
@@ -88,14 +92,14 @@ class KeyState:
             return
         self.applied += 1
         if id:
-            # Also of an event that was ignored: stored again, it is the same event.
+            # Also for an event that `apply` ignored: if it is stored again, it is still the same event.
             self.ids = (self.ids + id)[-spec.unique_ids * ID_BYTES :]
         elif value is None and had is None:
-            return  # a key that is not there, and whose event was ignored
+            return  # a key without a state, and `apply` ignored the event
         self.value, self.sequence = value, sequence
 
     def stored(self, change: Change, revision: int) -> None:
-        """The bucket has a change that was made of this; there may be events since."""
+        """``change`` was stored under ``revision``; events may have been applied since it was made."""
         value = change.value if change.operation == "put" else None
         self._loaded = Current(value, change.sequence or 0, revision, change.mark)
         if self.parked is None:
@@ -103,11 +107,11 @@ class KeyState:
         mark = mark_of(self._loaded)
         self._was_parked = mark.parked if mark is not None else None
         if self._was_parked is not None and self._was_parked.sequence == self.parked.sequence:
-            self.parked = self._was_parked  # with as much of the reason as a header has room for
+            self.parked = self._was_parked  # the reason is cut to the length of a header
 
     @property
     def loaded(self) -> Current:
-        """What the bucket has, as far as is known."""
+        """The entry of the bucket that the state is based on."""
         return self._loaded
 
     @property
@@ -115,7 +119,7 @@ class KeyState:
         return self._was_parked is not None
 
     def change(self, spec: ProjectionSpec, key: str) -> Change | None:
-        """What has to be stored; None if the bucket has it all."""
+        """The write that stores the state; None if the bucket is up to date."""
         loaded = self._loaded
         if self.sequence == loaded.sequence and self.parked == self._was_parked:
             return None
@@ -127,10 +131,10 @@ class KeyState:
 
 
 def base_of(spec: ProjectionSpec, revisions: Iterable[Current], sequence: int) -> Current:
-    """The latest revision of a key that shows nothing beyond a sequence; nothing, if there is none.
+    """The latest revision of a key without an event beyond ``sequence``; an empty entry if every revision has one.
 
-    Revisions of other programs and of other versions of the projection are left out. A key that is parked shows the
-    event that it is parked at.
+    Revisions of other programs and of other versions of the projection are ignored. The entry of a stuck key shows the
+    event that it is stuck at.
     """
     base = NOTHING
     for each in revisions:
@@ -143,5 +147,5 @@ def base_of(spec: ProjectionSpec, revisions: Iterable[Current], sequence: int) -
 
 
 def past_of(spec: ProjectionSpec, state: KeyState) -> Current:
-    """A state that was folded, as a bucket would have it; it has no revision."""
+    """A folded state in the form of a bucket entry, without a revision."""
     return Current(state.value, state.sequence, 0, spec.mark(state.parked, state.ids))

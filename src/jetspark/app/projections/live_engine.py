@@ -1,4 +1,10 @@
-"""One pass of a live engine over the stream: reading and folding, and storing beside it."""
+"""A live engine: one task reads and folds the stream, another stores the changed states.
+
+Storing a key takes longer than folding an event into its state. So an engine that is far behind stores only when a
+batch is nearly full: a key that changes often is then stored once for many events. No reader waits longer for that,
+because the events that readers ask for are still in the stream. An engine that is up to date stores at once, and each
+batch has the events that arrived while the batch before was stored (:class:`Backlog`).
+"""
 
 from __future__ import annotations
 
@@ -34,55 +40,58 @@ __all__ = ["FAR_BEHIND_WAIT_S", "Backlog", "FoldedAmount", "LiveEngine", "end_ta
 
 _logger = logging.getLogger("jetspark.app")
 
-# The loop gets other things done between two pieces of this many messages, some 5 ms. As a rule they are more than it
-# receives at a time: so what waits to be folded stays little, and in the processor's cache.
+# The event loop runs other tasks between two pieces of this size, about 5 ms. A piece is usually larger than what
+# arrives at a time, so few messages wait to be folded, and they stay in the processor's cache.
 PIECE = 1000
-# What the server refuses or does not answer is tried again after these waits, as long as the worker lives.
+# Waits before a failed request is sent again, without limit while the worker runs.
 PAUSE = Backoff(first_s=0.1, max_s=5.0)
 
-# With nothing to store, the position is looked after no more often than this: without a wait that would take a core.
+# Shortest interval between two writes of the position when there is nothing to store; without it the writer would use a
+# whole core.
 IDLE_S = 0.01
 
 
 class LiveEngine:
-    """One pass over the stream: from the last position, until something changes or it is to end."""
+    """Reads, folds and stores from the last position until :meth:`end`, an error, or a change that needs a restart."""
 
     def __init__(
         self,
         app: AppSpec,
-        places: Sequence[LiveProjection],
+        projections: Sequence[LiveProjection],
         js: JetStream,
         catalogue: Catalogue,
         options: LiveOptions,
         counts: LiveCounts,
         *,
         beside: Sequence[LiveProjection] = (),
-        tells_position: bool = True,
+        counts_position: bool = True,
         crashes: FoldCrashes | None = None,
     ) -> None:
         """
         Args:
-            places: Opened by :func:`open_projections`.
-            beside: Those of other engines that go over the stream at the same time.
-            tells_position: Whether the counts have the position of this engine.
-            crashes: Notes events that may end the process.
+            projections: The projections to fold, opened by :func:`open_projections`.
+            beside: The projections of the other engine of this pass.
+            counts_position: True for the engine whose position the counters show.
+            crashes: Records events that may end the process.
         """
         self._app, self._js, self._options, self.counts = app, js, options, counts
-        self._places = {place.spec.name: place for place in places}
-        others = [place.spec for place in beside]
-        self._router = Router([place.spec for place in places], catalogue, owns_stream=app.owns_stream, beside=others)
-        self._tells_position, self._crashes = tells_position, crashes
-        self._label = "+".join(self._places)
+        self._projections = {projection.spec.name: projection for projection in projections}
+        others = [projection.spec for projection in beside]
+        self._router = Router(
+            [projection.spec for projection in projections], catalogue, owns_stream=app.owns_stream, beside=others
+        )
+        self._counts_position, self._crashes = counts_position, crashes
+        self._label = "+".join(self._projections)
         self._is_partitioned = options.partitions > 1
         self._read = 0
-        """Everything up to here is folded, or has a letter."""
+        """Every event up to this sequence is folded or has a dead letter."""
         self._backlog = Backlog(options)
-        self._through = min(place.start for place in places)
-        """Everything up to here is stored."""
+        self._through = min(projection.start for projection in projections)
+        """Every event up to this sequence is stored."""
         self._gap_from: int | None = None
-        """Behind this sequence some were not delivered: they are for others, or the stream has dropped them."""
+        """Sequence before the first gap in the deliveries: messages of other subjects, or dropped by the stream."""
         self._last_event = self._gap_anchor = 0
-        """The last event that was read; and the last one before the gap."""
+        """Sequences of the last event read, and of the last event before the gap."""
         self._work, self._room = asyncio.Event(), asyncio.Event()
         self._is_ending, self._ending = False, asyncio.Event()
         self._position_at = clock.now()
@@ -90,17 +99,17 @@ class LiveEngine:
 
     @property
     def through(self) -> int:
-        """Everything up to here is stored."""
+        """Every event up to this sequence is stored."""
         return self._through
 
     async def run(self, beginning: FoldPosition) -> None:
         """
         Args:
-            beginning: Of the stream, as it was when the places were opened.
+            beginning: The beginning of the stream when the projections were opened.
 
         Raises:
-            RestartPass: Begin anew.
-            JetSparkError: It cannot go on.
+            RestartPass: The bucket, its position or the stream has changed: reopen and continue.
+            JetSparkError: A request failed.
         """
         await self._open()
         if not self._is_ending:
@@ -121,7 +130,7 @@ class LiveEngine:
                 task.result()
 
     def end(self) -> None:
-        """Read no more, and store what was read."""
+        """Stop reading, and store the events that were read."""
         self._is_ending = True
         self._ending.set()
         if self._reader is not None:
@@ -136,12 +145,12 @@ class LiveEngine:
             beginning = FoldPosition.beginning(self._app.stream, info.created)
             self._crashes.open(beginning, info.state.last_sequence, self._through)
         first = first_ever(stream.cached_info.config)
-        for place in self._places.values():
-            place.check_stream_start(first, await self._whole_from(place.reached_event))
-        self._last_event = min(place.reached_event for place in self._places.values())
+        for projection in self._projections.values():
+            projection.check_stream_start(first, await self._whole_from(projection.reached_event))
+        self._last_event = min(projection.reached_event for projection in self._projections.values())
 
     async def _whole_from(self, anchor_sequence: int) -> int:
-        """From where on the stream has lost no event, as an event that was read bears witness."""
+        """The sequence from which the stream has lost no event, given an event that was read."""
         context = context_of(self._js)
         info = await (await self._js.stream(self._app.stream)).info()
         return (await context.run(front_of(context.api, info, anchor_sequence))).whole_from
@@ -155,11 +164,11 @@ class LiveEngine:
             await reading.start()
             info = await (await self._js.stream(self._app.stream)).info()
             if FoldPosition.beginning(self._app.stream, info.created) != beginning:
-                raise RestartPass(f"stream {self._app.stream} was made anew")
+                raise RestartPass(f"stream {self._app.stream} was re-created; projections are opened again")
             while messages := await reading.some():
                 while messages:
                     await self._fold_some(messages[:PIECE])
-                    # Let go before others are received, so that those get the memory of these, which is at hand.
+                    # Released before more messages arrive, so that those reuse this memory, which is in the cache.
                     del messages[:PIECE]
                     await self._give_way()
         finally:
@@ -179,56 +188,56 @@ class LiveEngine:
             return nullcontext()
         return self._crashes.noted(self._label, projection, sequences)
 
-    async def _sort(
+    async def _route(
         self, messages: Sequence[JetStreamMessage], rows: dict[str, KeyRows]
     ) -> list[tuple[Recorded, list[Failure]]]:
         sequences = sequences_of(messages)
         async with self._noted(READING, sequences) as died:
             if died is None:
                 return self._router.add_rows(messages, sequences, recorded_delivery, rows)
-        return [(recorded_delivery(messages[0]), [Failure(tuple(self._places), sequences[0], died)])]
+        return [(recorded_delivery(messages[0]), [Failure(tuple(self._projections), sequences[0], died)])]
 
     async def _fold(self, messages: Sequence[JetStreamMessage]) -> None:
-        places = self._places
-        rows = {name: KeyRows() for name in places}
-        failed = await self._sort(messages, rows)
+        projections = self._projections
+        rows = {name: KeyRows() for name in projections}
+        failed = await self._route(messages, rows)
         last = delivery(messages[-1])
         sequence = last.sequence
         if sequence - self._read != len(messages) and self._gap_from is None:
             self._gap_from, self._gap_anchor = self._read, self._last_event
-        for name, place in places.items():
+        for name, projection in projections.items():
             mine = rows[name]
             if mine:
-                place.count_events(mine)
+                projection.count_events(mine)
                 self._last_event = max(self._last_event, mine.sequences[-1])
-            if self._read < place.start:  # this one is further than others
-                mine = KeyRows(row for row in mine if row[1] > place.start)
+            if self._read < projection.start:  # its position is beyond that of the others
+                mine = KeyRows(row for row in mine if row[1] > projection.start)
             if self._is_partitioned:
-                mine = KeyRows(row for row in mine if place.is_mine(row[0]))
+                mine = KeyRows(row for row in mine if projection.is_mine(row[0]))
             if mine:
-                await place.load(mine)
+                await projection.load(mine)
                 async with self._noted(name, sequences_of(messages)) as died:
-                    place.states.apply(mine if died is None else mine.refused(died))
-                place.states.shrink()
+                    projection.states.apply(mine if died is None else mine.refused(died))
+                projection.states.shrink()
         for unreadable, failures in failed:
             [message] = [each for each in messages if delivery(each).sequence == unreadable.sequence]
-            await self._write_letter(message, failures)
+            await self._write_dead_letter(message, failures)
         self._read = sequence
         self._backlog.fold(len(messages), sum([len(message.data) for message in messages]), last.pending)
         self.counts.events += len(messages)
         self._work.set()
 
     async def _give_way(self) -> None:
-        """Have others do their work, until there is room for more."""
+        """Let other tasks run, and wait until the backlog has room."""
         while not self._backlog.has_room:
             self._room.clear()
             await self._room.wait()
         await asyncio.sleep(0)
 
-    async def _write_letter(self, message: JetStreamMessage, failures: list[Failure]) -> None:
+    async def _write_dead_letter(self, message: JetStreamMessage, failures: list[Failure]) -> None:
         failure = failures[0]
         _logger.error(
-            "app %s: event %d on %s: %s: it has a letter",
+            "app %s: event %d on %s cannot be read (%s); writing a dead letter",
             self._app.name,
             failure.sequence,
             message.subject,
@@ -264,65 +273,71 @@ class LiveEngine:
     async def _store(self) -> None:
         while True:
             through, folded = self._read, self._backlog.folded
-            for place in self._places.values():
-                place.begin_storing()
+            for projection in self._projections.values():
+                projection.begin_storing()
             now = clock.now()
             with_position = self._is_ending or now - self._position_at >= self._options.position_every_s
             if with_position:
                 self._position_at = now
                 await self._check_losses()
-            done = await _all([self._store_in(place, with_position) for place in self._places.values()])
+            done = await _all([self._store_in(projection, with_position) for projection in self._projections.values()])
             self._report_stuck()
             if all(done):
-                for place in self._places.values():
-                    place.end_storing()
+                for projection in self._projections.values():
+                    projection.end_storing()
                 self._through = through
                 self._backlog.store(folded)
-                if self._tells_position:
+                if self._counts_position:
                     self.counts.position = through
                 self.counts.batches += 1
                 self._room.set()
                 return
 
     async def _check_losses(self) -> None:
-        """Before a position passes by sequences that did not come: whether the stream still had them."""
+        """Before the position passes a gap: find out whether the stream dropped the events there."""
         gap_from, self._gap_from = self._gap_from, None
         if gap_from is None:
             return
         whole_from = await self._whole_from(self._gap_anchor)
         if whole_from > gap_from + 1:
-            for place in self._places.values():
-                place.report_missed(gap_from + 1, whole_from - 1)
+            for projection in self._projections.values():
+                projection.report_missed(gap_from + 1, whole_from - 1)
 
-    async def _store_in(self, place: LiveProjection, with_position: bool) -> bool:
+    async def _store_in(self, projection: LiveProjection, with_position: bool) -> bool:
         try:
-            return await place.store(self._through, self.counts, with_position=with_position)
+            return await projection.store(self._through, self.counts, with_position=with_position)
         except StateGone as gone:
-            await place.handle_gone(gone)
+            await projection.handle_gone(gone)
             raise AssertionError from None
 
     def _report_stuck(self) -> None:
-        for name, place in self._places.items():
-            told = self.counts.parked.setdefault(name, {})
-            if len(told) == len(place.states.parked) == 0:
+        """Update the counters, and log each key that has become stuck."""
+        for name, projection in self._projections.items():
+            reported = self.counts.parked.setdefault(name, {})
+            if len(reported) == len(projection.states.parked) == 0:
                 continue
-            parked = {place.spec.key_text(key): why for key, why in place.states.parked.items()}
-            if told != parked:
+            parked = {projection.spec.key_text(key): why for key, why in projection.states.parked.items()}
+            if reported != parked:
                 for key, why in parked.items():
-                    if told.get(key) != why:
-                        _logger.error("projection %s: key %s is parked at event %d: %s", name, key, *why)
+                    if reported.get(key) != why:
+                        _logger.error(
+                            "projection %s: key %s is stuck at event %d (%s); its later events wait for a repair",
+                            name,
+                            key,
+                            *why,
+                        )
                 self.counts.parked[name] = parked
 
 
-async def open_projections(js: JetStream, stream: str, places: Sequence[LiveProjection]) -> FoldPosition:
-    """Find out how far projections are; returns the beginning of the stream that they are of."""
+async def open_projections(js: JetStream, stream: str, projections: Sequence[LiveProjection]) -> FoldPosition:
+    """Open the bucket of each projection and read its position; returns the beginning of the stream."""
     beginning = FoldPosition.beginning(stream, (await js.stream(stream)).cached_info.created)
-    await asyncio.gather(*(place.open(beginning) for place in places))
+    await asyncio.gather(*(projection.open(beginning) for projection in projections))
     return beginning
 
 
 async def _all(work: Sequence[Coroutine[Any, Any, bool]]) -> list[bool]:
-    """All at a time; raises when all have ended, so that none goes on behind our back."""
+    """Run coroutines concurrently; an error is raised after all of them have ended."""
     if len(work) == 1:
         return [await work[0]]
     done = await asyncio.gather(*work, return_exceptions=True)
@@ -333,7 +348,7 @@ async def _all(work: Sequence[Coroutine[Any, Any, bool]]) -> list[bool]:
 
 
 async def _within(seconds: float, work: Coroutine[Any, Any, Any]) -> None:
-    """Wait for something, for this long at most."""
+    """Await ``work`` for at most ``seconds``."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await work
@@ -346,47 +361,47 @@ async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
         await asyncio.wait(tasks)
 
 
-# A batch is full before it has to be, so that reading goes on while it is stored.
+# A batch is stored before the backlog is full, so that reading continues in the meantime.
 FULL = 3 / 4
-# As many events of a batch that wait in the stream are far behind: at most half a second of folding.
+# An engine is far behind if this fraction of a batch waits in the stream: at most half a second of folding.
 FAR_BEHIND = 1 / 10
-# Who is far behind stores this often at least, and so does not begin too far back if it ends.
+# An engine that is far behind stores at least this often, which bounds what its successor reads again.
 FAR_BEHIND_WAIT_S = 2.0
 
 
 class FoldedAmount(NamedTuple):
-    """How much was folded since the engine began."""
+    """Events and bytes folded since the engine started."""
 
     events: int = 0
     bytes: int = 0
 
 
 class Backlog:
-    """See the module."""
+    """Counts events that are folded and not stored yet, and decides when to store. Pure."""
 
     def __init__(self, options: LiveOptions) -> None:
         self._options = options
         self.folded = self.stored = FoldedAmount()
         self._pending = 0
-        """Events that wait in the stream, as the last one has said."""
+        """Messages that wait in the stream, according to the last delivery."""
 
     def fold(self, events: int, size: int, pending: int) -> None:
-        """Events were folded, which have this size in the stream; ``pending`` are waiting there behind them."""
+        """Count folded events and their size in the stream; ``pending`` messages wait in the stream after them."""
         self.folded = FoldedAmount(self.folded.events + events, self.folded.bytes + size)
         self._pending = pending
 
     def store(self, folded: FoldedAmount) -> None:
-        """What was folded by then is stored."""
+        """Everything counted in ``folded`` is stored."""
         self.stored = folded
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be folded before something is stored."""
+        """True if more may be folded before the next store."""
         return not self._has(1.0)
 
     @property
     def is_full(self) -> bool:
-        """Whether it is to be stored without waiting for more."""
+        """True if the batch should be stored without waiting for more events."""
         return self._has(FULL)
 
     @property

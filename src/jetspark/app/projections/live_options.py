@@ -1,16 +1,16 @@
-"""The live engine with asyncio: what one does, how it is told, and what it has done.
+"""Options and counters of live engines.
 
-It reads the stream in order, folds, and stores, for as long as it has the lease. Reading and storing go on side by
-side (``engine``). The reader folds events into states in memory (``states``); the writer stores what has changed, one
-compare-and-set for each key, all of a batch by fast ingest (``place``). While a batch is under way the next one grows,
-so there is no size to choose: with few events a batch has few and is stored within milliseconds, and with many it has
-as many as arrived meanwhile. ``LiveOptions.batch`` bounds how far the reader may be ahead (``backlog``).
+An engine runs while its process holds the lease. Its reader folds events into states in memory (``live_states``). Its
+writer stores the changed states at the same time: one compare-and-set for each key, a batch by fast ingest
+(``live_projection``). While one batch is being stored the next one grows, so the batch size adapts to the load: at low
+rates a batch has a few events and is stored within milliseconds. ``LiveOptions.batch`` bounds how far the reader can be
+ahead of the writer (``live_engine.Backlog``).
 
-Only what is stored counts: the position is written after the states, and says what was stored before. Whatever ends
-an engine, the next one begins at the last position, and what it reads once more changes nothing (``worker``).
+The position is written after the states that it covers. An engine that ends, for whatever reason, is followed by one
+that starts at the last position; events that are read a second time change nothing.
 
-Projections share one reading. One that is far behind the others, such as a new one, is read for apart, beside them,
-until it is near: so the others are as fresh as before (``apart``).
+The projections of a worker share one engine. A projection that is far behind the others, such as a new one, gets an
+engine of its own until it has caught up, so it does not delay the others (``projection_worker.LivePass``).
 """
 
 from __future__ import annotations
@@ -24,36 +24,38 @@ from jetspark.core.numbers import seconds, whole
 
 __all__ = ["LiveCounts", "LiveOptions", "RestartPass"]
 
-# The lease of a partition is watched by a consumer, and by a second one while a bucket is swapped. nats-server allows a
-# thousand or so for the bucket of the leases, and a projection ended with its refusal.
+# The lease of a partition is watched by a consumer, and by a second one while a bucket is swapped. nats-server allows
+# about a thousand consumers on the bucket of the leases; beyond that a projection ended with the server's refusal.
 MAX_PARTITIONS = 256
 
 
 @explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveOptions:
-    """How a live engine works."""
+    """Options of a live engine."""
 
     batch: int = 200_000
-    """Events that are folded and not stored yet, at most: they are kept, and folded again where others wrote."""
+    """Largest number of events that are folded and not stored yet. They are kept, to be folded again after a conflict.
+    """
     batch_bytes: int = 64 << 20
-    """What these events may have in the stream, in bytes; the last ones that were received may pass it."""
+    """Largest size of these events in the stream, in bytes; exceeded by at most the last messages received."""
     batch_wait_s: float = 0.002
-    """How long a batch waits for more events before it is stored."""
+    """How long a batch waits for more events before it is stored, in seconds."""
     cache_keys: int = CACHE.keys
-    """States kept in memory, for each projection."""
+    """Largest number of states in memory, for each projection."""
     cache_bytes: int = CACHE.bytes
-    """What these states may take, roughly; half a kilobyte besides each key and value is counted."""
+    """Approximate memory for these states; each counts half a kilobyte more than its key and value."""
     position_every_s: float = 0.1
-    """How often the position is written: readers that wait for an event of another key wait for it."""
+    """Interval between writes of the position. A reader with ``at_least=`` waits for it if its key has no later event.
+    """
     lease_s: float = 10.0
-    """How long a process that died holds the others up; 1 or more."""
+    """How long other processes wait after a process died; 1 or more."""
     partitions: int = 1
-    """Parts of the keys that several processes share; the same in all of them, 256 at most. With 1, one process folds
-    everything.
+    """Number of parts that processes divide the keys into; the same in all processes, at most 256. With 1, one process
+    folds all keys.
     """
     apart_after: int = 20_000
-    """A projection that is more sequences than this behind the others catches up in a reading of its own."""
+    """A projection that lags the others by more sequences than this catches up in an engine of its own."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "batch_bytes", "cache_keys", "cache_bytes", "apart_after"):
@@ -66,28 +68,29 @@ class LiveOptions:
 
 @dataclass(slots=True)
 class LiveCounts:
-    """What a worker has done since it began."""
+    """Counters of a worker since its start."""
 
     events: int = 0
-    """Read from the stream."""
+    """Events read from the stream."""
     batches: int = 0
     stored: int = 0
     """Values written."""
     conflicts: int = 0
-    """Keys that somebody else had written meanwhile, and that were folded again."""
+    """Keys that another writer had changed; their events were folded again."""
     letters: int = 0
+    """Dead letters written."""
     restarts: int = 0
     position: int = 0
     """Everything up to this sequence is stored."""
     parked: dict[str, dict[str, Parked]] = field(default_factory=dict)
-    """Keys of each projection that do not go on, as far as this worker has met them."""
+    """Stuck keys of each projection that this worker has met, with event and reason."""
     apart: list[str] = field(default_factory=list)
-    """Projections that catch up in a reading of their own."""
+    """Projections that are catching up in an engine of their own."""
     joins: int = 0
-    """How often such projections have caught up."""
+    """How often such engines have caught up and were merged."""
     other_versions: dict[str, int] = field(default_factory=dict)
-    """Projections that were swapped to another version of their fold, which this worker leaves to others."""
+    """Projections that were swapped to another version of their fold; workers of that version fold them."""
 
 
 class RestartPass(Exception):
-    """Something has changed: open everything anew, and go on from the last position."""
+    """The bucket, its position or the stream has changed: reopen all, and continue from the stored position."""

@@ -1,4 +1,11 @@
-"""The projections of an application in one process: who has the lease runs the engine, the others stand by."""
+"""Runs the projections of an application: the process with the lease runs the engines, other processes stand by.
+
+A pass over the stream (:class:`LivePass`) has one engine, or two if some projections are far behind. An engine reads
+from the lowest position of its projections, so a projection that starts at the first event would delay all others. Such
+projections get an engine of their own. It requests the same subjects as the other engine and skips events it does not
+need, so both engines count the same sequences. When the second engine has nearly caught up, both store their states,
+and the pass restarts with one engine.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +40,19 @@ __all__ = ["LivePass", "ProjectionWorker", "far_behind"]
 _logger = logging.getLogger("jetspark.app")
 T = TypeVar("T")
 
-# An orderly end that takes longer than this looks whether the server still answers.
+# If an orderly end takes longer than this, the worker checks whether the server still answers.
 SILENCE_S = 5.0
 
 
-class _OthersToRun(Exception):
-    """Other projections are at the version of this code than before."""
+class _OtherSpecs(Exception):
+    """The set of projections that are at the version of this code has changed."""
 
 
 class ProjectionWorker:
-    """The projections of an application in one process; others stand by.
+    """Folds the projections of an application while this process has their lease.
 
-    A projection that is swapped to another version of its fold while this runs is left to workers with that code: this
-    one goes on with the others, under a lease of other projections, so that those workers get theirs.
+    If a projection is swapped to another version of its fold, this worker releases it to workers with that code and
+    continues with the rest. The name of the lease has the projections, so the two kinds of workers do not compete.
 
     Args:
         specs: The projections to run.
@@ -64,14 +71,14 @@ class ProjectionWorker:
     ) -> None:
         self.app, self._js, self._catalogue = app, js, catalogue
         self._declared = self._specs = tuple(specs)
-        """All that it was told to run, and of these the ones that are at the version of this code."""
+        """The given projections, and those of them that are at the version of this code."""
         self._options = options or LiveOptions()
         self._owner = owner or secrets.token_hex(8)
         self.counts = LiveCounts()
         self._pass: LivePass | None = None
         self._is_stopping = False
         self.is_active = False
-        """Whether it has the lease, and does not stand by."""
+        """True while this process has the lease."""
 
     @property
     def name(self) -> str:
@@ -81,26 +88,26 @@ class ProjectionWorker:
         """Work until :meth:`stop` is called or the task is cancelled.
 
         Raises:
-            UsageError: A projection is at another version when this begins, or of another stream.
-            StreamRecreated, StreamWentBack, StreamNotFound: The stream is not what it was.
-            JetSparkError: The server refuses something for good.
+            UsageError: A projection is at another version at the start, or its bucket is of another stream.
+            StreamRecreated, StreamWentBack, StreamNotFound: The stream was re-created, restored or deleted.
+            JetSparkError: The server refuses a request permanently.
         """
         records = await self._trying(lambda: open_records(self._js, self.app.name))
-        for spec, place in (await self._trying(lambda: self._find_places(records))).items():
+        for spec, place in (await self._trying(lambda: self._find_buckets(records))).items():
             check_version(spec, place)
         while not self._is_stopping:
             try:
                 await self._run_specs(records)
-            except _OthersToRun:
+            except _OtherSpecs:
                 await self._choose(records)
 
     async def _run_specs(self, records: KeyValue) -> None:
         """
         Raises:
-            _OthersToRun: A projection was swapped to another version, or back.
+            _OtherSpecs: A projection was swapped to another version, or back.
         """
         if not self._specs:
-            await self._until_moved(records)
+            await self._until_swapped(records)
         if self._options.partitions > 1:
             await self._run_partitions(records)
             return
@@ -114,7 +121,7 @@ class ProjectionWorker:
                 await self._trying(crashes.begin)
                 await self._work(lease, records, crashes=crashes)
             except LeaseLost as error:
-                _logger.warning("app %s: %s; it stands by", self.app.name, error)
+                _logger.warning("app %s: projections: %s; this process stands by", self.app.name, error)
                 await lease.leave(error.owner)
             finally:
                 self.is_active = False
@@ -125,41 +132,41 @@ class ProjectionWorker:
         shares = PartitionShares(
             records, self.name, self._owner, partitions=options.partitions, lease_s=options.lease_s
         )
-        taking = asyncio.create_task(shares.run())
+        balancing = asyncio.create_task(shares.run())
         try:
             while not self._is_stopping:
                 await shares.release_unwanted()
                 if shares.wanted:
                     self.is_active = True
-                    await self._work_on(shares, shares.wanted, records, taking)
+                    await self._work_on(shares, shares.wanted, records, balancing)
                     self.is_active = False
                 else:
-                    await self._until_changed(shares, taking)
+                    await self._until_changed(shares, balancing)
         finally:
             self.is_active = False
-            await end_tasks(taking)
-        if not taking.cancelled():
-            taking.result()
+            await end_tasks(balancing)
+        if not balancing.cancelled():
+            balancing.result()
 
-    async def _until_changed(self, shares: PartitionShares, taking: asyncio.Task[None]) -> None:
+    async def _until_changed(self, shares: PartitionShares, balancing: asyncio.Task[None]) -> None:
         changed = asyncio.create_task(shares.changed.wait())
         try:
-            await asyncio.wait([changed, taking], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([changed, balancing], return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end_tasks(changed)
-        if taking.done():
-            taking.result()
+        if balancing.done():
+            balancing.result()
 
     async def _work_on(
-        self, shares: PartitionShares, held: frozenset[int], records: KeyValue, taking: asyncio.Task[None]
+        self, shares: PartitionShares, held: frozenset[int], records: KeyValue, balancing: asyncio.Task[None]
     ) -> None:
-        """Fold some partitions, until others are to be folded."""
+        """Fold some partitions until the set of partitions changes."""
         work = asyncio.create_task(self._work(None, records, held))
-        changed = asyncio.create_task(self._until_others(shares, held, taking))
+        changed = asyncio.create_task(self._until_others(shares, held, balancing))
         try:
             await asyncio.wait([work, changed], return_when=asyncio.FIRST_COMPLETED)
             if not work.done() and not shares.lost and self._pass is not None:
-                self._pass.end()  # store what was read, for the one that comes next
+                self._pass.end()  # store the events that were read, for the next owner
                 await asyncio.wait([work], timeout=self._options.lease_s / 2)
         finally:
             await end_tasks(work, changed)
@@ -167,42 +174,42 @@ class ProjectionWorker:
             if not task.cancelled():
                 task.result()
 
-    async def _until_others(self, shares: PartitionShares, held: frozenset[int], taking: asyncio.Task[None]) -> None:
+    async def _until_others(self, shares: PartitionShares, held: frozenset[int], balancing: asyncio.Task[None]) -> None:
         while shares.wanted == held:
             shares.changed.clear()
-            await self._until_changed(shares, taking)
+            await self._until_changed(shares, balancing)
 
     async def _trying(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Try again what a server does not answer."""
+        """Retry without limit what the server does not answer."""
         return await patiently(work, patience_s=FOR_EVER_S, pause=PAUSE, on_wait=self._log_failure)
 
     def _log_failure(self, error: JetSparkError) -> None:
-        _logger.warning("app %s: projections: %s", self.app.name, error)
+        _logger.warning("app %s: projections: %s; trying again", self.app.name, error)
 
-    async def _find_places(self, records: KeyValue) -> dict[ProjectionSpec, BucketRef]:
+    async def _find_buckets(self, records: KeyValue) -> dict[ProjectionSpec, BucketRef]:
         return {spec: (await find_bucket(records, spec)).place for spec in self._declared}
 
     async def _choose(self, records: KeyValue) -> None:
-        """Find out which projections this code can run now."""
-        places = await self._trying(lambda: self._find_places(records))
+        """Choose the projections whose buckets are at the version of this code."""
+        places = await self._trying(lambda: self._find_buckets(records))
         self._specs = tuple(spec for spec, place in places.items() if place.version == spec.version)
         others = {spec: place for spec, place in places.items() if spec not in self._specs}
         for spec, place in others.items():
             try:
                 check_version(spec, place)
             except UsageError as error:
-                _logger.error("app %s: %s. It is left to workers with that code", self.app.name, error)
+                _logger.error("app %s: %s. This worker leaves it to workers with that code", self.app.name, error)
         self.counts.other_versions = {spec.name: place.version for spec, place in others.items()}
 
-    async def _until_moved(self, records: KeyValue) -> None:
+    async def _until_swapped(self, records: KeyValue) -> None:
         """
         Raises:
-            _OthersToRun: A projection was swapped.
+            _OtherSpecs: A projection was swapped.
         """
         while True:
-            found = await self._trying(lambda: self._find_places(records))
+            found = await self._trying(lambda: self._find_buckets(records))
             if any(place.version == spec.version for spec, place in found.items()):
-                raise _OthersToRun
+                raise _OtherSpecs
             try:
                 async with _beside([self._follow(records, spec, place) for spec, place in found.items()]) as watching:
                     await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
@@ -217,9 +224,10 @@ class ProjectionWorker:
                 await asyncio.sleep(PAUSE.wait_s(1))
 
     async def stop(self, runners: asyncio.Task[None], timeout: float) -> None:
-        """Read no more, and store what was read, for at most ``timeout`` seconds.
+        """Stop reading and store the events that were read, within ``timeout`` seconds.
 
-        ``runners`` is the task of :meth:`run`.
+        Args:
+            runners: The task of :meth:`run`.
         """
         self._is_stopping = True
         if self._pass is None:
@@ -235,7 +243,7 @@ class ProjectionWorker:
             await asyncio.wait([runners])
 
     async def _can_store(self) -> bool:
-        """Whether it is worth to wait: without a server, what was read is read again by who comes next."""
+        """True if the server answers; without it, the next worker reads the unstored events again."""
         try:
             await context_of(self._js).client.flush(SILENCE_S / 5)
         except JetSparkError:
@@ -269,11 +277,11 @@ class ProjectionWorker:
     async def _run_once(
         self, lease: Lease | None, records: KeyValue, held: frozenset[int] | None, crashes: FoldCrashes | None
     ) -> None:
-        found = await self._find_places(records)
+        found = await self._find_buckets(records)
         if self._specs != tuple(spec for spec, place in found.items() if place.version == spec.version):
-            raise _OthersToRun
-        places = [LiveProjection(spec, found[spec], self._js, self._options, held) for spec in self._specs]
-        self._pass = LivePass(self.app, places, self._js, self._catalogue, self._options, self.counts, crashes)
+            raise _OtherSpecs
+        live = [LiveProjection(spec, found[spec], self._js, self._options, held) for spec in self._specs]
+        self._pass = LivePass(self.app, live, self._js, self._catalogue, self._options, self.counts, crashes)
         watching = [self._follow(records, spec, place) for spec, place in found.items()]
         try:
             keeping = [] if lease is None else [lease.keep()]
@@ -290,16 +298,16 @@ class ProjectionWorker:
             self._pass = None
 
     async def _follow(self, records: KeyValue, spec: ProjectionSpec, place: BucketRef) -> None:
-        """Notice that a projection was swapped to another bucket."""
+        """Raise when a projection is swapped to another bucket."""
         async for alias in watch_bucket(records, spec):
             if alias.place != place:
-                raise RestartPass(f"projection {spec.name!r} is in bucket {alias.place.bucket} now")
-        await asyncio.Event().wait()  # the connection is closed: the reader says so
+                raise RestartPass(f"projection {spec.name!r} was swapped to bucket {alias.place.bucket}")
+        await asyncio.Event().wait()  # the connection is closed: the engine raises the error
 
 
 @asynccontextmanager
 async def _beside(work: Sequence[Coroutine[Any, Any, None]]) -> AsyncIterator[list[asyncio.Task[None]]]:
-    """Tasks that end with the block."""
+    """Run coroutines as tasks that are cancelled at the end of the block."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         yield tasks
@@ -307,35 +315,35 @@ async def _beside(work: Sequence[Coroutine[Any, Any, None]]) -> AsyncIterator[li
         await end_tasks(*tasks)
 
 
-# What is left to read when engines become one keeps the others waiting for a moment: a tenth of what made them two.
+# Two engines are merged once the gap is below `apart_after / NEAR`; the faster one waits while that gap is read.
 NEAR = 10
 
 
 def far_behind(starts: Sequence[int], apart_after: int) -> list[bool]:
-    """Which positions are too far behind the furthest one to be read for together with it."""
+    """For each position: True if it lags the furthest one by more than ``apart_after``."""
     return [max(starts) - start > apart_after for start in starts]
 
 
 class LivePass:
-    """From the last positions, until something changes or it is to end."""
+    """Runs the engines from the stored positions until a change of a bucket, a merge, or :meth:`end`."""
 
     def __init__(
         self,
         app: AppSpec,
-        places: Sequence[LiveProjection],
+        projections: Sequence[LiveProjection],
         js: JetStream,
         catalogue: Catalogue,
         options: LiveOptions,
         counts: LiveCounts,
         crashes: FoldCrashes | None,
     ) -> None:
-        self._app, self._places, self._js, self._catalogue = app, list(places), js, catalogue
+        self._app, self._projections, self._js, self._catalogue = app, list(projections), js, catalogue
         self._options, self._counts, self._crashes = options, counts, crashes
         self._engines: list[LiveEngine] = []
         self._is_ending = False
 
     def end(self) -> None:
-        """Read no more, and store what was read."""
+        """Stop reading, and store the events that were read."""
         self._is_ending = True
         for engine in self._engines:
             engine.end()
@@ -343,20 +351,20 @@ class LivePass:
     async def run(self) -> None:
         """
         Raises:
-            RestartPass: Begin anew.
-            JetSparkError: It cannot go on.
+            RestartPass: A bucket or the stream has changed, or two engines are merged.
+            JetSparkError: A request failed.
         """
-        beginning = await open_projections(self._js, self._app.stream, self._places)
+        beginning = await open_projections(self._js, self._app.stream, self._projections)
         if not self._is_ending:
             await self._run(beginning)
 
     async def _run(self, beginning: FoldPosition) -> None:
-        are_far = far_behind([place.start for place in self._places], self._options.apart_after)
-        behind = [place for place, is_far in zip(self._places, are_far, strict=True) if is_far]
-        front = [place for place in self._places if place not in behind]
+        are_far = far_behind([projection.start for projection in self._projections], self._options.apart_after)
+        behind = [projection for projection, is_far in zip(self._projections, are_far, strict=True) if is_far]
+        front = [projection for projection in self._projections if projection not in behind]
         groups = [group for group in (front, behind) if group]
         self._engines = [self._engine(group, groups) for group in groups]
-        self._counts.apart = [place.spec.name for place in behind]
+        self._counts.apart = [projection.spec.name for projection in behind]
         tasks = [asyncio.create_task(engine.run(beginning)) for engine in self._engines]
         meeting = asyncio.create_task(self._meet() if behind else asyncio.Event().wait())
         try:
@@ -373,10 +381,10 @@ class LivePass:
         if behind and not meeting.cancelled():
             self._counts.joins += 1
             names = ", ".join(self._counts.apart)
-            raise RestartPass(f"projections {names} have caught up: they are read for together with the others")
+            raise RestartPass(f"projections {names} have caught up; their engine is merged with the other one")
 
     def _engine(self, group: list[LiveProjection], groups: list[list[LiveProjection]]) -> LiveEngine:
-        beside = [place for other in groups if other is not group for place in other]
+        beside = [projection for other in groups if other is not group for projection in other]
         return LiveEngine(
             self._app,
             group,
@@ -385,12 +393,12 @@ class LivePass:
             self._options,
             self._counts,
             beside=beside,
-            tells_position=group is groups[-1],
+            counts_position=group is groups[-1],
             crashes=self._crashes,
         )
 
     async def _meet(self) -> bool:
-        """Return when the two engines are near each other."""
+        """Return when the gap between the two engines is small enough to merge them."""
         front, behind = self._engines
         while True:
             if front.through - behind.through <= self._options.apart_after // NEAR:

@@ -98,7 +98,7 @@ class EventBatch:
         self._recorded, self._times_us = recorded, times_us
         self.sequences = sequences
         self.events: list[Any] = []
-        """None for a message on a foreign subject, and for one that cannot be decoded."""
+        """None for messages on foreign subjects, and for messages that cannot be decoded."""
         self.envelopes: list[EventEnvelope | None] = []
         """Empty unless the decoder was made with ``with_envelopes``; None where ``events`` has None."""
         self.errors: dict[int, ContractViolation] = {}
@@ -143,7 +143,7 @@ class EventDecoder:
         recorded: Callable[[int], Recorded],
         times_us: Sequence[int] | None = None,
     ) -> EventBatch:
-        """Decode many messages; one that cannot be decoded has its reason in ``errors``.
+        """Decode many messages; for messages that cannot be decoded ``errors`` has the reason.
 
         Most messages are in the form that ``encode`` writes, and are decoded in one call. Every other message, and
         every message that this call refuses, goes to :func:`read_event`, which decides.
@@ -306,7 +306,7 @@ class Router:
 
     @property
     def filters(self) -> list[str]:
-        """The subjects of all events, without those that are within another: the server refuses overlapping filters."""
+        """The subjects of all events, without subjects within another one: the server refuses overlapping filters."""
         return _filters_of(self._kinds)
 
     @property
