@@ -1277,7 +1277,7 @@ def test_a_query_of_a_bucket_says_how_far_it_is_behind(server: NatsServer, js: J
 def test_without_an_offset_of_ours_there_is_no_lag(js: JetStream) -> None:
     progress: dict[str, Any]
     for progress in ({}, {"sources": []}, {"sources": [{"endOffset": None}]}, {"sources": [{"endOffset": "7"}]}):
-        with pytest.raises(ConfigError, match="has no source of ours"):
+        with pytest.raises(ConfigError, match="no JetStream source of the query has finished"):
             lag(progress, js)
 
 

@@ -268,7 +268,7 @@ def test_what_is_no_master_is_refused_before_spark_is_started(master: str) -> No
 
 def test_a_file_for_workers_that_is_not_there_is_refused_before_spark_is_started(tmp_path: Path) -> None:
     for path in (tmp_path / "nothing.py", tmp_path):
-        with pytest.raises(ConfigError, match=rf"py_files: '{path}' is no file, seen from "):
+        with pytest.raises(ConfigError, match=rf"py_files: '{path}': file not found from "):
             session(py_files=[str(path)])
 
 

@@ -1,8 +1,8 @@
-"""The formats as Spark sees them: names, schemas, and who reads and writes.
+"""The data source formats that Spark sees: names, schemas, readers and writers.
 
-Spark makes these objects anew for each plan and in several processes, and pickles what they return. So they only read
-options; connections are opened where the work is done. What reads and writes is imported where it is needed: most of
-those processes do one of the two, for one format.
+Spark creates these objects for each plan, in several processes, and pickles the readers and writers. So they only read
+options; tasks open the connections. Readers and writers are imported on demand: most processes use one of them, for one
+format.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class JetStreamFormat(DataSource):
 
 
 class KVFormat(DataSource):
-    """Key-value buckets: the same with ``format("jetstream_kv")``."""
+    """Key-value buckets: batch and streaming reads and writes with ``format("jetstream_kv")``."""
 
     @classmethod
     def name(cls) -> str:
@@ -91,10 +91,10 @@ class KVFormat(DataSource):
 
 
 class ProjectionFormat(DataSource):
-    """The stream of an application as rows for its projections, and those rows into their buckets.
+    """Reads an application's stream as rows for its projections, and writes those rows into their buckets.
 
-    :func:`jetspark.spark.run` and :func:`jetspark.spark.backfill` make the plans: rows have to be brought together by
-    projection and key between the two.
+    Only :func:`jetspark.spark.run` and :func:`jetspark.spark.backfill` use it: between read and write the rows must be
+    partitioned by projection and key.
     """
 
     @classmethod
@@ -125,15 +125,14 @@ class ProjectionFormat(DataSource):
         return projection_sink.stream_writer(self.options, schema, overwrite)
 
 
-# Warns of every format that takes the place of one Spark has found by itself, or that was registered before.
+# Logger that warns when a registered format replaces a discovered or registered one.
 _LOGGER = "org.apache.spark.sql.execution.datasources.DataSourceManager"
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats ``jetstream``, ``jetstream_kv`` and ``jetstream_projection`` known to a session, Connect's
-    included.
+    """Register the formats ``jetstream``, ``jetstream_kv`` and ``jetstream_projection`` in a session, also of Connect.
 
-    Doing it twice is fine. Where the package is installed for Spark's Python, Spark also finds them by itself; but only
+    May be called twice. If the package is installed for Spark's Python, Spark also discovers the formats; but only
     registered formats see what the session gives its workers, such as files of ``addPyFile`` and
     ``spark.executorEnv.PYTHONPATH``, where an application may be.
     """
@@ -144,10 +143,10 @@ def register(spark: SparkSession) -> None:
 
 
 def _activate(spark: SparkSession) -> None:
-    """Have Java look for formats in this session.
+    """Make this session the active one in Java, where Spark looks up formats.
 
-    It looks in the session that is active in its thread, one for each thread of Python. In a thread that has used
-    another session, which was stopped, that is the other one, and it has formats of its own.
+    Java has an active session for each Python thread. In a thread that used another session before, which was stopped,
+    the other one is still active, and its formats are not those of this session.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is not None:
@@ -157,7 +156,7 @@ def _activate(spark: SparkSession) -> None:
 @contextmanager
 def _without_warnings(spark: SparkSession) -> Iterator[None]:
     jvm = getattr(spark, "_jvm", None)
-    if jvm is None:  # a session of Connect, whose JVM is out of reach
+    if jvm is None:  # a session of Connect: its JVM cannot be reached
         yield
         return
     log4j = jvm.org.apache.logging.log4j

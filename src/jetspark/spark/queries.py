@@ -1,4 +1,9 @@
-"""The end of a streaming query, on request."""
+"""Streaming queries: stopping one between micro-batches, how far it is behind, and its errors without Spark's traces.
+
+Spark takes no metrics from Python sources: ``metrics`` in a query's progress stays empty. The progress does show
+offsets, which are the positions of the query. The server has the ends of the streams and the time of the first unread
+message.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +33,17 @@ POLL_S = 0.1
 
 
 def stop_between_batches(query: StreamingQuery, within_s: float) -> None:
-    """End a query behind its present micro-batch, or in the middle of it if that takes longer.
+    """Stop a query after its present micro-batch, or in the middle of it after ``within_s``.
 
-    Nothing is lost by the latter, but Spark prints a page of errors, and the micro-batch is run again.
+    Stopping in the middle loses nothing, but Spark prints a page of errors and runs the micro-batch again.
 
     Raises:
-        UsageError: It had ended by itself, or did so meanwhile, because something failed.
+        UsageError: The query has failed.
     """
     last, deadline = _last_batch(query), time.monotonic() + within_s
     while query.status["isTriggerActive"] and _last_batch(query) == last and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    time.sleep(POLL_S)  # a query that fails is over a moment after its micro-batch
+    time.sleep(POLL_S)  # a failed query ends a moment after its micro-batch
     failure = None if query.isActive else query.exception()
     query.stop()
     if failure is not None:
@@ -46,20 +51,20 @@ def stop_between_batches(query: StreamingQuery, within_s: float) -> None:
 
 
 def _last_batch(query: StreamingQuery) -> int | None:
-    """Of those that are done."""
+    """Number of the last completed micro-batch."""
     progress = query.lastProgress
     return None if progress is None else progress["batchId"]
 
 
 def failure_of(text: str) -> UsageError:
-    """The last error of ours that a trace names; the whole text where there is none."""
+    """The last error of JetSpark that a trace names; the whole text if it names none."""
     found = re.findall(r"jetspark\.errors\.\w+: (.+)", text)
     return UsageError(found[-1] if found else text)
 
 
 @contextmanager
 def plain_failures() -> Iterator[None]:
-    """Raise errors of tasks and planners as what our code has raised there."""
+    """Raise errors of tasks and planners in the words that our code raised there, without Spark's traces."""
     try:
         yield
     except JetSparkError:
@@ -72,24 +77,26 @@ def plain_failures() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What a query has not processed of one stream."""
+    """How far a query is behind one stream."""
 
     messages: int
-    """Sequences behind the query's offset. With ``subjects`` or deleted messages fewer of them are rows."""
+    """Sequences after the query's offset. With ``subjects`` or deleted messages fewer of them are rows."""
     bytes: int
-    """The same by the mean size of the stream's messages."""
+    """Estimated bytes of these messages, by the stream's mean message size."""
     seconds: float
-    """How long the first of the messages that wait has been in the stream; 0.0 when none does."""
+    """Age of the first unread message; 0.0 if all are read."""
 
 
 def lag(query: StreamingQuery | Mapping[str, Any], js: JetStream) -> dict[str, Lag]:
-    """How far a query is behind its streams now, by the name of the stream; of a bucket that is ``KV_<bucket>``.
+    """How far a query is behind its streams now, by the name of the stream (``KV_<bucket>`` for a bucket).
 
-    ``query`` is a streaming query, or one entry of its progress. The server is asked about each stream, and about the
-    first message that waits in it; times are compared with the server's clock.
+    Sends one request for each stream and one for its first unread message. Ages are by the server's clock.
+
+    Args:
+        query: A streaming query, or one entry of its progress.
 
     Raises:
-        ConfigError: No source of the query is one of ours, or it has not finished a batch yet.
+        ConfigError: The query has no JetStream source, or has not finished a batch yet.
         StreamNotFound: A stream was deleted.
     """
     progress = query if isinstance(query, Mapping) else query.lastProgress
@@ -99,12 +106,12 @@ def lag(query: StreamingQuery | Mapping[str, Any], js: JetStream) -> dict[str, L
         if offset is not None:
             positions |= {name: (position, offset.subjects or ()) for name, position in offset.streams.items()}
     if not positions:
-        raise ConfigError("lag: the query has no source of ours that has finished a batch; ask again when it has")
+        raise ConfigError("lag: no JetStream source of the query has finished a batch yet; call lag() again later")
     return {name: _lag(js, name, *place) for name, place in positions.items()}
 
 
 def _offset(text: Any) -> Offset | None:
-    """What the progress shows of an offset: JSON, read or not, or what Python prints of it."""
+    """Parse an offset in a progress report: JSON, as text or decoded, or the ``repr`` of a dict."""
     found = text
     if isinstance(text, str):
         try:
@@ -133,7 +140,7 @@ def _lag(js: JetStream, name: str, position: StreamPosition, subjects: tuple[str
 
 
 def _filters(name: str, subjects: tuple[str, ...]) -> list[str]:
-    # The filters of a bucket are its keys; any subject in front of them is the bucket's, or its origin's.
+    # The filters of a bucket are keys; before them stands the subject of the bucket or of its origin.
     prefix = "$KV.*." if name.startswith("KV_") and not any(each.startswith("$KV.") for each in subjects) else ""
     return [f"{prefix}{each}" for each in subjects or (">",)]
 

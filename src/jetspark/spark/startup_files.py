@@ -1,9 +1,11 @@
-"""The Python that Spark's workers are started with.
+"""Files that Spark's processes start with: the log configuration of the JVM, and the Python launcher of workers.
 
-Spark puts ``pyspark.zip`` in front of the path of every Python process it starts. Modules from a zip file are compiled
-in each process that imports them, which takes 0.85 s of processor time, and a query has some ten processes. The
-installed package beside the zip is the same, and is compiled already. So workers are started by a script that takes
-the zip file from the path. It is in the folder of the file that tells Java how to log, which is this process's alone.
+Both are in a temporary folder of this process. Its name is unpredictable and only its owner may enter it, because the
+author of the log configuration decides which classes the JVM loads. The folder is removed at exit.
+
+The launcher saves start-up time. Spark prepends ``pyspark.zip`` to the path of every Python process. Each process
+compiles the modules that it imports from a zip file, which takes 0.85 s of CPU time, and a query has about ten
+processes. The installed package is identical and compiled already, so the launcher removes the zip file from the path.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import NamedTuple
 __all__ = ["LOGGING", "VARIABLE", "logging_file", "remove_startup_files", "started_by_launcher", "worker_python"]
 
 VARIABLE = "PYSPARK_PYTHON"
-"""Names the Python of workers."""
+"""Environment variable with the Python of workers."""
 
 _SCRIPT = """\
 #!/bin/sh
@@ -41,7 +43,7 @@ exec {python} "$@"
 
 
 def worker_python() -> str:
-    """The script, or this Python where the script is of no use: where Spark is not that of the installed package."""
+    """Path of the launcher; this Python if Spark is not the installed package, or the launcher cannot be executed."""
     import pyspark
 
     is_installed = Path(pyspark.__file__).is_file() and "SPARK_HOME" not in os.environ
@@ -58,9 +60,9 @@ def worker_python() -> str:
 
 @contextlib.contextmanager
 def started_by_launcher() -> Iterator[None]:
-    """While a session is made, which notes what workers are to run, unless the user has said something else.
+    """Sets PYSPARK_PYTHON to the launcher while a session starts, unless the user has set it.
 
-    Afterwards the variable names this Python: programs that are started from here outlive the script.
+    Afterwards the variable has this Python: programs started from here may outlive the launcher.
     """
     given = os.environ.get(VARIABLE, sys.executable)
     if given == sys.executable:
@@ -71,8 +73,8 @@ def started_by_launcher() -> Iterator[None]:
         os.environ[VARIABLE] = given
 
 
-# Warnings are shown, because a cluster without free cores tells it by one. With another level than this Spark says at
-# every start that it sets this one.
+# Warnings are shown, because Spark reports a cluster without free cores as a warning. With any other level Spark prints
+# at every start that it changes the level to this one.
 _LOGGING = """\
 rootLogger.level = warn
 rootLogger.appenderRef.stderr.ref = stderr
@@ -82,7 +84,7 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
-# What these warn of is so in every session, or whenever a query ends: nobody could do anything about it.
+# These warn in every session, or whenever a query ends, and there is no remedy.
 _QUIET = (
     "org.apache.hadoop.util.NativeCodeLoader",
     "org.apache.spark.scheduler.DAGScheduler",
@@ -103,7 +105,7 @@ _made: _Made | None = None
 
 
 def logging_file() -> Path:
-    """One for each process; another one if somebody has changed it."""
+    """Path of the log configuration, one for each process; a new one if the file was changed."""
     global _made
     if _made is not None and _made.pid == os.getpid() and _is_ours(_made.path):
         return _made.path
@@ -118,13 +120,13 @@ def logging_file() -> Path:
 
 
 def remove_startup_files() -> None:
-    """The folder, if it is this process that has made it: a fork ends with the same functions as its parent."""
+    """Remove the folder if this process created it; a fork inherits the exit handlers of its parent."""
     if _made is not None and _made.pid == os.getpid():
         shutil.rmtree(_made.path.parent, ignore_errors=True)
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether nobody else can have written it, and it says what it should."""
+    """True if only this user can have written the file, and its content is unchanged."""
     try:
         folder, file = os.lstat(path.parent), os.lstat(path)
         is_private = all(each.st_uid == os.geteuid() and not each.st_mode & 0o077 for each in (folder, file))

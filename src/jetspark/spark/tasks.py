@@ -1,4 +1,10 @@
-"""What a Spark task knows of itself."""
+"""A Spark task: the name of its micro-batch, and errors that Spark should not retry.
+
+Spark tries a failed task four times and shows a traceback of Python and two of Java for each try. Python cannot mark an
+error as final. So a task that writes returns the error as its message instead of raising it, and ``commit`` raises it
+on the driver: the write fails once, with three lines. A task that reads has no such message. Its errors are at least
+short, and what can be checked is checked when the read is planned.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +21,14 @@ from jetspark.spark.connections import will_pass
 
 __all__ = ["BATCH_ID", "QUERY_ID", "RUN_ID", "TaskFailed", "batch_name", "is_final", "raise_failure", "shortly"]
 
-# Local properties that Spark does not document; the tests of streaming queries see to it that they are there.
+# Local properties that Spark does not document; tests of streaming queries check that they exist.
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-# The run of a query, another one after each start; unless somebody has put a job group of their own in its place.
+# The run of a query, which changes at each start; a program may have replaced it by its own job group.
 RUN_ID = "spark.jobGroup.id"
 
 
 def batch_name() -> str | None:
-    """Of the micro-batch that the task belongs to, if it does: the same whenever, and wherever, it is run."""
+    """The name of the task's micro-batch, the same in each run of it; None outside of a streaming query."""
     context = TaskContext.get()
     if context is None:
         return None
@@ -36,20 +42,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TaskFailed(WriterCommitMessage):
-    """A task has written nothing, or not everything, and never will."""
+    """Message of a task that failed permanently; it wrote nothing, or a part of its rows."""
 
     error: JetSparkError
 
 
 def is_final(error: JetSparkError) -> bool:
-    """Whether another attempt at the task would fail for the same reason. One that lost a race may win the next."""
+    """True if another attempt would fail for the same reason. A lost race (:class:`Conflict`) is worth a retry."""
     return not will_pass(error) and not isinstance(error, Conflict)
 
 
 def raise_failure(messages: Iterable[WriterCommitMessage | None]) -> None:
     """
     Raises:
-        JetSparkError: A task has ended with it.
+        JetSparkError: The error of a task that failed permanently.
     """
     for message in messages:
         if isinstance(message, TaskFailed):
@@ -57,7 +63,7 @@ def raise_failure(messages: Iterable[WriterCommitMessage | None]) -> None:
 
 
 def shortly(read: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """Have what a task yields end with final errors alone: how reading works inside is not what is wrong."""
+    """Decorator for a task's generator: final errors are raised without a traceback, so that Spark shows one line."""
 
     @functools.wraps(read)
     def reading(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
