@@ -45,7 +45,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-LOSS_REMEDY = "set failOnDataLoss=false to go on with what is left"
+LOSS_REMEDY = "set failOnDataLoss=false to continue with the remaining messages"
 
 # Largest whole number of seconds in 64 bits of nanoseconds.
 MAX_MS = 9_223_372_036_000

@@ -84,7 +84,7 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
-# These warn in every session, or whenever a query ends, and there is no remedy.
+# Loggers that warn in every session, or whenever a query ends, about conditions without a remedy.
 _QUIET = (
     "org.apache.hadoop.util.NativeCodeLoader",
     "org.apache.spark.scheduler.DAGScheduler",

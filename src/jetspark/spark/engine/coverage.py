@@ -1,11 +1,11 @@
-"""Which part of a stream a write has folded, and what that means for the buckets it went into. Pure.
+"""The range of a stream that a write has folded, and the positions of buckets that follow from it. Pure.
 
-The rule of a fold, that an event at or below the sequence of a state is in it, needs a reader that leaves none out. A
-bucket says how far its readers have come: its position. A write of the sequences ``[start, end)`` may be folded into a
-bucket that has everything before ``start``; and when all of it is stored, the bucket has everything before ``end``.
+A state contains every event of its key up to its sequence only if readers omit no event. A bucket's position tells how
+much of the stream it contains. A write of the sequences ``[start, end)`` may be folded into a bucket that contains
+everything before ``start``; when all of it is stored, the bucket contains everything before ``end``.
 
-Not if a key of the bucket was repaired meanwhile: a task that found it parked has passed by its events. The repair
-has moved the position back and counted itself, so a position with another count is left where it is.
+The exception is a repair during the write: a task that found the key stuck has skipped its events. A repair moves the
+position back and increments its ``repairs``, so a position with another count is not advanced.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ __all__ = ["Covered", "advance", "check_reach", "check_seen", "merge"]
 
 
 class Covered(NamedTuple):
-    """Some of a stream's sequences, all of which were read."""
+    """A range of a stream's sequences that was read completely."""
 
     start: int
     end: int
-    """The first that is not among them."""
+    """First sequence after the range."""
     is_earliest: bool = False
-    """There is nothing before ``start``, and nobody was promised anything."""
+    """``start`` is the first message of the stream, and nothing before it counts as lost."""
     positions: tuple[FoldPosition, ...] = ()
-    """Those of the buckets, before anything was loaded from them."""
+    """Positions of the buckets before the first load."""
     revisions: tuple[int, ...] = ()
-    """Of those positions: what a bucket had when it was that far has no higher sequences in the bucket."""
+    """Revisions of these positions: states that a bucket had at its position have lower revisions."""
 
 
 def merge(parts: Iterable[Covered]) -> Covered | None:
-    """Parts of one write as one; None if there are none, or something between them was not read."""
+    """The union of the parts of one write; None if it is empty or has a gap."""
     whole: Covered | None = None
     for part in sorted(parts, key=lambda each: each.start):
         if whole is None:
@@ -49,16 +49,16 @@ def merge(parts: Iterable[Covered]) -> Covered | None:
 
 
 def check_seen(buckets: Sequence[str], whole: Covered, seen: Iterable[Sequence[int]]) -> None:
-    """That what tasks have loaded from buckets was not older than the positions that the write was planned with.
+    """Check that the states loaded by tasks were at least as new as the positions that the write was planned with.
 
-    A task asks the leader of a bucket, after the plan has done so. Only one that was replaced and has not noticed can
-    say less than the other; then an event may have been passed by on a state of the past.
+    Plan and tasks read from the leader of a bucket, the tasks later. Only a leader that was replaced without noticing
+    can return older states; a task may then have skipped an event because of an old state.
 
     Args:
-        seen: Of each task, how new what it has loaded from each bucket was, at least; nothing if it has loaded nothing.
+        seen: For each task the lower bound of the revision of each bucket that it has loaded; empty without loads.
 
     Raises:
-        Conflict: It was older. Nothing of it was noted; the same write is to be done again.
+        Conflict: A load was older. No position was advanced; the same write must run again.
     """
     for task in seen:
         for bucket, planned, loaded in zip(buckets, whole.revisions, task, strict=False):
@@ -67,27 +67,27 @@ def check_seen(buckets: Sequence[str], whole: Covered, seen: Iterable[Sequence[i
 
 
 def check_reach(bucket: str, position: FoldPosition, start: int, *, is_earliest: bool) -> None:
-    """That a bucket has everything that comes before a sequence.
+    """Check that a bucket contains everything before a sequence.
 
     Raises:
-        UsageError: Something between the two is missing.
+        UsageError: Events between its position and ``start`` are missing.
     """
     have = position.sequence
     if _is_reached(have, start, is_earliest):
         return
     raise UsageError(
         f"bucket {bucket} has everything up to sequence {have}, and this begins at {start}: folding it would leave out "
-        f"{have + 1} to {start - 1} for ever. Start with a new checkpoint, which begins where the bucket is, or "
-        "backfill from there"
+        f"{have + 1} to {start - 1} permanently. Start with a new checkpoint, which continues from the bucket's "
+        "position, or backfill from there"
     )
 
 
 def advance(known: FoldPosition, stored: FoldPosition, whole: Covered) -> FoldPosition | None:
-    """The position of a bucket after a part was stored in it; None to leave it as it is.
+    """The new position of a bucket after a range was stored in it; None to leave it unchanged.
 
     Args:
-        known: What it was before anything was loaded.
-        stored: What it is now.
+        known: The position before the first load.
+        stored: The present position.
     """
     is_reached = _is_reached(stored.sequence, whole.start, whole.is_earliest)
     if stored.repairs != known.repairs or not is_reached or stored.sequence >= whole.end - 1:
@@ -96,8 +96,8 @@ def advance(known: FoldPosition, stored: FoldPosition, whole: Covered) -> FoldPo
 
 
 def _is_reached(have: int, start: int, is_earliest: bool) -> bool:
-    """Whether a bucket with everything up to ``have`` has everything before ``start``.
+    """True if a bucket that contains everything up to ``have`` contains everything before ``start``.
 
-    An empty one does if the stream begins there. One that is not has lost what the stream has removed since.
+    An empty bucket does if the stream begins at ``start``. A non-empty one lacks the events that the stream removed.
     """
     return have >= start - 1 or (is_earliest and have == 0)

@@ -1,4 +1,4 @@
-"""Rows of an application's projections into their buckets; how is in :mod:`jetspark.spark.engine.projection_fold`."""
+"""Writes rows of an application's projections into their buckets, by :mod:`jetspark.spark.engine.projection_fold`."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool) ->
 
 @dataclass
 class Projected(WriterCommitMessage):
-    """What a task has done. Spark carries it to the driver."""
+    """The result of a task, which Spark sends to the driver."""
 
     counts: dict[str, int]
     covered: list[Covered]
     seen: list[int]
-    """How new what it has loaded from each bucket was, at least: a sequence of that bucket."""
+    """For each bucket the revision that the task's loads have seen at least."""
 
 
 def _run(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -91,7 +91,7 @@ class ProjectionBatchWriter(DataSourceArrowWriter):
 
 
 class ProjectionStreamWriter(DataSourceStreamArrowWriter):
-    """The micro-batches of a query. Made anew for each of them: plain data only."""
+    """Writes the micro-batches of a query. Spark creates it for each batch and pickles it: plain data only."""
 
     def __init__(self, options: ProjectionOptions) -> None:
         self._options = options
@@ -104,12 +104,12 @@ class ProjectionStreamWriter(DataSourceStreamArrowWriter):
         finish(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """What is stored stays; Spark runs the same batch again, which changes nothing of it."""
-        _logger.warning("batch %d was given up; it is folded again when the query starts again", batchId)
+        """Stored states stay; Spark runs the same batch again, which does not change them."""
+        _logger.warning("batch %d failed; it is folded again when the query restarts", batchId)
 
 
 class TaskRows:
-    """The rows of a task, by what they are for."""
+    """The rows of a task: events, unreadable messages, and covered ranges."""
 
     def __init__(self, options: ProjectionOptions) -> None:
         from jetspark.spark.engine.app_files import load_same_app
@@ -169,7 +169,7 @@ class TaskRows:
 
 @seldom_collecting()
 def write_rows(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) -> Projected:
-    """Fold the rows of a task, write its letters, and note what was read."""
+    """Fold the rows of a task, write its dead letters, and collect the ranges that were read."""
     from jetspark.spark.engine.dead_letters import write_letters
     from jetspark.spark.engine.projection_fold import Tally
 
@@ -187,7 +187,7 @@ def write_rows(options: ProjectionOptions, batches: Iterator[pa.RecordBatch]) ->
 
 
 def finish(options: ProjectionOptions, messages: list[WriterCommitMessage | None]) -> None:
-    """All tasks have stored what they had: note how far the buckets are, and report."""
+    """After all tasks have stored their keys: advance the positions of the buckets, and report."""
     done = [message for message in messages if isinstance(message, Projected)]
     whole = merge(part for each in done for part in each.covered)
     counts: dict[str, int] = {}

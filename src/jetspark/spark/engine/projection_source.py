@@ -1,4 +1,4 @@
-"""Reading an application's stream as rows for its projections: what plans, and what reads."""
+"""Reads an application's stream as rows for its projections: planning on the driver, reading in tasks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stream_reader(options: Mapping[str, str]) -> DataSourceStreamReader:
 
 @shortly
 def _read(options: ProjectionOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    # Here and not above: the processes that plan do without the application, and what it imports.
+    # Imported here: processes that plan need neither the application nor its imports.
     from jetspark.spark.engine.app_files import load_same_app
     from jetspark.spark.engine.rows import RouteRows
     from jetspark.spark.stream.reading import RangeReader
@@ -57,7 +57,7 @@ def _checked(options: ProjectionOptions, planned: Sequence[InputPartition]) -> l
     if not ranges:
         return []
     front = patiently(options, partial(_look, options=options), patience_s=options.patience_s)
-    # A task cannot tell whether what is gone was an event. It was asked here, before anything is read.
+    # A task cannot tell whether a removed message was an event, so that is checked here, before tasks read.
     is_earliest = front.kept_from is not None
     # Offsets name the subjects of the events, by which a changed application is noticed. A task may ask the server for
     # more, and leave out the rest itself: filters with wildcards are slow.

@@ -1,4 +1,4 @@
-"""How far the buckets of projections are: asked before rows are folded into them, and noted when all are stored."""
+"""Positions of projections' buckets: read before rows are folded, and advanced when all rows are stored."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["advance_positions", "check_ranges", "front_head", "read_positions"]
 
 _logger = logging.getLogger("jetspark.spark")
 
-# Other engines note their positions in the same record, each of them seldom.
+# Attempts to write a position. Other engines write the same record, each of them rarely.
 MAX_ROUNDS = 20
 
 
 def read_positions(js: JetStream, options: ProjectionOptions) -> list[tuple[FoldPosition, int]]:
-    """The position of each bucket, at the beginning if it has none, and its revision.
+    """Position and revision for each bucket; the beginning of the stream for a bucket without a position.
 
     Raises:
-        UsageError: A bucket was made of another stream, or by another version of its projection.
+        UsageError: A bucket is of another stream, or of another version of its projection.
     """
     created = js.stream(options.stream[0]).cached_info.created
     beginning = FoldPosition.beginning(options.stream[0], created)
@@ -44,7 +44,7 @@ def read_positions(js: JetStream, options: ProjectionOptions) -> list[tuple[Fold
 
 
 def front_head(js: JetStream, options: ProjectionOptions) -> Head:
-    """Where the stream begins, and from where on it has lost no event, as far as the buckets know."""
+    """The head of the stream; ``whole_from`` is based on the last events that the buckets have read."""
     anchor_sequence = 0
     if options.is_stored:
         anchor_sequence = min(position.last_event for position, _ in read_positions(js, options))
@@ -53,14 +53,14 @@ def front_head(js: JetStream, options: ProjectionOptions) -> Head:
 
 
 def check_ranges(js: JetStream, options: ProjectionOptions, ranges: Sequence[Range]) -> list[Covered]:
-    """What tasks will say of ranges when they have read them; checked before they do.
+    """The :class:`Covered` record for each range, which its task returns after reading.
 
     Raises:
-        UsageError: A bucket lacks something that comes before them, or is not that of its projection any more.
+        UsageError: A bucket lacks events before the ranges, or its projection uses another bucket now.
     """
     if not ranges:
         return []
-    _check_places(js, options)
+    _check_buckets(js, options)
     found = read_positions(js, options)
     positions, revisions = tuple(position for position, _ in found), tuple(revision for _, revision in found)
     first = min(ranges, key=lambda part: part.start)
@@ -69,7 +69,7 @@ def check_ranges(js: JetStream, options: ProjectionOptions, ranges: Sequence[Ran
     return [Covered(part.start, part.end, part.is_earliest, positions, revisions) for part in ranges]
 
 
-def _check_places(js: JetStream, options: ProjectionOptions) -> None:
+def _check_buckets(js: JetStream, options: ProjectionOptions) -> None:
     if options.records is None:
         return
     records = js.kv(options.records)
@@ -77,18 +77,18 @@ def _check_places(js: JetStream, options: ProjectionOptions) -> None:
         if name in options.placed:
             continue
         try:
-            place = BucketRef.decode(records.get(alias_key(name), direct=False).value)
+            ref = BucketRef.decode(records.get(alias_key(name), direct=False).value)
         except KeyNotFound:
             continue
-        if place.bucket != bucket:
+        if ref.bucket != bucket:
             raise UsageError(
-                f"projection {name!r} was swapped from bucket {bucket} to {place.bucket}: start again, with a new "
-                "checkpoint, to go on there"
+                f"projection {name!r} was swapped from bucket {bucket} to {ref.bucket}: restart with a new "
+                "checkpoint to continue there"
             )
 
 
 def advance_positions(options: ProjectionOptions, whole: Covered) -> None:
-    """Note that buckets have a part; only where nothing before it is missing, and nothing was repaired meanwhile."""
+    """Advance the positions of buckets over a stored range, unless earlier events are missing or a key was repaired."""
     for number, bucket in enumerate(options.buckets):
         for _ in range(MAX_ROUNDS):
             found = patiently(options, lambda js: read_positions(js, options), patience_s=options.patience_s)
@@ -101,5 +101,5 @@ def advance_positions(options: ProjectionOptions, whole: Covered) -> None:
             if not outcome.conflicts:
                 break
         else:
-            # It only says where to begin. What is read once more changes nothing.
-            _logger.warning("bucket %s: others note their position again and again; left as it is", bucket)
+            # Harmless: a position only tells where to start, and events that are read again change nothing.
+            _logger.warning("bucket %s: position changed by others in every attempt; it is not advanced", bucket)

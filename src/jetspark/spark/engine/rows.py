@@ -1,14 +1,14 @@
-"""Messages of an application's stream as rows for its projections.
+"""Converts messages of an application's stream into rows for its projections.
 
-A task reads a range of the stream, decodes and validates each message, and asks the projections for their keys. A row
-is an event on its way to one key: which projection, the key, the sequence, and the *data* of the event as the message
-has it, with the number of the contract that reads it. Nothing is printed again; the task that folds decodes the data
-once more, which takes half a microsecond, and gets the same event to the last bit, whatever types its fields have. For
-the same reason upcasts, which are pure, run there again. Of a projection with ``unique_ids`` the data stands behind the
-id of the event, in as many bytes as the key keeps of it.
+A task reads a range of the stream, decodes and validates each message, and finds its keys. A row is an event for one
+key: the number of the projection, the key, the sequence, and the *data* of the event as the message has it, with the
+number of the contract that decodes it. The task that folds decodes the same bytes again, which takes half a microsecond
+and yields exactly the same event, whatever the types of its fields. Upcasts are pure and also run there again. With
+``unique_ids`` the stored form of the event's id precedes the data.
 
-Two kinds of rows are none for a projection. ``LETTER`` is a message that cannot be read. ``COVERED`` says, after the
-last row of a range, that all of it was read: when the rows of all ranges are stored, the buckets are that far.
+Two kinds of rows are not for a projection. ``LETTER`` is an unreadable message. ``COVERED`` follows the last
+row of a range and tells that the range was read completely: when the rows of all ranges are stored, the positions of
+the buckets advance.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ __all__ = ["BASE", "COVERED", "LETTER", "Readings", "RouteRows", "Unreadable", "
 
 LETTER, COVERED = -1, -2
 BASE = -1
-"""In place of the number of a contract: the row is a state that its key has, and no event."""
+"""Replaces the number of a contract: the row has the state of its key instead of an event."""
 
 _EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 
 
 class Unreadable(NamedTuple):
-    """A message that no projection can take."""
+    """A message that no projection can read."""
 
     sequence: int
     time_us: int
     subject: str
     data: bytes
     headers: Any
-    """The raw block, or name and value of each."""
+    """The raw header block, or a list of names and values."""
     cause: FailureCause
 
 
 def unpack(data: bytes) -> Any:
-    """What a row without an event has instead: :class:`Unreadable` or :class:`Covered`."""
+    """Decode the data of a row without an event: :class:`Unreadable` or :class:`Covered`."""
     return pickle.loads(data)
 
 
 def base_rows(bases: Mapping[str, Current]) -> pa.Table:
-    """The states that keys have, as rows; the projection is the only one, so its number is 0."""
+    """States of keys as rows of a single projection, whose number is 0."""
     schema = to_arrow_schema(PROJECTION_SCHEMA, timezone="UTC")
     count = len(bases)
     columns = [[0] * count, list(bases), [0] * count, [BASE] * count, [pickle.dumps(each) for each in bases.values()]]
@@ -73,7 +73,7 @@ def base_rows(bases: Mapping[str, Current]) -> pa.Table:
 
 
 def specs_of(app: App, names: Sequence[str]) -> list[ProjectionSpec]:
-    """The projections that rows speak of by their numbers."""
+    """The projections in the order of their numbers in rows."""
     return [app.projections[name] for name in names]
 
 
@@ -84,7 +84,7 @@ class Readings:
         found = app.catalogue.readings
         self.numbers = {name: number for number, name in enumerate(sorted(found))}
         self.readers = [_reader(found[name]) for name in self.numbers]
-        """Each makes an event of its data."""
+        """By number: decodes the data of an event."""
 
 
 def _reader(reading: Decoding) -> Callable[[bytes], Any]:
@@ -132,7 +132,7 @@ class RouteRows:
         return self._batch(messages, [each.sequence for each in messages], recorded)
 
     def covered(self, part: Covered) -> pa.RecordBatch:
-        """The row that says that a range was read."""
+        """The row that marks a range as read completely."""
         return self._made([[COVERED], [str(part.start)], [part.end - 1], [0], [pickle.dumps(part)]])
 
     def _batch(
@@ -169,7 +169,7 @@ class RouteRows:
             if event is None:
                 add_number(0)
                 add_content(b"")
-            elif envelope.__class__ is Envelope:  # of another form or version: the router has kept the data
+            elif envelope.__class__ is Envelope:  # of another form or version: the envelope has the data
                 assert isinstance(envelope, Envelope)
                 add_number(self._numbers[envelope.type, envelope.schemaversion or 1])
                 add_content(bytes(envelope.data))

@@ -20,7 +20,7 @@ FORMAT = "jetstream_kv"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketOptions(Connecting):
-    """What every use of a bucket needs."""
+    """Options of reading and of writing buckets."""
 
     bucket: str = option(text, "the bucket; required", default="")
     patience_s: float = option(

@@ -1,11 +1,10 @@
 """Buckets as tables and as streams of changes: ``spark.read`` and ``readStream`` with ``format("jetstream_kv")``.
 
-Here is what Spark sees: schema, offsets, partitions and tasks. How a table of one moment is read is in
-:mod:`jetspark.state.tables`; what is promised is in ``docs/spark-kv.md``.
+This module has the part that Spark sees: schema, offsets, partitions and tasks. :mod:`jetspark.state.tables` reads a
+consistent table; ``docs/spark-kv.md`` has the guarantees.
 
-A stream of changes is one of messages, so its offsets are those of :mod:`jetspark.spark.offsets`, with the stream
-behind the bucket as the only one and the keys as filters; and it is driven like one, by
-:mod:`jetspark.spark.stream_follower`.
+A stream of changes is a stream of messages. Its offsets are those of :mod:`jetspark.spark.offsets`, with the stream of
+the bucket as the only stream and the keys as filters; :mod:`jetspark.spark.stream_follower` drives it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from jetspark.state.scan import Head, Range
 
 __all__ = ["SCHEMA", "batch_reader", "stream_reader"]
 
-# Where nobody says how many readers there are to be: one for this many revisions, up to a limit.
+# The default number of readers is one for this many revisions, up to a limit.
 REVISIONS_PER_PARTITION = 100_000
 MAX_PARTITIONS = 8
 # An error names this many keys; it has to fit a log.
@@ -119,7 +118,9 @@ class TableReader(DataSourceReader):
                 "them out"
             )
         if plan.doubtful:
-            _logger.warning("asOf=%d: left out, as they may be gone: %s", options.as_of, _some(plan.doubtful))
+            _logger.warning(
+                "asOf=%d: keys whose revisions may be removed are left out: %s", options.as_of, _some(plan.doubtful)
+            )
         number = options.num_partitions or _default_partitions(len(plan.wanted))
         return [Revisions(bucket.created, plan.sequence, part) for part in plan.parts(number)]
 
@@ -171,7 +172,7 @@ class TableReader(DataSourceReader):
 
 
 def _those(pieces: Iterator[list[Any]], wanted: set[int]) -> Iterator[list[Any]]:
-    """The messages with these sequences; those that are gone do not come."""
+    """The messages with these sequences, without removed ones."""
     for messages in pieces:
         found = [message for message in messages if delivery(message).sequence in wanted]
         if found:

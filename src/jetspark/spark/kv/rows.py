@@ -1,4 +1,4 @@
-"""A bucket's messages as rows of Arrow batches, and rows as changes of keys."""
+"""Converts a bucket's messages into Arrow rows, and rows into changes of keys."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TableRows:
         self._schema = schema
         self._with_deletes = with_deletes
         self.read = 0
-        """Messages, those that became no rows included."""
+        """Messages read, also without a row."""
 
     def of(self, pieces: Iterable[list[AckableMessage]]) -> Iterator[pa.RecordBatch]:
         for messages in pieces:

@@ -1,10 +1,10 @@
 """Frames into streams: ``df.write`` and ``df.writeStream`` with ``format("jetstream")``.
 
-A task writes one partition: it looks at the stream and at the ledger, makes messages of its rows
-(:mod:`jetspark.spark.stream.writing`), publishes them in one of three ways, and returns only when all are stored. Spark
-may run the same task several times, one after the other or at once, in this process or after the next start of the
-query: ids that are the same each time, and the ledger (:mod:`jetspark.spark.stream.ledger`) where the stream no longer
-remembers ids, see to it that every row is stored once. What is promised, and what is not, is in ``docs/spark-sink.md``.
+A task writes one partition: it reads the state of the stream and the ledger, converts its rows into messages
+(:mod:`jetspark.spark.stream.writing`), publishes them in one of three ways, and returns when all are stored. Spark may
+run the same task several times, also at once and after a restart of the query. Every row is stored once, because its id
+is the same each time, and because the ledger (:mod:`jetspark.spark.stream.ledger`) replaces ids that the stream has
+forgotten. ``docs/spark-sink.md`` has the guarantees and their limits.
 """
 
 from __future__ import annotations
@@ -206,12 +206,12 @@ class Unnamed(NamedTuple):
 
 @dataclass(frozen=True)
 class PartWritten(WriterCommitMessage):
-    """What became of a partition."""
+    """Counts of a written partition."""
 
     place: TaskId
     rows: int
     sent: int = 0
-    """Of them, those handed to the stream, which may know some; the others were found to be stored."""
+    """Rows sent to the stream, which may recognise some; the other rows were found to be stored."""
     replicas: int | None = None
     is_committed_already: bool = False
     unnamed: Unnamed | None = None
@@ -219,9 +219,9 @@ class PartWritten(WriterCommitMessage):
     created: str = ""
     """When the stream was made."""
     run: str = ""
-    """Of the query, of a write within ``foreachBatch``."""
+    """Run of the query, for a write within ``foreachBatch``."""
     digest: int = 0
-    """Of the rows, where the write has a name."""
+    """Digest of the rows of a named write."""
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -249,7 +249,7 @@ class BatchWriter(DataSourceArrowWriter):
         if options.keeps_ledger and _is_run_id(run):
             place = TaskId(f"{query}-{options.target_name()}", int(batch), partition)
             return Task(options, self._layout, place, Unnamed(run, self._write))
-        # Two writes to the same target could not be told from one that is repeated. Rather stored twice than lost.
+        # Two writes to the same target look like one repeated write. Duplicates are preferred to lost rows.
         task = Task(options, self._layout, TaskId(self._write, 0, partition))
         if options.exactly_once:
             why = f"the job group is {run!r}, not Spark's own" if options.keeps_ledger else "ledger=false"
@@ -270,13 +270,13 @@ class BatchWriter(DataSourceArrowWriter):
             self._forget(written[0].place.query)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What is stored stays: a stream cannot take it back. With ``writeId`` the next attempt goes on from it."""
-        _logger.warning("write %s was given up; rows it has stored stay in the stream", self._job)
+        """Stored rows stay in the stream. With ``writeId`` the next attempt continues from them."""
+        _logger.warning("write %s failed; the rows it has stored stay in the stream", self._job)
         if self._options.write_id is None:
             self._forget(self._write)
 
     def _forget(self, name: str) -> None:
-        """Nobody will ask what is open. If that fails, some entries stay; the rows are stored all the same."""
+        """Remove the open entries. If that fails some entries stay, which does no harm: the rows are stored."""
         if not self._options.keeps_ledger:
             return
         try:
@@ -286,7 +286,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """The micro-batches of a query. Made anew for each of them, and once more for its commit: plain data only."""
+    """Writes the micro-batches of a query. Spark creates it for each batch and for its commit: plain data only."""
 
     def __init__(self, options: SinkOptions, layout: Layout) -> None:
         self._options, self._layout = options, layout
@@ -307,8 +307,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _commit(self._options, _written(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing to undo: Spark runs the same batch again, and what is stored of it is recognised."""
-        _logger.warning("batch %d was given up; what it has stored is recognised when it runs again", batchId)
+        """Stored rows stay: Spark runs the same batch again, and they are recognised."""
+        _logger.warning("batch %d failed; its stored rows are recognised when it runs again", batchId)
 
 
 def _context() -> TaskContext:
@@ -319,10 +319,10 @@ def _context() -> TaskContext:
 
 
 def _run(make: Callable[[], Task], batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-    """Run a task. What is wrong with the write is not tried again; what is wrong with a row is raised, and ends it.
+    """Run a task. Final errors of the write become the task's message; an invalid row is raised and ends the write.
 
-    With an error for a message a task counts as done, and the others go on. Of what is wrong with the write they notice
-    it themselves; because of one row they would write all the rest before anybody hears of it.
+    A task whose message is an error counts as done, and other tasks continue. They notice an error of the write
+    themselves; but an invalid row in one task would be reported only after they have written everything.
     """
     task: Task | None = None
     try:
@@ -410,7 +410,7 @@ class Target:
 
     @property
     def keeps_everything(self) -> bool:
-        """Whether a message that was stored is there to be found later, until a limit drops the oldest."""
+        """True if stored messages can be read later, until a limit drops the oldest."""
         config = self.info.config
         return config.retention in (None, "limits") and (config.max_messages_per_subject or 0) <= 0
 
@@ -490,7 +490,7 @@ class Task:
         if first is None:
             return PartWritten(self.place, 0)
         target = self.patiently(lambda js: Target.find(js, self.options, self.layout, self._some_subject(first)))
-        # Half for us to notice that ids are about to be forgotten, half for what is on its way to arrive.
+        # Half of the window to stop in time, the other half for messages on their way to arrive.
         self.patience_s = min(self.patience_s, max(target.window_s / 2, 0.1))
         encoder = self._encoder(target)
         earlier = self._look_up(target)
@@ -564,7 +564,7 @@ class Task:
         )
 
     def _look_up(self, target: Target) -> Earlier | None:
-        """What earlier attempts have left; None when the whole batch is written."""
+        """Results of earlier attempts; None if the whole batch is written."""
         options, place = self.options, self.place
         if options.exactly_once and not (options.ledger and target.keeps_everything):
             self._check_window(target)
@@ -580,16 +580,16 @@ class Task:
         if committed is not None and committed.batch >= place.batch:
             self._check_not_rewound(committed)
         if committed is not None and committed.batch == place.batch and not self._is_lost(committed, target):
-            _logger.info("batch %d of query %s is written already: nothing is sent", place.batch, place.query)
+            _logger.info("batch %d of query %s is written already; nothing is sent", place.batch, place.query)
             return None
         opening = self.patiently(lambda js: ledger(js).open(place.batch, place.partition, target.info))
         return Earlier(self, target, opening)
 
     def _is_lost(self, committed: Committed, target: Target) -> bool:
-        """Whether the rows of a batch that is written went with their stream, which was deleted and made again.
+        """True if the rows of a written batch were lost, because their stream was deleted and created again.
 
         Raises:
-            UsageError: They are in a stream of another name, and nothing says that they belong into this one.
+            UsageError: The rows are in a stream of another name, and may not belong into this one.
         """
         if committed.is_of(target.info):
             return False
@@ -605,7 +605,7 @@ class Task:
         )
 
     def _check_not_rewound(self, committed: Committed) -> None:
-        """Spark repeats the last batch, never one before it, unless somebody put the checkpoint back."""
+        """Spark repeats only the last batch; an earlier one means that an old checkpoint was restored."""
         if committed.batch == self.place.batch:
             return
         raise UsageError(
@@ -648,10 +648,10 @@ _complaints: set[tuple[str, str]] = set()
 
 
 class Earlier:
-    """What earlier attempts at the same rows have stored.
+    """Rows that earlier attempts have stored.
 
-    The stream knows the ids of what is sent again, within its duplicate window. But nobody knows how long sending will
-    take, so what is stored is found out first, and the ids are for what an attempt before has under way.
+    Within its duplicate window the stream recognises the ids of repeated messages. Sending may take longer than that,
+    so stored rows are found first; ids only cover messages that an earlier attempt still has on their way.
     """
 
     def __init__(self, task: Task, target: Target, opening: Opening | None) -> None:
@@ -666,14 +666,14 @@ class Earlier:
         return self._opening is not None and self._opening.is_repeated
 
     def missing(self, rows: Rows) -> Rows:
-        """Of these rows, those to send: the stream either does not have them, or recognises them."""
+        """The rows to send: rows that the stream lacks, or whose ids it recognises."""
         if self._known is None and self.is_repeated and (self._is_too_late_for_ids() or self._are_few()):
             self.find()
         self._complain_if_late()
         return rows.but_for(self._known) if self._known else rows
 
     def find(self) -> set[bytes]:
-        """Read what is stored, whatever the age."""
+        """Read the ids of stored rows, whatever their age."""
         opening, task = self._opening, self._task
         assert opening is not None
         info = task.patiently(lambda js: js.stream(self._target.name).info())

@@ -1,7 +1,7 @@
-"""Streams as Spark sources: what plans, and what reads.
+"""Streams as Spark sources: planning on the driver, and reading in tasks.
 
-Readers are made anew for each plan, pickled, and unpickled for each task, so they hold options and nothing that is
-open. How a streaming query is driven is in :mod:`jetspark.spark.stream_follower`.
+Spark creates readers for each plan and pickles them for each task, so they hold options and no open connections.
+:mod:`jetspark.spark.stream_follower` drives streaming queries.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _look(js: JetStream, options: SourceOptions) -> list[Head]:
 
 
 class RangePartition(InputPartition):
-    """What a task reads."""
+    """The range that a task reads."""
 
     def __init__(self, part: Range) -> None:
         super().__init__(part)
@@ -91,11 +91,11 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
 
 
 class BatchReader(DataSourceReader):
-    """Reads from where to where was asked, as of the moment it is planned.
+    """Reads the requested range of streams as they are at planning time.
 
-    It has no ``pushFilters``. Spark 4.3 keeps what it pushed into a Python source with the loaded DataFrame, not with
+    It has no ``pushFilters``. Spark 4.3 keeps filters pushed into a Python source with the loaded DataFrame, not with
     the query: of ``df.where(a).union(df.where(b))`` one side got the other's filters, and a ``df.count()`` after a
-    ``df.where(...)`` counted the filtered rows. Options say the same, and are right.
+    ``df.where(...)`` counted the filtered rows. Options select the same rows correctly.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -161,7 +161,7 @@ class StreamReader(Follower):
             heads = _look(js, options)
         if not heads and not self._is_emptiness_logged:
             self._is_emptiness_logged = True
-            _logger.warning("%s: no stream has such a name yet", self._options.which)
+            _logger.warning("%s: no stream has such a name yet; waiting for one", self._options.which)
         return heads
 
     @property
@@ -204,7 +204,7 @@ class StreamReader(Follower):
                 f"{what}, which is deleted or no longer matches; set failOnDataLoss=false to go on without it, or "
                 "start with a new checkpoint"
             )
-        _logger.warning("%s, which is deleted or no longer matches; going on without it", what)
+        _logger.warning("%s, which is deleted or no longer matches; the query continues without it", what)
 
     def _note_loss(self, begin: Offset, heads: list[Head]) -> None:
         is_allowed = not self._options.fail_on_data_loss

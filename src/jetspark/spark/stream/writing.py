@@ -1,13 +1,13 @@
-"""Rows into messages: which column is what, what a message's id is, and what is refused. No connection, no Spark job.
+"""Converts rows into messages: the columns of a frame, the ids of messages, and checks. Needs no connection.
 
-A row becomes (subject, data, header block). Everything is done a column at a time: of what a row costs, the sink's own
-share is some tenths of a microsecond.
+A row becomes (subject, data, header block). Conversion works on whole columns and takes some tenths of a microsecond
+for a row.
 
-Ids are what makes writing again harmless, and they must never make two different rows look alike: the stream would
-keep the first and drop the other without a word. So an id made here says which row it is (``<prefix><row>``) *and* what
-is in it (a checksum of subject, data and headers). When Spark computes a partition again and the rows come in the same
-order, every id is the same, and nothing is stored twice. When they come in another order, which a shuffle may cause,
-the ids differ: such rows may be stored twice, but none is lost. An id column is taken as it is.
+Ids make it harmless to write rows again. Two different rows must never get the same id, because the stream would drop
+the second one silently. So a generated id has the number of the row (``<prefix><row>``) *and* a checksum of subject,
+data and headers. If Spark computes a partition again in the same order, all ids are the same, and nothing is stored
+twice. In another order, which a shuffle may cause, the ids differ: rows may be stored twice, but none is lost. A
+column of ids is used unchanged.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class Layout:
 
     @classmethod
     def of(cls, schema: StructType, *, subject: str | None, msg_id_column: str | None) -> Layout:
-        """What the columns of a frame mean to the sink.
+        """The layout of a frame by its columns.
 
         Raises:
-            ConfigError: One is missing, has a type that cannot be written, or would not be written at all.
+            ConfigError: A column is missing, has a type that cannot be written, or would be ignored.
         """
         fields = {field.name: field for field in schema.fields}
         if len(fields) < len(schema.fields):
@@ -206,7 +206,7 @@ class Encoder:
         self.rows = 0
         """How many were encoded."""
         self.digest = 0
-        """Of these rows, the sum of a digest of each: whatever their order, those of partitions can be added up."""
+        """Sum of the digests of the rows: independent of their order, and sums of partitions can be added."""
         self._adds_up = adds_up
         self._layout, self._partition = layout, partition
         self._is_stored, self._stream, self._max_bytes = is_stored, stream, max_bytes
@@ -261,7 +261,7 @@ class Encoder:
     def _digests(
         self, subjects: list[str] | None, data: list[bytes], extras: list[bytes] | None, ids: list[bytes]
     ) -> Iterator[int]:
-        """Of each row, whatever its place: so ids that are made here, which say the place, are not in it."""
+        """Digest of each row, independent of its number: generated ids, which contain the number, are excluded."""
         layout = self._layout
         parts = zip(
             repeat(layout.subject or "") if subjects is None else subjects,
@@ -335,10 +335,11 @@ class Encoder:
         return lines
 
     def _header_lines(self, column: pa.MapArray) -> list[bytes]:
-        """The lines of each row's own headers.
+        """The header lines of each row.
 
-        Those that begin with ``Nats-`` are instructions to the server (expectations, batches, roll-ups). A message that
-        was read has those it was once published with, and they would be obeyed again: they are left out.
+        Headers that begin with ``Nats-`` are instructions to the server (expectations, batches, roll-ups). A message
+        that was read from a stream still has the instructions of its first publication. They are omitted, because the
+        server would obey them again.
         """
         lines = []
         for row, pairs in enumerate(_pairs(column)):
