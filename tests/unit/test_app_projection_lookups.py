@@ -86,7 +86,7 @@ def test_what_cannot_be_looked_up_is_refused() -> None:
     app = bank()
     with pytest.raises(ConfigError, match=r"lookups=\['nobody'\]: expected some that are declared above: balances, l"):
         app.projection("x", events=[Moved], bucket="x", lookups=["nobody"])(Large)
-    with pytest.raises(ConfigError, match="lookups= with window="):
+    with pytest.raises(ConfigError, match="lookups= is not supported with window="):
         app.projection("x", events=[Moved], bucket="x", lookups=["balances"], window=Window(size_s=60))(Large)
     with pytest.raises(ConfigError, match=r"def apply\(self, state, event, lookup\)"):
 

@@ -181,7 +181,7 @@ def test_what_has_no_ids_of_its_own_is_refused_with_them() -> None:
 
     other = App("other", stream="LEDGER", subjects=["ledger.>"])
     other.projection("sums", events=[Moved], bucket="sums", unique_ids=5)(Sums)
-    with pytest.raises(ConfigError, match="lookups= with unique_ids="):
+    with pytest.raises(ConfigError, match="lookups= is not supported with unique_ids="):
         other.projection("looking", events=[Moved], bucket="looking", lookups=["sums"])(Looking)
 
     @other.command("move", snapshot="sums")

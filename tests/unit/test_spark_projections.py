@@ -15,7 +15,7 @@ from support import projected
 from jetspark.app import App
 from jetspark.app.projections.positions import FoldPosition
 from jetspark.errors import ConfigError, UsageError
-from jetspark.spark.engine.app_files import AppPlace, load_app, load_same_app, outline_of, place_app
+from jetspark.spark.engine.app_files import AppLocation, load_app, load_same_app, locate_app, outline_of
 from jetspark.spark.engine.coverage import Covered, advance, check_reach, merge
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
 from jetspark.spark.engine.projections import _names
@@ -82,15 +82,15 @@ def test_every_version_that_can_be_read_is_read_by_its_number_as_the_newest_clas
 
 
 def test_an_application_is_found_in_its_module_and_loaded_from_there() -> None:
-    place = place_app(projected.app)
-    assert place == AppPlace("support.projected:app", str(Path(__file__).parents[1]))
-    assert place_app("support.projected:app") == place
+    place = locate_app(projected.app)
+    assert place == AppLocation("support.projected:app", str(Path(__file__).parents[1]))
+    assert locate_app("support.projected:app") == place
     assert load_app(*place) is projected.app
 
 
 def test_an_application_that_nobody_can_import_is_refused() -> None:
     with pytest.raises(ConfigError, match="a global name of a module"):
-        place_app(App("hidden", stream="HIDDEN"))
+        locate_app(App("hidden", stream="HIDDEN"))
     with pytest.raises(ConfigError, match=r"has no application of the name 'Totals'"):
         load_app("support.projected:Totals")
     with pytest.raises(ConfigError, match=r"install it where workers run, or ship it with spark.addArtifact"):

@@ -520,7 +520,7 @@ def test_a_key_that_must_be_there_and_was_removed_is_replaced_by_another(caplog:
     bucket.put("z", b"2")
     with caplog.at_level("INFO", "jetspark.state"):
         assert bucket.run(target.load_all(["never"])) == {}
-    assert "bucket b: who answers is behind 1: the leader is asked" in caplog.text
+    assert "bucket b: replicas lag sequence 1; asking the leader" in caplog.text
     pauses = bucket.steps.count("Sleep")
     assert bucket.run(target.load_all(["never"])) == {}
     assert bucket.steps.count("Sleep") == pauses

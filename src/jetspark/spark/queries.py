@@ -107,7 +107,7 @@ def lag(query: StreamingQuery | Mapping[str, Any], js: JetStream) -> dict[str, L
             positions |= {name: (position, offset.subjects or ()) for name, position in offset.streams.items()}
     if not positions:
         raise ConfigError("lag: no JetStream source of the query has finished a batch yet; call lag() again later")
-    return {name: _lag(js, name, *place) for name, place in positions.items()}
+    return {name: _lag(js, name, *found) for name, found in positions.items()}
 
 
 def _offset(text: Any) -> Offset | None:

@@ -1,4 +1,4 @@
-"""The last messages of many keys, by one request. Pure."""
+"""Reads the last messages of many subjects by one request. Pure."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ _plain_delivery = re.compile(
 class Lookup:
     """One request for the last messages of many subjects, and its answers.
 
-    What :class:`~jetspark.jetstream.direct_get.LastGet` does, for a third of the time a message: only the few headers
-    that matter are looked at. And the server ends an answer of more than 64 MB; what is ``left`` is asked for next.
+    Like :class:`~jetspark.jetstream.direct_get.LastGet`, in a third of the time for each message, because only a few
+    headers are parsed. The server cuts an answer at 64 MB; the next request is for the subjects that are ``left``.
 
-    Any replica may answer, and so may a mirror of the stream. The end of an answer says up to which sequence of the
-    stream it is true, and its first message says of which stream. One that is behind ``at_least``, or a mirror's, which
-    may have dropped messages that the stream has, counts for nothing: ``is_behind``. An answer without any message says
-    neither; the witness is for that.
+    Any replica or mirror may answer. The end of an answer has the sequence of the stream up to which it is valid, and
+    its first message names the stream. An answer that lags ``at_least``, or comes from a mirror, which may lack
+    messages of the stream, is discarded: ``is_behind``. An answer without messages does not name its stream; so the
+    request includes the probe subject, which has a message.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Lookup:
         """Take answers; the last one makes it ``is_over``.
 
         Raises:
-            JetStreamUnavailable: Nobody answers for the stream.
+            JetStreamUnavailable: No server answers for the stream.
             ServerError: The server refused.
         """
         answer, look = self._answer, _plain_state
@@ -120,7 +120,7 @@ class Lookup:
             answer.append(Stored(name, int(revision), message.data, "put", int(sequence), None, mark_texts[mark]))
 
     def _accept_other(self, message: CoreMessage, raw: bytes) -> None:
-        """An answer that is no plain state: a marker, a value with other headers, or the end."""
+        """Take an answer that is not a plain state: a marker, a value with other headers, or the end."""
         status, before = message.status, int(_field(raw, b"Nats-Last-Sequence") or 0)
         if status is None:
             self._take(_stored(raw, message), before, raw)
@@ -131,7 +131,7 @@ class Lookup:
             if is_unbroken:  # else it is asked for again
                 self._end(raw)
         elif status.code == 404:
-            # Nobody can tell how far a replica is that says nothing.
+            # The answer does not show how far the replica is.
             self.is_behind = self._at_least > 0
             self.left = self.left if self.is_behind else []
         elif status.code == 503:
@@ -140,7 +140,7 @@ class Lookup:
             raise ServerError(status.code, 0, status.description)
 
     def _follows(self, before: int) -> bool:
-        """Each message names the one before it, and so does the end: one that got lost on the way is noticed."""
+        """Check that no message was lost on the way: each message, and the end, names the message before it."""
         return before == (self._answer[-1].revision if self._answer else 0)
 
     def _take(self, stored: Stored, before: int, raw: bytes) -> None:

@@ -33,7 +33,7 @@ class Attempts:
         self._failures = 0
 
     def progress(self, now: float) -> None:
-        """The time begins anew."""
+        """Restart the time without progress."""
         self._until = now + self._patience_s
         self._failures = 0
 
@@ -58,7 +58,7 @@ class Persistence:
         self._tell_at = 0.0
 
     def progress(self) -> Procedure[None]:
-        """The time begins anew. Call it first, too."""
+        """Restart the time without progress; also call it at the start."""
         now = yield ReadClock()
         self._attempts.progress(now)
         self._tell_at = now + TELL_AFTER_S

@@ -176,7 +176,7 @@ async def test_a_stream_that_was_made_anew_is_an_error_that_says_what_to_do(serv
     async with asyncio.timeout(30):
         with pytest.raises((StreamRecreated, jetspark.StreamNotFound)):
             await task
-    with pytest.raises(UsageError, match=r"its position means nothing there. Rebuild it .*, or delete the bucket"):
+    with pytest.raises(UsageError, match=r"its position is not valid there. Rebuild it .*, or delete the bucket"):
         await app.run(server.url, live=QUICK)
 
 
@@ -202,7 +202,7 @@ async def test_a_value_of_another_program_is_left_alone_and_told(
             await (await js.kv("bank_balances")).put("b", b"mine, too")
             await publish(js, app, Moved(source="c", target="b", cents=1), Opened(account="c"))
             await until(lambda: _has(kv, "c"))
-            await until(lambda: "key b is parked" in caplog.text)
+            await until(lambda: "key b is stuck" in caplog.text)
     assert (await kv.get("a")).value == b"mine"
     assert (await kv.get("b")).value == b"mine, too"
     assert "written by another program" in caplog.text

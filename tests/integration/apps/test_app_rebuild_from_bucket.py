@@ -212,7 +212,7 @@ async def test_a_bucket_that_was_built_and_not_swapped_in_is_a_snapshot(server: 
     with pytest.raises(DataLoss, match="the range 201 to 300 is not all there"):
         await rebuild(js, app, "balances", from_bucket=snapshot)
     alias = await find_bucket(await open_records(js, app.name), app.projections["balances"])
-    assert alias.place.bucket == done.new.bucket
+    assert alias.ref.bucket == done.new.bucket
 
 
 @pytest.mark.parametrize("is_copied", [False, True])

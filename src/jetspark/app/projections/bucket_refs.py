@@ -61,7 +61,7 @@ class BucketRef(NamedTuple):
 class Alias(NamedTuple):
     """The bucket in use, and the revision of its record."""
 
-    place: BucketRef
+    ref: BucketRef
     revision: int
     """0 without a record: the projection uses the bucket it declares."""
 
@@ -76,18 +76,18 @@ def bucket_ref_of(spec: ProjectionSpec, record: bytes | None) -> BucketRef:
     return BucketRef(spec.bucket.bucket, spec.version) if record is None else BucketRef.decode(record)
 
 
-def check_version(spec: ProjectionSpec, place: BucketRef) -> BucketRef:
+def check_version(spec: ProjectionSpec, ref: BucketRef) -> BucketRef:
     """``place``, if this code may fold into it.
 
     Raises:
         UsageError: Another version of the projection filled the bucket.
     """
-    if place.version != spec.version:
+    if ref.version != spec.version:
         raise UsageError(
-            f"projection {spec.name!r} is at version {place.version} (bucket {place.bucket}), and this code is version "
-            f"{spec.version}: rebuild it and swap (jetspark rebuild --swap), or run the code of version {place.version}"
+            f"projection {spec.name!r} is at version {ref.version} (bucket {ref.bucket}), and this code is version "
+            f"{spec.version}: rebuild it and swap (jetspark rebuild --swap), or run the code of version {ref.version}"
         )
-    return place
+    return ref
 
 
 async def open_records(js: JetStream, app: str) -> KeyValue:

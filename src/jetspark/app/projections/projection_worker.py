@@ -93,8 +93,8 @@ class ProjectionWorker:
             JetSparkError: The server refuses a request permanently.
         """
         records = await self._trying(lambda: open_records(self._js, self.app.name))
-        for spec, place in (await self._trying(lambda: self._find_buckets(records))).items():
-            check_version(spec, place)
+        for spec, ref in (await self._trying(lambda: self._find_buckets(records))).items():
+            check_version(spec, ref)
         while not self._is_stopping:
             try:
                 await self._run_specs(records)
@@ -187,19 +187,19 @@ class ProjectionWorker:
         _logger.warning("app %s: projections: %s; trying again", self.app.name, error)
 
     async def _find_buckets(self, records: KeyValue) -> dict[ProjectionSpec, BucketRef]:
-        return {spec: (await find_bucket(records, spec)).place for spec in self._declared}
+        return {spec: (await find_bucket(records, spec)).ref for spec in self._declared}
 
     async def _choose(self, records: KeyValue) -> None:
         """Choose the projections whose buckets are at the version of this code."""
-        places = await self._trying(lambda: self._find_buckets(records))
-        self._specs = tuple(spec for spec, place in places.items() if place.version == spec.version)
-        others = {spec: place for spec, place in places.items() if spec not in self._specs}
-        for spec, place in others.items():
+        refs = await self._trying(lambda: self._find_buckets(records))
+        self._specs = tuple(spec for spec, ref in refs.items() if ref.version == spec.version)
+        others = {spec: ref for spec, ref in refs.items() if spec not in self._specs}
+        for spec, ref in others.items():
             try:
-                check_version(spec, place)
+                check_version(spec, ref)
             except UsageError as error:
                 _logger.error("app %s: %s. This worker leaves it to workers with that code", self.app.name, error)
-        self.counts.other_versions = {spec.name: place.version for spec, place in others.items()}
+        self.counts.other_versions = {spec.name: ref.version for spec, ref in others.items()}
 
     async def _until_swapped(self, records: KeyValue) -> None:
         """
@@ -208,10 +208,10 @@ class ProjectionWorker:
         """
         while True:
             found = await self._trying(lambda: self._find_buckets(records))
-            if any(place.version == spec.version for spec, place in found.items()):
+            if any(ref.version == spec.version for spec, ref in found.items()):
                 raise _OtherSpecs
             try:
-                async with _beside([self._follow(records, spec, place) for spec, place in found.items()]) as watching:
+                async with _beside([self._follow(records, spec, ref) for spec, ref in found.items()]) as watching:
                     await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
                     for task in watching:
                         if task.done():
@@ -278,11 +278,11 @@ class ProjectionWorker:
         self, lease: Lease | None, records: KeyValue, held: frozenset[int] | None, crashes: FoldCrashes | None
     ) -> None:
         found = await self._find_buckets(records)
-        if self._specs != tuple(spec for spec, place in found.items() if place.version == spec.version):
+        if self._specs != tuple(spec for spec, ref in found.items() if ref.version == spec.version):
             raise _OtherSpecs
         live = [LiveProjection(spec, found[spec], self._js, self._options, held) for spec in self._specs]
         self._pass = LivePass(self.app, live, self._js, self._catalogue, self._options, self.counts, crashes)
-        watching = [self._follow(records, spec, place) for spec, place in found.items()]
+        watching = [self._follow(records, spec, ref) for spec, ref in found.items()]
         try:
             keeping = [] if lease is None else [lease.keep()]
             async with _beside([*keeping, *watching]) as others:
@@ -297,11 +297,11 @@ class ProjectionWorker:
         finally:
             self._pass = None
 
-    async def _follow(self, records: KeyValue, spec: ProjectionSpec, place: BucketRef) -> None:
+    async def _follow(self, records: KeyValue, spec: ProjectionSpec, ref: BucketRef) -> None:
         """Raise when a projection is swapped to another bucket."""
         async for alias in watch_bucket(records, spec):
-            if alias.place != place:
-                raise RestartPass(f"projection {spec.name!r} was swapped to bucket {alias.place.bucket}")
+            if alias.ref != ref:
+                raise RestartPass(f"projection {spec.name!r} was swapped to bucket {alias.ref.bucket}")
         await asyncio.Event().wait()  # the connection is closed: the engine raises the error
 
 

@@ -114,19 +114,19 @@ class _Follower:
 
     def __init__(self, js: JetStream, app: str, spec: ProjectionSpec) -> None:
         self._js, self._app, self.spec = js, app, spec
-        self._place: asyncio.Future[tuple[BucketRef, Stream]] | None = None
+        self._held: asyncio.Future[tuple[BucketRef, Stream]] | None = None
         self.changed = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
-    async def place(self) -> tuple[BucketRef, Stream]:
+    async def bucket(self) -> tuple[BucketRef, Stream]:
         if self.task is None:
-            self._place = asyncio.get_running_loop().create_future()
+            self._held = asyncio.get_running_loop().create_future()
             self.task = asyncio.create_task(self._follow())
-        assert self._place is not None
-        return await asyncio.shield(self._place)
+        assert self._held is not None
+        return await asyncio.shield(self._held)
 
     async def _follow(self) -> None:
-        assert self._place is not None
+        assert self._held is not None
         try:
             while True:
                 try:
@@ -135,29 +135,29 @@ class _Follower:
                 except JetSparkError as error:
                     # The first bucket has a waiter, which gets the error. Later errors have no waiter, and a watch
                     # would never hear of the next swap, so following continues.
-                    if not error.may_pass or not self._place.done():
+                    if not error.may_pass or not self._held.done():
                         raise
                     _logger.warning("projection %s: swaps cannot be followed: %s; trying again", self.spec.name, error)
                 await clock.sleep(FOLLOW_PAUSE_S)
         except Exception as error:
             self.task = None  # the next call tries again
-            if not self._place.done():
-                self._place.set_exception(error)
+            if not self._held.done():
+                self._held.set_exception(error)
             else:
                 _logger.warning("projection %s: swaps are not followed any longer: %s", self.spec.name, error)
 
     async def _follow_swaps(self) -> None:
         """Hold the present bucket, then each bucket after a swap, until the connection is closed."""
-        assert self._place is not None
+        assert self._held is not None
         records = await open_records(self._js, self._app)
         async for alias in watch_bucket(records, self.spec):
-            had_one = self._place.done()
-            if had_one and self._place.result()[0] == alias.place:
+            had_one = self._held.done()
+            if had_one and self._held.result()[0] == alias.ref:
                 continue
-            stream = await self._js.stream(f"KV_{alias.place.bucket}")
+            stream = await self._js.stream(f"KV_{alias.ref.bucket}")
             if had_one:
-                self._place = asyncio.get_running_loop().create_future()
-            self._place.set_result((alias.place, stream))
+                self._held = asyncio.get_running_loop().create_future()
+            self._held.set_result((alias.ref, stream))
             changed, self.changed = self.changed, asyncio.Event()
             changed.set()
 
@@ -366,9 +366,9 @@ class View(Generic[S]):
 
     async def _load(self, name: str, *, direct: bool | None = None) -> Current:
         """The entry of a key from any replica, which may lag; with ``direct=False`` from the leader."""
-        place, stream = await self._follower.place()
+        ref, stream = await self._follower.bucket()
         try:
-            message = await stream.get_message(last_for=subject_of(place.bucket, name), direct=direct)
+            message = await stream.get_message(last_for=subject_of(ref.bucket, name), direct=direct)
         except MessageNotFound:
             return NOTHING
         return current_of(stored_of(message))
@@ -408,10 +408,10 @@ class View(Generic[S]):
         """
         has_begun = False
         while not self._js_is_closed:
-            place, stream = await self._follower.place()
+            ref, stream = await self._follower.bucket()
             changed = asyncio.create_task(self._follower.changed.wait())
-            watch = Watch(self._context, stream.name, partial(_found, place.bucket), lambda _: False)
-            options = watch_options(place.bucket, names)
+            watch = Watch(self._context, stream.name, partial(_found, ref.bucket), lambda _: False)
+            options = watch_options(ref.bucket, names)
             entries = cast(
                 "AsyncGenerator[_Found | None, None]",
                 watch.changes(options, initial_marker=True, ignore_deletes=False),
@@ -426,7 +426,7 @@ class View(Generic[S]):
                 if not has_begun or not error.may_pass:
                     raise
                 _logger.warning(
-                    "projection %s: bucket %s cannot be watched: %s; trying again", self.name, place.bucket, error
+                    "projection %s: bucket %s cannot be watched: %s; trying again", self.name, ref.bucket, error
                 )
                 await clock.sleep(FOLLOW_PAUSE_S)
             finally:
@@ -498,11 +498,11 @@ class View(Generic[S]):
 
     async def _revisions(self, name: str, present: Current, position: FoldPosition | None) -> list[Current]:
         """The revisions of a key that are valid bases; only the present one if a repair may have replaced others."""
-        place, stream = await self._follower.place()
+        ref, stream = await self._follower.bucket()
         # A repair replaces a wrong state, and it is unknown since which revision the state was wrong.
         if (stream.cached_info.config.max_messages_per_subject or 0) == 1 or position is None or position.repairs:
             return [present]
-        messages = stream.get_messages(subject=subject_of(place.bucket, name))
+        messages = stream.get_messages(subject=subject_of(ref.bucket, name))
         return [present, *[current_of(stored_of(message)) async for message in messages]]
 
     async def _fold_on(self, spec: ProjectionSpec, name: str, state: KeyState, last: int) -> None:

@@ -69,7 +69,7 @@ async def preview_rebuild(
     app = app.spec
     check_no_rate(rate, engine)
     spec = spec_of(app, projection, js)
-    place = (await find_bucket(await open_records(js, app.name), spec)).place
+    place = (await find_bucket(await open_records(js, app.name), spec)).ref
     history = await History.open(js, app, spec, place.bucket, is_anew=True)
     extent = await history.whole()
     position = (await noted_position(js, place.bucket)).position

@@ -140,7 +140,7 @@ async def plan_replay(
     app = app.spec
     check_no_rate(rate, engine)
     spec = spec_of(app, projection, js)
-    place = check_version(spec, (await find_bucket(await open_records(js, app.name), spec)).place)
+    place = check_version(spec, (await find_bucket(await open_records(js, app.name), spec)).ref)
     history = await History.open(js, app, spec, place.bucket)
     request = request.of(spec)
     extent = await history.extent(request)
@@ -182,7 +182,7 @@ async def run_replay(
     pace = ReadingRate(rate)
     spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
-    place = check_version(spec, (await find_bucket(records, spec)).place)
+    place = check_version(spec, (await find_bucket(records, spec)).ref)
     history = await History.open(js, app, spec, place.bucket)
     if resume is not None:
         keeper = await RecordKeeper.resume(records, spec, resume, "replay")
@@ -222,7 +222,7 @@ async def repair_keys(
     pace = ReadingRate(rate)
     spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
-    place = check_version(spec, (await find_bucket(records, spec)).place)
+    place = check_version(spec, (await find_bucket(records, spec)).ref)
     history = await History.open(js, app, spec, place.bucket)
     request = ReplayRequest(keys=tuple(keys)).of(spec)
     if not request.keys:

@@ -159,20 +159,20 @@ async def rebuild(
     alias = await find_bucket(records, spec)
     if resume is not None:
         keeper = await RecordKeeper.find(records, spec, resume, "rebuild")
-        if (ended := await _resume_swapped(js, spec, alias.place, keeper, swap_in, drop_old)) is not None:
+        if (ended := await _resume_swapped(js, spec, alias.ref, keeper, swap_in, drop_old)) is not None:
             return ended
-    history = await History.open(js, app, spec, alias.place.bucket, is_anew=True)
+    history = await History.open(js, app, spec, alias.ref.bucket, is_anew=True)
     base = await _base_of(js, history, spec, from_bucket, None if resume is None else keeper.record, check)
     keeper, extent = await _record_of(js, app, spec, records, history, resume, base)
     new = BucketRef(keeper.record.bucket, spec.version)
-    outcome = RebuildOutcome(record=keeper.record, old=alias.place, new=new)
+    outcome = RebuildOutcome(record=keeper.record, old=alias.ref, new=new)
     work = _Rebuilding(js, history, spec, extent, keeper, outcome, on_progress, base)
     on_progress(keeper.record)
     await noting(keeper, work.run(pace, check=check, engine=engine))
     if swap_in:
         await work.swap(records, alias)
     if drop_old:  # which needs swap_in
-        await work.drop_replaced(alias.place.bucket, drop_after_s)
+        await work.drop_replaced(alias.ref.bucket, drop_after_s)
     on_progress(keeper.record)
     return outcome
 
@@ -349,7 +349,7 @@ async def drop_rebuild(js: JetStream, app: HasSpec, projection: str, id: str) ->
     records = await open_records(js, app.name)
     keeper = await RecordKeeper.find(records, spec, id, "rebuild")
     record = keeper.record
-    if record.bucket == (await find_bucket(records, spec)).place.bucket:
+    if record.bucket == (await find_bucket(records, spec)).ref.bucket:
         raise ConfigError(f"rebuild {id!r}: bucket {record.bucket} is in use: swap another one in before it is dropped")
     if record.status == "dropped":
         raise ConfigError(f"rebuild {id!r}: bucket {record.bucket} was dropped already")
@@ -545,7 +545,7 @@ class _Rebuilding:
         unlimited = ReadingRate(None)
         await self.fold_to(await self._history.last(), unlimited)  # so that little is left
         # Before the swap: a process that resumes this has to know what was replaced, also if this ends right behind it.
-        await self._keeper.note(replaced=alias.place.bucket)
+        await self._keeper.note(replaced=alias.ref.bucket)
         began = clock.now()
         async with standstill(records, self._spec.name, f"{self._keeper.record.id}-{secrets.token_hex(4)}"):
             await self.fold_to(await self._history.last(), unlimited)

@@ -166,7 +166,7 @@ async def verify(
     limits = CacheLimits(whole("cache_keys", cache_keys), whole("cache_bytes", cache_bytes))
     pace = ReadingRate(rate)
     spec = spec_of(app, projection, js)
-    place = check_version(spec, (await find_bucket(await open_records(js, app.name), spec)).place)
+    place = check_version(spec, (await find_bucket(await open_records(js, app.name), spec)).ref)
     position = (await noted_position(js, place.bucket)).position
     if position is not None:
         if position.version:

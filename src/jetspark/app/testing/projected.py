@@ -25,7 +25,7 @@ VIRTUAL_LIVE = LiveOptions(position_every_s=3600.0, lease_s=600.0)
 
 async def read_states(stage: Stage, js: JetStream, app: App, spec: ProjectionSpec) -> dict[str, Any]:
     """The states of a projection, by key; with windows by ``"<key>.<window>"``."""
-    place = (await find_bucket(await open_records(js, app.name), spec)).place
+    place = (await find_bucket(await open_records(js, app.name), spec)).ref
     states: dict[str, Any] = {}
     for message in await stage.messages(js, f"KV_{place.bucket}"):
         key = message.subject.removeprefix(f"$KV.{place.bucket}.")
@@ -50,7 +50,7 @@ async def is_behind(js: JetStream, app: App) -> bool:
             except MessageNotFound:
                 continue
             last = max(last, message.sequence)
-        bucket = await js.kv((await find_bucket(records, spec)).place.bucket)
+        bucket = await js.kv((await find_bucket(records, spec)).ref.bucket)
         try:
             position = json.loads((await bucket.get(position_key())).value)["sequence"]
         except KeyNotFound:

@@ -20,10 +20,10 @@ from typing import NamedTuple
 from jetspark.app import App, Window
 from jetspark.errors import ConfigError
 
-__all__ = ["AppPlace", "load_app", "load_same_app", "outline_of", "place_app"]
+__all__ = ["AppLocation", "load_app", "load_same_app", "locate_app", "outline_of"]
 
 
-class AppPlace(NamedTuple):
+class AppLocation(NamedTuple):
     """Where an application is."""
 
     name: str
@@ -120,7 +120,7 @@ def _import(name: str, folder: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def place_app(app: App | str) -> AppPlace:
+def locate_app(app: App | str) -> AppLocation:
     """Module, name and folder of the driver's application.
 
     Raises:
@@ -129,7 +129,7 @@ def place_app(app: App | str) -> AppPlace:
     if isinstance(app, str):
         load_app(app, os.getcwd())
         module_name, _, attribute = app.partition(":")
-        return AppPlace(app, _folder(sys.modules[module_name], module_name))
+        return AppLocation(app, _folder(sys.modules[module_name], module_name))
     if not isinstance(app, App):
         raise ConfigError(f"app={app!r}: expected an App, or its name 'package.module:name'")
     likely = [spec.kind.__module__ for spec in app.projections.values()]
@@ -138,7 +138,7 @@ def place_app(app: App | str) -> AppPlace:
         for attribute, value in list(vars(module).items()) if module is not None else ():
             if value is app:
                 name = _importable_name(module_name)
-                return AppPlace(f"{name}:{attribute}", _folder(sys.modules[module_name], name))
+                return AppLocation(f"{name}:{attribute}", _folder(sys.modules[module_name], name))
     raise ConfigError(
         f"app={app!r}: expected an application that is a global name of a module, or its name 'package.module:name': "
         "workers of Spark import it, since its classes cannot be pickled"

@@ -28,7 +28,7 @@ from jetspark.blocking.context import context_of
 from jetspark.core.numbers import seconds, whole
 from jetspark.errors import ConfigError, KeyNotFound
 from jetspark.spark.connections import patiently
-from jetspark.spark.engine.app_files import load_app, outline_of, place_app
+from jetspark.spark.engine.app_files import load_app, locate_app, outline_of
 from jetspark.spark.engine.projection_options import (
     FORMAT,
     ProjectionKeywords,
@@ -280,20 +280,20 @@ class ProjectionPlan:
         *,
         is_stored: bool = True,
     ) -> ProjectionPlan:
-        place = place_app(app)
-        declared = load_app(place.name, place.folder) if isinstance(app, str) else app
+        location = locate_app(app)
+        declared = load_app(location.name, location.folder) if isinstance(app, str) else app
         names = _names(declared, projections, buckets or {})
         options = keyword_options(ProjectionKeywords, more) | {
             "servers": servers_text(servers),
-            "app": place.name,
+            "app": location.name,
             "outline": outline_of(declared, names),
             "stream": declared.stream,
             "projections": option_text(names),
             "buckets": option_text([declared.projections[name].bucket.bucket for name in names]),
             "versions": option_text([declared.projections[name].version for name in names]),
         }
-        if place.folder:
-            options["appFolder"] = place.folder
+        if location.folder:
+            options["appFolder"] = location.folder
         specs = [declared.projections[name] for name in names]
         router = Router(specs, declared.catalogue, owns_stream=declared.spec.owns_stream)
         filters = router.filters

@@ -38,7 +38,7 @@ from jetspark.core.numbers import whole
 from jetspark.core.subjects import on_one_of, reading_filters
 from jetspark.errors import MessageNotFound
 from jetspark.spark.connections import patiently
-from jetspark.spark.engine.app_files import AppPlace, load_app, place_app
+from jetspark.spark.engine.app_files import AppLocation, load_app, locate_app
 from jetspark.spark.engine.projection_options import ReadingKeywords, keyword_options, option_text, servers_text
 from jetspark.spark.engine.projections import check_pandas
 from jetspark.spark.formats import register
@@ -103,7 +103,7 @@ RUNS_AT_A_TIME = 5_000
 class _Task(NamedTuple):
     """Arguments of a task."""
 
-    place: AppPlace
+    location: AppLocation
     workflow: str
     code: NewCode
     since: int
@@ -111,7 +111,7 @@ class _Task(NamedTuple):
     ended: datetime.datetime
 
     def comparison(self) -> Any:
-        app = load_app(self.place.name, self.place.folder)
+        app = load_app(self.location.name, self.location.folder)
         return comparison_of(app, self.workflow, self.code, since=self.since, keys=self.keys)
 
 
@@ -199,9 +199,9 @@ def _ask(
         partitions = whole("partitions", partitions, instead="or None for spark.sql.shuffle.partitions")
     request = request or ReplayRequest()
     check_request(request)
-    place = place_app(app)
-    declared = load_app(place.name, place.folder) if isinstance(app, str) else app
-    module = place.name.partition(":")[0]
+    location = locate_app(app)
+    declared = load_app(location.name, location.folder) if isinstance(app, str) else app
+    module = location.name.partition(":")[0]
     new = code if isinstance(code, NewCode) else NewCode.read(code, module.rpartition(".")[0])
     filters = comparison_of(declared, workflow, new).filters
     given = keyword_options(ReadingKeywords, options) | {
@@ -212,7 +212,7 @@ def _ask(
     }
     connecting = read_options(SourceOptions, "jetstream", given)
     extent, ended = patiently(connecting, lambda js: _bounds(js, declared.stream, request), is_first_contact=True)
-    task = _Task(place, workflow, new, extent.first, request.keys, ended)
+    task = _Task(location, workflow, new, extent.first, request.keys, ended)
     register(spark)
     given |= {"startingOffsets": "earliest", "endingOffsets": str(extent.last + 1)}
     rows = spark.read.format("jetstream").options(**given).load().mapInArrow(functools.partial(_keyed, task), _MESSAGES)

@@ -56,7 +56,7 @@ class Publisher(ABC):
     def finish(self) -> None: ...
 
     def give_up(self) -> None:
-        """The task has failed: wait for outstanding acknowledgements, because the next attempt reads the stored rows."""
+        """After a failure: wait for outstanding acknowledgements, because the next attempt reads the stored rows."""
         return
 
     def __enter__(self) -> Publisher:
@@ -121,10 +121,10 @@ class AsyncPublishing(Publisher):
 
     def give_up(self) -> None:
         until = time.monotonic() + GIVING_UP_S
-        for place, (_, _, future) in enumerate(self._waiting):
+        for index, (_, _, future) in enumerate(self._waiting):
             left_s = until - time.monotonic()
             if left_s <= 0:
-                _logger.info("%d messages of a task that has failed may still be stored", len(self._waiting) - place)
+                _logger.info("%d messages of a task that has failed may still be stored", len(self._waiting) - index)
                 return
             with contextlib.suppress(JetSparkError):
                 future.result(left_s)

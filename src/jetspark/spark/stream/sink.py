@@ -189,16 +189,16 @@ class Unnamed(NamedTuple):
     run: str
     write: str
 
-    def check_is_alone(self, committed: Committed | None, place: TaskId) -> None:
+    def check_is_alone(self, committed: Committed | None, task_id: TaskId) -> None:
         """
         Raises:
             UsageError: Another write of this run has written the batch to the same target.
         """
-        if committed is None or committed.batch != place.batch:
+        if committed is None or committed.batch != task_id.batch:
             return
         if committed.run == self.run and committed.write != self.write:
             raise UsageError(
-                f"jetstream: batch {place.batch} of query {place.query} has written to the same subject or stream "
+                f"jetstream: batch {task_id.batch} of query {task_id.query} has written to the same subject or stream "
                 "already, by another write of the same foreachBatch, and nothing tells the two apart when the batch is "
                 "repeated. Leave the first as it is and give each other one a name of its own, with the option writeId"
             )
@@ -208,7 +208,7 @@ class Unnamed(NamedTuple):
 class PartWritten(WriterCommitMessage):
     """Counts of a written partition."""
 
-    place: TaskId
+    task_id: TaskId
     rows: int
     sent: int = 0
     """Rows sent to the stream, which may recognise some; the other rows were found to be stored."""
@@ -244,11 +244,11 @@ class BatchWriter(DataSourceArrowWriter):
             return Task(options, self._layout, TaskId(self._job, 0, partition))
         run = context.getLocalProperty(RUN_ID) or ""
         if options.write_id is not None:
-            place = TaskId(f"{query}-{options.write_id}", int(batch), partition)
-            return Task(options, self._layout, place, run=run if _is_run_id(run) else "")
+            task_id = TaskId(f"{query}-{options.write_id}", int(batch), partition)
+            return Task(options, self._layout, task_id, run=run if _is_run_id(run) else "")
         if options.keeps_ledger and _is_run_id(run):
-            place = TaskId(f"{query}-{options.target_name()}", int(batch), partition)
-            return Task(options, self._layout, place, Unnamed(run, self._write))
+            task_id = TaskId(f"{query}-{options.target_name()}", int(batch), partition)
+            return Task(options, self._layout, task_id, Unnamed(run, self._write))
         # Two writes to the same target look like one repeated write. Duplicates are preferred to lost rows.
         task = Task(options, self._layout, TaskId(self._write, 0, partition))
         if options.exactly_once:
@@ -262,12 +262,12 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         raise_failure(messages)
         written = _written(messages)
-        is_in_query = any(each.place.query != self._job for each in written)
+        is_in_query = any(each.task_id.query != self._job for each in written)
         if self._options.write_id is not None or is_in_query:
             _commit(self._options, written)
         # Of a query and target the next batch takes the place of this one.
         if any(each.rows for each in written) and (self._options.write_id is not None or not is_in_query):
-            self._forget(written[0].place.query)
+            self._forget(written[0].task_id.query)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Stored rows stay in the stream. With ``writeId`` the next attempt continues from them."""
@@ -299,8 +299,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 f"jetstream: Spark did not say which query and batch this is ({QUERY_ID}, {BATCH_ID}): this version of "
                 "Spark is not supported"
             )
-        place = TaskId(query, int(batch), context.partitionId())
-        return _run(lambda: Task(self._options, self._layout, place), iterator)
+        task_id = TaskId(query, int(batch), context.partitionId())
+        return _run(lambda: Task(self._options, self._layout, task_id), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         raise_failure(messages)
@@ -345,22 +345,22 @@ def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
     filled = [each for each in written if each.rows]
     if not filled or not options.keeps_ledger:
         return
-    place, rows, unnamed = filled[0].place, sum(each.rows for each in filled), filled[0].unnamed
+    task_id, rows, unnamed = filled[0].task_id, sum(each.rows for each in filled), filled[0].unnamed
     run, write = unnamed or (filled[0].run, "")
     streams = {each.stream: each.created for each in filled}
     digest = "" if options.write_id is None else f"{added_up(each.digest for each in filled):032x}"
-    now = Committed(place.batch, rows, streams, run, write, digest)
+    now = Committed(task_id.batch, rows, streams, run, write, digest)
 
     def note(js: JetStream) -> None:
-        ledger = Ledger.of(js, options.ledger_bucket, place.query, filled[0].replicas)
+        ledger = Ledger.of(js, options.ledger_bucket, task_id.query, filled[0].replicas)
         known = ledger.committed() if unnamed or any(each.is_committed_already for each in filled) else None
         if unnamed is not None:
-            unnamed.check_is_alone(known, place)
-        is_other = known is not None and known.batch == place.batch and (known.rows, known.digest) != (rows, digest)
+            unnamed.check_is_alone(known, task_id)
+        is_other = known is not None and known.batch == task_id.batch and (known.rows, known.digest) != (rows, digest)
         if known is not None and is_other and options.write_id is not None and known.run == run:
-            raise _other_rows(options, place, known)
+            raise _other_rows(options, task_id, known)
         # Of a batch that is noted, some are stored only now if the stream was made again.
-        if known is None or known.batch != place.batch or not all(each.is_committed_already for each in filled):
+        if known is None or known.batch != task_id.batch or not all(each.is_committed_already for each in filled):
             ledger.commit(now)
             return
         if run:
@@ -370,8 +370,8 @@ def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
             _logger.warning(
                 "batch %d of %s was written with %d rows and now has %d other ones: its input is not deterministic; "
                 "what was written stays",
-                place.batch,
-                place.query,
+                task_id.batch,
+                task_id.query,
                 known.rows,
                 rows,
             )
@@ -379,12 +379,12 @@ def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
     patiently(options.connecting(), note, patience_s=options.patience_s)
 
 
-def _other_rows(options: SinkOptions, place: TaskId, known: Committed) -> UsageError:
+def _other_rows(options: SinkOptions, task_id: TaskId, known: Committed) -> UsageError:
     """A write whose name has written other rows: not a repetition, so leaving them out would lose them."""
     return UsageError(
         f"jetstream: writeId={options.write_id!r} has written {known.rows} other rows to stream "
         f"{', '.join(map(repr, known.streams))}: only the same rows are recognised as stored already. Give each "
-        f"write a writeId of its own; or delete the key {place.query}.committed of bucket {options.ledger_bucket!r} "
+        f"write a writeId of its own; or delete the key {task_id.query}.committed of bucket {options.ledger_bucket!r} "
         "to write under this name again"
     )
 
@@ -472,12 +472,12 @@ class Task:
         self,
         options: SinkOptions,
         layout: Layout,
-        place: TaskId,
+        task_id: TaskId,
         unnamed: Unnamed | None = None,
         *,
         run: str = "",
     ) -> None:
-        self.options, self.layout, self.place, self.unnamed, self._run = options, layout, place, unnamed, run
+        self.options, self.layout, self.task_id, self.unnamed, self._run = options, layout, task_id, unnamed, run
         self.patience_s = options.patience_s
         self.is_sending = False
         """All is found to be right but for the rows."""
@@ -488,7 +488,7 @@ class Task:
         filled = (batch for batch in batches if batch.num_rows)
         first = next(filled, None)
         if first is None:
-            return PartWritten(self.place, 0)
+            return PartWritten(self.task_id, 0)
         target = self.patiently(lambda js: Target.find(js, self.options, self.layout, self._some_subject(first)))
         # Half of the window to stop in time, the other half for messages on their way to arrive.
         self.patience_s = min(self.patience_s, max(target.window_s / 2, 0.1))
@@ -513,7 +513,7 @@ class Task:
                     publisher.send(missing)
         replicas = target.info.config.replicas
         return PartWritten(
-            self.place, encoder.rows, sent, replicas, False, self.unnamed, *target.identity, self._run, encoder.digest
+            self.task_id, encoder.rows, sent, replicas, False, self.unnamed, *target.identity, self._run, encoder.digest
         )
 
     def _skipped(self, target: Target, encoder: Encoder, batches: Iterator[pa.RecordBatch]) -> PartWritten:
@@ -523,7 +523,7 @@ class Task:
             rows += batch.num_rows
             if self.options.write_id is not None:
                 encoder.encode(batch)
-        return PartWritten(self.place, rows, 0, None, True, self.unnamed, *target.identity, self._run, encoder.digest)
+        return PartWritten(self.task_id, rows, 0, None, True, self.unnamed, *target.identity, self._run, encoder.digest)
 
     def _publisher(self, js: JetStream, earlier: Earlier, pace: Pace) -> Publisher:
         match self.options.publish_mode:
@@ -536,7 +536,7 @@ class Task:
                 return AtomicPublishing(
                     js,
                     pace,
-                    partition=self.place.partition,
+                    partition=self.task_id.partition,
                     limit=self.options.max_atomic_messages,
                     find_stored=earlier.find,
                     are_ids_ours=self.layout.msg_id is None,
@@ -547,14 +547,14 @@ class Task:
             return self.layout.subject
         subject = batch.column("subject")[0].as_py()
         if subject is None:
-            raise ConfigError(f"row 0 of partition {self.place.partition}: {null_value('subject')}")
+            raise ConfigError(f"row 0 of partition {self.task_id.partition}: {null_value('subject')}")
         return str(subject)
 
     def _encoder(self, target: Target) -> Encoder:
         return Encoder(
             self.layout,
-            partition=self.place.partition,
-            id_prefix=self.place.id_prefix() if self.options.exactly_once else None,
+            partition=self.task_id.partition,
+            id_prefix=self.task_id.id_prefix() if self.options.exactly_once else None,
             is_stored=target.stores,
             stream=target.name,
             max_bytes=client_for(self.options.connecting()).server_info.max_payload_bytes,
@@ -565,24 +565,24 @@ class Task:
 
     def _look_up(self, target: Target) -> Earlier | None:
         """Results of earlier attempts; None if the whole batch is written."""
-        options, place = self.options, self.place
+        options, task_id = self.options, self.task_id
         if options.exactly_once and not (options.ledger and target.keeps_everything):
             self._check_window(target)
         if not options.keeps_ledger:
             return Earlier(self, target, None)
 
         def ledger(js: JetStream) -> Ledger:
-            return Ledger.of(js, options.ledger_bucket, place.query, target.info.config.replicas)
+            return Ledger.of(js, options.ledger_bucket, task_id.query, target.info.config.replicas)
 
         committed = self.patiently(lambda js: ledger(js).committed())
         if self.unnamed is not None:
-            self.unnamed.check_is_alone(committed, place)
-        if committed is not None and committed.batch >= place.batch:
+            self.unnamed.check_is_alone(committed, task_id)
+        if committed is not None and committed.batch >= task_id.batch:
             self._check_not_rewound(committed)
-        if committed is not None and committed.batch == place.batch and not self._is_lost(committed, target):
-            _logger.info("batch %d of query %s is written already; nothing is sent", place.batch, place.query)
+        if committed is not None and committed.batch == task_id.batch and not self._is_lost(committed, target):
+            _logger.info("batch %d of query %s is written already; nothing is sent", task_id.batch, task_id.query)
             return None
-        opening = self.patiently(lambda js: ledger(js).open(place.batch, place.partition, target.info))
+        opening = self.patiently(lambda js: ledger(js).open(task_id.batch, task_id.partition, target.info))
         return Earlier(self, target, opening)
 
     def _is_lost(self, committed: Committed, target: Target) -> bool:
@@ -595,23 +595,23 @@ class Task:
             return False
         if target.name in committed.streams:
             return True
-        if self.place.query != self.options.write_id:
+        if self.task_id.query != self.options.write_id:
             return False  # a query that goes on elsewhere: the batch is stored
         raise UsageError(
             f"jetstream: writeId={self.options.write_id!r} has written to stream "
             f"{', '.join(map(repr, committed.streams))}, and now would write to {target.name!r}: give each write a "
-            f"writeId of its own; or delete the key {self.place.query}.committed of bucket "
+            f"writeId of its own; or delete the key {self.task_id.query}.committed of bucket "
             f"{self.options.ledger_bucket!r} to use the name again"
         )
 
     def _check_not_rewound(self, committed: Committed) -> None:
         """Spark repeats only the last batch; an earlier one means that an old checkpoint was restored."""
-        if committed.batch == self.place.batch:
+        if committed.batch == self.task_id.batch:
             return
         raise UsageError(
-            f"query {self.place.query} has written batch {committed.batch}, and now runs batch {self.place.batch}: "
+            f"query {self.task_id.query} has written batch {committed.batch}, and now runs batch {self.task_id.batch}: "
             "its checkpoint was put back. Start with a new checkpoint; or, to write these batches again, delete the "
-            f"key {self.place.query}.committed of bucket {self.options.ledger_bucket!r}"
+            f"key {self.task_id.query}.committed of bucket {self.options.ledger_bucket!r}"
         )
 
     def _check_window(self, target: Target) -> None:
@@ -628,7 +628,7 @@ class Task:
         """Exactly once is not certain."""
         if self.options.when_not_exactly_once == "fail":
             raise UsageError(f"jetstream: {why}")
-        key = (self.place.query, why)
+        key = (self.task_id.query, why)
         if key not in _complaints:
             if len(_complaints) >= MAX_COMPLAINTS:
                 _complaints.clear()
@@ -677,13 +677,13 @@ class Earlier:
         opening, task = self._opening, self._task
         assert opening is not None
         info = task.patiently(lambda js: js.stream(self._target.name).info())
-        layout, place = task.layout, task.place
+        layout, task_id = task.layout, task.task_id
         self._known, has_all = task.patiently(
             lambda js: stored_ids(
                 js,
                 info,
                 opening.after,
-                prefix="" if layout.msg_id else place.id_prefix(),
+                prefix="" if layout.msg_id else task_id.id_prefix(),
                 max_ids=MAX_RECOVERED_IDS,
             )
         )
@@ -691,11 +691,11 @@ class Earlier:
         if info.state.last_sequence > opening.after and not is_sure:
             self._gap = (
                 f"stream {self._target.name!r} no longer has all messages after sequence {opening.after}, and its "
-                f"duplicate window of {self._target.window_s:g} s is over: rows of batch {place.batch}, partition "
-                f"{place.partition} that an earlier attempt has stored may be stored twice"
+                f"duplicate window of {self._target.window_s:g} s is over: rows of batch {task_id.batch}, partition "
+                f"{task_id.partition} that an earlier attempt has stored may be stored twice"
             )
             self._complain_if_late()
-        _logger.info("batch %d, partition %d: %d rows are stored already", *place[1:], len(self._known))
+        _logger.info("batch %d, partition %d: %d rows are stored already", *task_id[1:], len(self._known))
         return self._known
 
     def _complain_if_late(self) -> None:
