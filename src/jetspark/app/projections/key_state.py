@@ -17,12 +17,11 @@ events between the two are folded onto it, because a worker stores several event
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from jetspark.app.contracts.faults import USER_ERRORS
 from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.router import RefusedEvent
-from jetspark.app.projections.state_header import ID_BYTES, Parked, is_among, mark_of, parked_of, reach_of
+from jetspark.app.projections.state_header import ID_BYTES, Identified, Parked, is_among, mark_of, parked_of, reach_of
 from jetspark.errors import UsageError
 from jetspark.state.changes import NOTHING, Change, Current
 
@@ -66,7 +65,7 @@ class KeyState:
         self.parked = self._was_parked = parked
         self.applied = self.known = self.waiting = 0
 
-    def apply(self, spec: ProjectionSpec, key: str, sequence: int, event: Any) -> None:
+    def apply(self, spec: ProjectionSpec, key: str, sequence: int, event: object) -> None:
         """Apply the next event of the key; events that the state has, and events of a stuck key, are only counted."""
         if sequence <= self.sequence:
             self.known += 1
@@ -75,10 +74,11 @@ class KeyState:
         else:
             self.fold(spec, key, sequence, event)
 
-    def fold(self, spec: ProjectionSpec, key: str, sequence: int, event: Any) -> None:
+    def fold(self, spec: ProjectionSpec, key: str, sequence: int, event: object) -> None:
         """Fold an event with a sequence above that of the state; the key must not be stuck."""
         had, id = self.value, b""
         if spec.unique_ids:
+            assert isinstance(event, Identified)
             id, event = event
             if is_among(id, self.ids):
                 self.known += 1

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from jetspark.aio import clock
 from jetspark.aio.context import context_of
@@ -36,7 +37,7 @@ from jetspark.state.losses import first_ever, front_of
 if TYPE_CHECKING:
     from jetspark.app.spec import AppSpec
 
-__all__ = ["FAR_BEHIND_WAIT_S", "Backlog", "FoldedAmount", "LiveEngine", "end_tasks", "open_projections"]
+__all__ = ["FAR_BEHIND_WAIT_S", "Backlog", "FoldedAmount", "LiveEngine", "LiveSetup", "end_tasks", "open_projections"]
 
 _logger = logging.getLogger("jetspark.app")
 
@@ -51,36 +52,47 @@ PAUSE = Backoff(first_s=0.1, max_s=5.0)
 IDLE_S = 0.01
 
 
+@dataclass(frozen=True, slots=True)
+class LiveSetup:
+    """What the engines of a worker share."""
+
+    app: AppSpec
+    js: JetStream
+    catalogue: Catalogue
+    options: LiveOptions
+    counts: LiveCounts
+    crashes: FoldCrashes | None = None
+    """Records events that may end the process."""
+
+
 class LiveEngine:
     """Reads, folds and stores from the last position until :meth:`end`, an error, or a change that needs a restart."""
 
     def __init__(
         self,
-        app: AppSpec,
+        setup: LiveSetup,
         projections: Sequence[LiveProjection],
-        js: JetStream,
-        catalogue: Catalogue,
-        options: LiveOptions,
-        counts: LiveCounts,
         *,
         beside: Sequence[LiveProjection] = (),
         counts_position: bool = True,
-        crashes: FoldCrashes | None = None,
     ) -> None:
         """
         Args:
             projections: The projections to fold, opened by :func:`open_projections`.
             beside: The projections of the other engine of this pass.
             counts_position: True for the engine whose position the counters show.
-            crashes: Records events that may end the process.
         """
-        self._app, self._js, self._options, self.counts = app, js, options, counts
+        app, options = setup.app, setup.options
+        self._app, self._js, self._options, self.counts = app, setup.js, options, setup.counts
         self._projections = {projection.spec.name: projection for projection in projections}
         others = [projection.spec for projection in beside]
         self._router = Router(
-            [projection.spec for projection in projections], catalogue, owns_stream=app.owns_stream, beside=others
+            [projection.spec for projection in projections],
+            setup.catalogue,
+            owns_stream=app.owns_stream,
+            beside=others,
         )
-        self._counts_position, self._crashes = counts_position, crashes
+        self._counts_position, self._crashes = counts_position, setup.crashes
         self._label = "+".join(self._projections)
         self._is_partitioned = options.partitions > 1
         self._read = 0
@@ -336,7 +348,7 @@ async def open_projections(js: JetStream, stream: str, projections: Sequence[Liv
     return beginning
 
 
-async def _all(work: Sequence[Coroutine[Any, Any, bool]]) -> list[bool]:
+async def _all(work: Sequence[Awaitable[bool]]) -> list[bool]:
     """Run coroutines concurrently; an error is raised after all of them have ended."""
     if len(work) == 1:
         return [await work[0]]
@@ -347,14 +359,14 @@ async def _all(work: Sequence[Coroutine[Any, Any, bool]]) -> list[bool]:
     return [each is True for each in done]
 
 
-async def _within(seconds: float, work: Coroutine[Any, Any, Any]) -> None:
+async def _within(seconds: float, work: Awaitable[object]) -> None:
     """Await ``work`` for at most ``seconds``."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await work
 
 
-async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
+async def end_tasks(*tasks: asyncio.Task[object]) -> None:
     for task in tasks:
         task.cancel()
     if tasks:

@@ -23,7 +23,7 @@ have skipped events of the key before.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.projection_spec import ProjectionSpec
@@ -244,9 +244,9 @@ class LiveStates:
         if gone:
             raise StateGone(self.spec.name, gone)
 
-    def _in_hand(self, keys: Iterable[str]) -> dict[str, list[tuple[int, Any]]]:
+    def _in_hand(self, keys: Iterable[str]) -> dict[str, list[tuple[int, object]]]:
         """Events of some keys that are neither stored nor being stored, from the kept rows."""
-        found: dict[str, list[tuple[int, Any]]] = {key: [] for key in keys}
+        found: dict[str, list[tuple[int, object]]] = {key: [] for key in keys}
         for rows in self._rows if found else ():
             for key, sequence, event in rows:
                 if key in found:

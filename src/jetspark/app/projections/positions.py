@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import datetime
 import json
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from jetspark.app.projections.state_header import position_key
 from jetspark.errors import ProtocolError, UsageError
@@ -204,5 +205,5 @@ def _bare(position: FoldPosition) -> FoldPosition:
     return position._replace(sequence=0, missed=None, witnesses=None)
 
 
-def _pair(value: Any) -> tuple[int, int] | None:
+def _pair(value: Sequence[int] | None) -> tuple[int, int] | None:
     return None if not value else (int(value[0]), int(value[1]))

@@ -24,7 +24,7 @@ from jetspark.app.patience import FOR_EVER_S, patiently
 from jetspark.app.projections.bucket_refs import BucketRef, check_version, find_bucket, open_records, watch_bucket
 from jetspark.app.projections.fold_crashes import FoldCrashes
 from jetspark.app.projections.leases import Lease, LeaseLost, PartitionShares
-from jetspark.app.projections.live_engine import PAUSE, LiveEngine, end_tasks, open_projections
+from jetspark.app.projections.live_engine import PAUSE, LiveEngine, LiveSetup, end_tasks, open_projections
 from jetspark.app.projections.live_options import LiveCounts, LiveOptions, RestartPass
 from jetspark.app.projections.live_projection import LiveProjection
 from jetspark.app.projections.positions import FoldPosition
@@ -281,7 +281,8 @@ class ProjectionWorker:
         if self._specs != tuple(spec for spec, ref in found.items() if ref.version == spec.version):
             raise _OtherSpecs
         live = [LiveProjection(spec, found[spec], self._js, self._options, held) for spec in self._specs]
-        self._pass = LivePass(self.app, live, self._js, self._catalogue, self._options, self.counts, crashes)
+        setup = LiveSetup(self.app, self._js, self._catalogue, self._options, self.counts, crashes)
+        self._pass = LivePass(setup, live)
         watching = [self._follow(records, spec, ref) for spec, ref in found.items()]
         try:
             keeping = [] if lease is None else [lease.keep()]
@@ -327,18 +328,9 @@ def far_behind(starts: Sequence[int], apart_after: int) -> list[bool]:
 class LivePass:
     """Runs the engines from the stored positions until a change of a bucket, a merge, or :meth:`end`."""
 
-    def __init__(
-        self,
-        app: AppSpec,
-        projections: Sequence[LiveProjection],
-        js: JetStream,
-        catalogue: Catalogue,
-        options: LiveOptions,
-        counts: LiveCounts,
-        crashes: FoldCrashes | None,
-    ) -> None:
-        self._app, self._projections, self._js, self._catalogue = app, list(projections), js, catalogue
-        self._options, self._counts, self._crashes = options, counts, crashes
+    def __init__(self, setup: LiveSetup, projections: Sequence[LiveProjection]) -> None:
+        self._setup, self._projections = setup, list(projections)
+        self._options, self._counts = setup.options, setup.counts
         self._engines: list[LiveEngine] = []
         self._is_ending = False
 
@@ -354,7 +346,7 @@ class LivePass:
             RestartPass: A bucket or the stream has changed, or two engines are merged.
             JetSparkError: A request failed.
         """
-        beginning = await open_projections(self._js, self._app.stream, self._projections)
+        beginning = await open_projections(self._setup.js, self._setup.app.stream, self._projections)
         if not self._is_ending:
             await self._run(beginning)
 
@@ -385,17 +377,7 @@ class LivePass:
 
     def _engine(self, group: list[LiveProjection], groups: list[list[LiveProjection]]) -> LiveEngine:
         beside = [projection for other in groups if other is not group for projection in other]
-        return LiveEngine(
-            self._app,
-            group,
-            self._js,
-            self._catalogue,
-            self._options,
-            self._counts,
-            beside=beside,
-            counts_position=group is groups[-1],
-            crashes=self._crashes,
-        )
+        return LiveEngine(self._setup, group, beside=beside, counts_position=group is groups[-1])
 
     async def _meet(self) -> bool:
         """Return when the gap between the two engines is small enough to merge them."""

@@ -97,7 +97,7 @@ class EventBatch:
     ) -> None:
         self._recorded, self._times_us = recorded, times_us
         self.sequences = sequences
-        self.events: list[Any] = []
+        self.events: list[object] = []
         """None for messages on foreign subjects, and for messages that cannot be decoded."""
         self.envelopes: list[EventEnvelope | None] = []
         """Empty unless the decoder was made with ``with_envelopes``; None where ``events`` has None."""
@@ -203,19 +203,19 @@ class KeyRows:
 
     __slots__ = ("events", "keys", "sequences")
 
-    def __init__(self, rows: Iterable[tuple[str, int, Any]] = ()) -> None:
+    def __init__(self, rows: Iterable[tuple[str, int, object]] = ()) -> None:
         self.keys: list[str] = []
         self.sequences: list[int] = []
-        self.events: list[Any] = []
+        self.events: list[object] = []
         for row in rows:
             self.add(*row)
 
-    def add(self, key: str, sequence: int, event: Any) -> None:
+    def add(self, key: str, sequence: int, event: object) -> None:
         self.keys.append(key)
         self.sequences.append(sequence)
         self.events.append(event)
 
-    def extend(self, keys: Iterable[str], sequences: Iterable[int], events: Iterable[Any]) -> None:
+    def extend(self, keys: Iterable[str], sequences: Iterable[int], events: Iterable[object]) -> None:
         """Add many rows, as columns of the same length."""
         self.keys.extend(keys)
         self.sequences.extend(sequences)
@@ -230,7 +230,7 @@ class KeyRows:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __iter__(self) -> Iterator[tuple[str, int, Any]]:
+    def __iter__(self) -> Iterator[tuple[str, int, object]]:
         return zip(self.keys, self.sequences, self.events, strict=True)
 
 
@@ -381,13 +381,13 @@ class Router:
         batch = self.decode(messages, sequences, lambda index: recorded_of(messages[index]))
         columns, failures = self.route(batch)
         for found in columns:
-            events: Sequence[Any] = found.pick(batch.events)
+            events: Sequence[object] = found.pick(batch.events)
             if found.spec.unique_ids:
                 events = list(map(Identified, found.identities(batch), events))
             rows[found.spec.name].extend(found.keys, found.pick(sequences), events)
         return [(batch.recorded(index), failures[index]) for index in sorted(failures)]
 
 
-def _filters_of(kinds: Iterable[type[Any]]) -> list[str]:
+def _filters_of(kinds: Iterable[type[object]]) -> list[str]:
     filters = list(dict.fromkeys(contract_of(kind).subject.filter for kind in kinds))
     return [each for each in filters if not any(each != other and is_subset(each, other) for other in filters)]

@@ -26,7 +26,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jetspark.app.stored_events import escape_line, unescape_line
 from jetspark.state.changes import Current
@@ -148,7 +148,7 @@ class Identified(NamedTuple):
 
     id: bytes
     """Made by :func:`digest_of`."""
-    event: Any
+    event: object
 
 
 def digest_of(source: str, id: str) -> bytes:

@@ -319,7 +319,7 @@ class View(Generic[S]):
         if not callable(condition) or inspect.iscoroutinefunction(condition):
             raise ConfigError(f"condition={condition!r}: expected a plain function of a state")
 
-        async def found() -> Any:
+        async def found() -> S:
             async with aclosing(self._changes(name)) as changes:
                 current = NOTHING
                 async for change in changes:  # None after the present entries: a key without an entry has no state
@@ -675,7 +675,7 @@ def _found(bucket: str, message: JetStreamMessage) -> _Found:
     return _Found(message.subject.removeprefix(subject_of(bucket, "")), current)
 
 
-async def _until(entries: AsyncGenerator[T, None], changed: asyncio.Task[Any]) -> AsyncGenerator[T, None]:
+async def _until(entries: AsyncGenerator[T, None], changed: asyncio.Task[object]) -> AsyncGenerator[T, None]:
     """Yields entries until ``changed`` is done."""
     async with aclosing(entries):
         while True:

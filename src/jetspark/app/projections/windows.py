@@ -72,7 +72,7 @@ class Window:
         """True if an event has exactly one window, which depends neither on its envelope nor on when it was stored."""
         return self.time is not None and self.late == "keep" and self.step_s == self.size_s
 
-    def part_of(self, event: Any) -> str:
+    def part_of(self, event: object) -> str:
         """The window of an event, if :attr:`is_told_by_event`.
 
         Raises:
@@ -104,7 +104,7 @@ class Window:
             raise ConfigError(f"window {window!r}: expected its begin, such as {_name(0)}, or {LATE!r}")
         return window
 
-    def parts(self, event: Any, sent: datetime.datetime | None, stored_us: int) -> list[str]:
+    def parts(self, event: object, sent: datetime.datetime | None, stored_us: int) -> list[str]:
         """The windows of an event, oldest first; ``late`` if it was stored too late for all of them.
 
         Args:

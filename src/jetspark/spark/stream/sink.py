@@ -45,7 +45,7 @@ from jetspark.spark.connections import client_for, jetstream_for, patiently
 from jetspark.spark.options import Connecting, boolean, choice, count, milliseconds, option, read_options, size, text
 from jetspark.spark.stream.ledger import Committed, Ledger, Opening, stored_ids, time_of
 from jetspark.spark.stream.publishing import AsyncPublishing, AtomicPublishing, FastPublishing, Pace, Publisher
-from jetspark.spark.stream.writing import Encoder, Layout, Rows, added_up, null_value
+from jetspark.spark.stream.writing import Destination, Encoder, Layout, Rows, added_up, null_value
 from jetspark.spark.tasks import BATCH_ID, QUERY_ID, RUN_ID, TaskFailed, is_final, raise_failure
 
 __all__ = ["SinkOptions", "batch_writer", "stream_writer"]
@@ -553,14 +553,16 @@ class Task:
     def _encoder(self, target: Target) -> Encoder:
         return Encoder(
             self.layout,
+            Destination(
+                stream=target.name,
+                is_stored=target.stores,
+                max_bytes=client_for(self.options.connecting()).server_info.max_payload_bytes,
+                max_stream_bytes=target.info.config.max_message_bytes,
+                is_expected=self.options.stream is not None,
+            ),
             partition=self.task_id.partition,
             id_prefix=self.task_id.id_prefix() if self.options.exactly_once else None,
-            is_stored=target.stores,
-            stream=target.name,
-            max_bytes=client_for(self.options.connecting()).server_info.max_payload_bytes,
-            max_stream_bytes=target.info.config.max_message_bytes,
-            expect_stream=self.options.stream is not None,
-            adds_up=self.options.write_id is not None,
+            with_digest=self.options.write_id is not None,
         )
 
     def _look_up(self, target: Target) -> Earlier | None:
