@@ -143,14 +143,14 @@ def test_a_window_that_the_event_tells_needs_nothing_else() -> None:
         return event.at
 
     told = Window(size_s=3600, late="keep", time=at_of)
-    assert told.is_told_by_event
+    assert told.is_by_event_alone
     assert told.part_of(Sold(shop="s", at=NOON + minutes(59))) == "20260331T120000Z"
     for other in (
         Window(size_s=3600, late="keep"),
         Window(size_s=3600, time=at_of),
         Window(size_s=3600, every_s=1800, late="keep", time=at_of),
     ):
-        assert not other.is_told_by_event
+        assert not other.is_by_event_alone
 
 
 def test_a_window_is_named_by_its_begin_a_moment_in_it_or_as_late() -> None:

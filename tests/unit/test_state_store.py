@@ -436,7 +436,7 @@ def test_a_write_of_unknown_place_is_not_unseen_either(is_batched: bool) -> None
 def test_a_write_by_other_means_is_not_unseen_once_it_is_told_of() -> None:
     bucket = Watched()
     target = bucket.run(open_bucket("b"))
-    target.note_written("a", bucket.put("a", b"1"))
+    target.advance_seen("a", bucket.put("a", b"1"))
     lags = [1, 1]
     bucket.lag = lambda: lags.pop(0) if lags else 0
     assert bucket.run(target.load_all(["a"])) == {"a": Current(b"1", 0, 1)}

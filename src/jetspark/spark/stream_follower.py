@@ -8,8 +8,8 @@ query when a call here raises, so errors that will pass are not raised:
 - *Later.* Without an answer the streams are taken as unchanged, and the query continues. Calls are short, because Spark
   cannot stop the query during a call.
 
-Streams and buckets share this class. They implement how to read the heads of streams (:meth:`Follower._look`), where a
-new query starts (:meth:`Follower._starts_of`), and what else a batch depends on.
+Streams and buckets share this class. They implement how to read the heads of streams (:meth:`Follower._find_heads`),
+where a new query starts (:meth:`Follower._starts_of`), and what else a batch depends on.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- implemented by streams and buckets --------------------------------------------------------------------
 
     @abstractmethod
-    def _look(self, js: JetStream) -> list[Head]:
+    def _find_heads(self, js: JetStream) -> list[Head]:
         """The present heads of the query's streams."""
 
     def _requests(self) -> int:
@@ -114,7 +114,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ConfigError: This query does not allow it.
         """
 
-    def _note_loss(self, begin: Offset, heads: list[Head]) -> None:
+    def _handle_loss(self, begin: Offset, heads: list[Head]) -> None:
         """Handle messages that were removed since the offset was saved; by default there is nothing to do."""
 
     def _admit(self, begin: Offset, heads: list[Head], limits: Limits) -> Offset:
@@ -155,7 +155,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         heads = self._target if self._target is not None else self._wait_for_news(known)
         begin = self._with_the_same_streams(known, heads)
         check_unchanged(begin, heads)
-        self._note_loss(begin, heads)
+        self._handle_loss(begin, heads)
         try:
             end = self._admit(begin, heads, self._limits(limit))
         except JetSparkError as error:
@@ -201,7 +201,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
             heads = self._ask(START_PATIENCE_S)  # the last look may be older than the offset
         heads = [head for head in heads if head.stream in begin.streams]
         check_unchanged(last, heads)
-        self._note_loss(begin, heads)
+        self._handle_loss(begin, heads)
 
     def _limits(self, limit: ReadLimit) -> Limits:
         own = self._own_limits
@@ -219,7 +219,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _ask(self, patience_s: float) -> list[Head]:
-        self._heads = self._patiently(self._look, patience_s)
+        self._heads = self._patiently(self._find_heads, patience_s)
         self._heads_at = time.monotonic()
         self._poll_s = POLL_S * self._requests()
         return self._heads

@@ -113,7 +113,7 @@ class Lookup:
             if int(before) != (answer[-1].revision if answer else 0):
                 continue
             if not answer:
-                self._note_stream(raw)
+                self._set_stream(raw)
             if mark not in mark_texts:
                 mark_texts[mark] = _text(mark)
             name = subject.decode(errors="surrogateescape")
@@ -123,7 +123,7 @@ class Lookup:
         """Take an answer that is not a plain state: a marker, a value with other headers, or the end."""
         status, before = message.status, int(_field(raw, b"Nats-Last-Sequence") or 0)
         if status is None:
-            self._take(_stored(raw, message), before, raw)
+            self._accept(_stored(raw, message), before, raw)
             return
         is_unbroken = self._follows(before)
         self.is_over = True
@@ -143,14 +143,14 @@ class Lookup:
         """Check that no message was lost on the way: each message, and the end, names the message before it."""
         return before == (self._answer[-1].revision if self._answer else 0)
 
-    def _take(self, stored: Stored, before: int, raw: bytes) -> None:
+    def _accept(self, stored: Stored, before: int, raw: bytes) -> None:
         if not self._follows(before):
             return
         if not self._answer:
-            self._note_stream(raw)
+            self._set_stream(raw)
         self._answer.append(stored)
 
-    def _note_stream(self, raw: bytes) -> None:
+    def _set_stream(self, raw: bytes) -> None:
         """The first message says of which stream all are."""
         self._is_of_mirror = _field(raw, b"Nats-Stream") not in (None, self._stream)
 

@@ -228,19 +228,19 @@ class StateBucket:
         """Where a change of a key is published to."""
         return self._bucket.write_subject(key)
 
-    def note_written(self, key: str, revision: int) -> None:
+    def advance_seen(self, key: str, revision: int) -> None:
         """A key was written without this object: later loads are at least as new as that revision."""
-        self._note_seen(revision, subject_of(self._bucket.origin, key))
+        self._advance_seen(revision, subject_of(self._bucket.origin, key))
 
     def load_all(self, keys: Sequence[str]) -> Procedure[dict[str, Current]]:
         """As :func:`load`, but for its moment: not before anything that this object has seen, or written."""
 
-        def tell(reason: Exception) -> None:
+        def log_failure(reason: Exception) -> None:
             gone = ": if it was deleted, re-create it (`jetspark apply`)" * isinstance(reason, JetStreamUnavailable)
             what = "1 state" if len(keys) == 1 else f"{len(keys)} states"
             _logger.warning("bucket %s: %s cannot be loaded: %s%s", self._bucket.name, what, reason, gone)
 
-        persistence = Persistence(self._patience_s, tell)
+        persistence = Persistence(self._patience_s, log_failure)
         yield from persistence.progress()
         return (yield from self.load(keys, persistence))
 
@@ -273,7 +273,7 @@ class StateBucket:
 
     # ---- loading -----------------------------------------------------------------------------------------------
 
-    def _note_seen(self, sequence: int, subject: str | None = None) -> None:
+    def _advance_seen(self, sequence: int, subject: str | None = None) -> None:
         self.seen = max(self.seen, sequence)
         self._probe_subject = subject or self._probe_subject
 
@@ -287,15 +287,15 @@ class StateBucket:
             )
         self._api = yield Connect()
         if self._is_seen_unsure:
-            yield from self._look_at_end()
+            yield from self._find_end()
         found: dict[str, Stored] = {}
         # One after the other: with several requests under way it takes as long.
         for subjects in lookup_requests([prefix + key for key in keys]):
-            for stored in (yield from self._look_up(subjects)):
+            for stored in (yield from self._lookup_all(subjects)):
                 found[stored.subject[len(prefix) :]] = stored
         return found
 
-    def _look_at_end(self) -> Procedure[None]:
+    def _find_end(self) -> Procedure[None]:
         self._is_seen_unsure = False  # before the answer: what is written meanwhile makes it unsure again
         try:
             info = yield from self._api.stream_info(self._config.name)
@@ -304,9 +304,9 @@ class StateBucket:
             if isinstance(error, StreamNotFound):  # a direct get of a deleted bucket gets no answer; nor does this
                 raise JetStreamUnavailable(self._prefix + "*", str(error)) from error
             raise
-        self._note_seen(info.state.last_sequence)
+        self._advance_seen(info.state.last_sequence)
 
-    def _look_up(self, subjects: Sequence[str]) -> Procedure[list[Stored]]:
+    def _lookup_all(self, subjects: Sequence[str]) -> Procedure[list[Stored]]:
         """The last messages of some subjects, none of them from before ``seen``."""
         found: list[Stored] = []
         left, fruitless, pauses = list(subjects), 0, iter(BEHIND_PAUSES_S)
@@ -317,7 +317,7 @@ class StateBucket:
             yield AskMany(lookup)
             found += lookup.found
             left = lookup.left
-            self._note_seen(lookup.up_to)
+            self._advance_seen(lookup.up_to)
             if lookup.is_behind:
                 if self._probe_subject is None:
                     yield from self._find_probe_subject()
@@ -339,7 +339,7 @@ class StateBucket:
                 last = yield from self._api.get_message(self._config.name, query, direct=False)
             except MessageNotFound:
                 continue  # the last message was removed
-            self._note_seen(last.sequence, last.subject)
+            self._advance_seen(last.sequence, last.subject)
             return
         self.seen = 0  # there is none at all: nothing is older than that
 
@@ -363,7 +363,7 @@ class StateBucket:
             found = stored_of((yield from self._api.get_message(self._config.name, query, direct=False)))
         except MessageNotFound:
             return None
-        self._note_seen(found.revision, subject)
+        self._advance_seen(found.revision, subject)
         return found
 
     # ---- storing -----------------------------------------------------------------------------------------------
@@ -440,7 +440,7 @@ class StateBucket:
             if self._config.allow_batched:
                 items = (_item(subject, change, writer) for subject, change in zip(subjects, changes, strict=True))
                 report: IngestReport = yield IngestAll(items)
-                self._note_report(changes, report)
+                self._see_report(changes, report)
                 sent = _of_batch(changes, report)
                 sent.revisions = self._revisions(changes, report)
                 return sent
@@ -460,9 +460,9 @@ class StateBucket:
                 raise
             return _Sent(unknown=list(changes), reason=error)
 
-    def _note_report(self, changes: Sequence[Change], report: IngestReport) -> None:
+    def _see_report(self, changes: Sequence[Change], report: IngestReport) -> None:
         """Advance ``seen`` over the written changes, if their sequences are known."""
-        self._note_seen(report.last_sequence)
+        self._advance_seen(report.last_sequence)
         if report.failure is not None or report.missing:
             self._is_seen_unsure = True
         elif not report.refusals:

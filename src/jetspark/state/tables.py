@@ -225,7 +225,7 @@ class _Snapshot:
                 messages = yield from pulling.next()
                 now: float = yield ReadClock()
                 if messages:
-                    left = self._take(messages)
+                    left = self._accept(messages)
                     heard_at = now
                     yield from self._persistence.progress()
                     continue
@@ -250,7 +250,7 @@ class _Snapshot:
                     return
                 yield Sleep(CATCH_UP_PAUSE_S)
 
-    def _take(self, messages: list[AckableMessage]) -> int:
+    def _accept(self, messages: list[AckableMessage]) -> int:
         """How many are left behind these, as the last of them says."""
         found = self._found
         for message in messages:

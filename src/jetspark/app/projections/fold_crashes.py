@@ -53,7 +53,7 @@ class FoldDied(Exception):
         return type(self), (self.deaths,)
 
 
-class _Note(NamedTuple):
+class _Entry(NamedTuple):
     """The events that ``engine`` is about to read or apply."""
 
     engine: str
@@ -68,8 +68,8 @@ class FoldCrashes:
 
     def __init__(self, records: KeyValue, worker: str) -> None:
         self._records, self._key = records, f"folding.{escape_token(worker)}"
-        self._left: list[_Note] = []
-        self._now: dict[str, _Note] = {}
+        self._left: list[_Entry] = []
+        self._now: dict[str, _Entry] = {}
         self._created = ""
         self._is_suspicious = False
         self._until: int | None = None
@@ -78,7 +78,7 @@ class FoldCrashes:
         """Load the record of a predecessor that died, and create the record of this process."""
         with suppress(KeyNotFound):
             fields = json.loads((await self._records.get(self._key, direct=False)).value)
-            self._created, self._left = fields["created"], [_Note(*each) for each in fields["notes"]]
+            self._created, self._left = fields["created"], [_Entry(*each) for each in fields["notes"]]
             self._is_suspicious = True
         await self._store()
 
@@ -91,7 +91,7 @@ class FoldCrashes:
         """An engine starts after ``floor``: entries of another stream, and of events stored since, are dropped."""
         if self._created != beginning.created:
             self._created, self._left = beginning.created, []
-        self._left = [note for note in self._left if note.last > floor]
+        self._left = [entry for entry in self._left if entry.last > floor]
         if self._until is None:
             self._until = last_sequence if self._is_suspicious else 0
 
@@ -101,10 +101,10 @@ class FoldCrashes:
 
     def is_named(self, sequences: Sequence[int]) -> bool:
         """True if a process died while it read or applied one of these events."""
-        return any(note.first <= each <= note.last for note in self._left for each in sequences)
+        return any(entry.first <= each <= entry.last for entry in self._left for each in sequences)
 
     @asynccontextmanager
-    async def noted(self, engine: str, projection: str, sequences: Sequence[int]) -> AsyncIterator[FoldDied | None]:
+    async def recorded(self, engine: str, projection: str, sequences: Sequence[int]) -> AsyncIterator[FoldDied | None]:
         """Save the events while the block runs; yields the reason if they must be excluded. Named events come alone."""
         first, last = sequences[0], sequences[-1]
         named = (
@@ -116,7 +116,7 @@ class FoldCrashes:
         if deaths >= FATAL_DEATHS:
             yield FoldDied(deaths)
             return
-        self._now[engine] = _Note(engine, projection, first, last, deaths + 1 if deaths else GROUP_DEATHS)
+        self._now[engine] = _Entry(engine, projection, first, last, deaths + 1 if deaths else GROUP_DEATHS)
         await self._store()
         try:
             yield None

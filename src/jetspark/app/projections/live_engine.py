@@ -193,18 +193,18 @@ class LiveEngine:
         else:
             await self._fold(messages)
 
-    def _noted(
+    def _recorded(
         self, projection: str, sequences: Sequence[int]
     ) -> AbstractAsyncContextManager[FoldDied | None, bool | None]:
         if self._crashes is None or not self._crashes.is_careful(sequences[0]):
             return nullcontext()
-        return self._crashes.noted(self._label, projection, sequences)
+        return self._crashes.recorded(self._label, projection, sequences)
 
     async def _route(
         self, messages: Sequence[JetStreamMessage], rows: dict[str, KeyRows]
     ) -> list[tuple[Recorded, list[Failure]]]:
         sequences = sequences_of(messages)
-        async with self._noted(READING, sequences) as died:
+        async with self._recorded(READING, sequences) as died:
             if died is None:
                 return self._router.add_rows(messages, sequences, recorded_delivery, rows)
         return [(recorded_delivery(messages[0]), [Failure(tuple(self._projections), sequences[0], died)])]
@@ -228,7 +228,7 @@ class LiveEngine:
                 mine = KeyRows(row for row in mine if projection.is_mine(row[0]))
             if mine:
                 await projection.load(mine)
-                async with self._noted(name, sequences_of(messages)) as died:
+                async with self._recorded(name, sequences_of(messages)) as died:
                     projection.states.apply(mine if died is None else mine.refused(died))
                 projection.states.shrink()
         for unreadable, failures in failed:

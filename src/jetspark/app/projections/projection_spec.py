@@ -167,7 +167,7 @@ class ProjectionSpec:
         event instead of 0.28.
         """
         window = self.window
-        if window is not None and not window.is_told_by_event:
+        if window is not None and not window.is_by_event_alone:
             return None
         try:
             first = self._key_of(events[0])

@@ -454,7 +454,7 @@ class View(Generic[S]):
     ) -> T:
         """Await ``look``; repeat it within the limit while the server does not answer."""
 
-        async def looking() -> T:
+        async def retried() -> T:
             while True:
                 try:
                     return await look()
@@ -463,7 +463,7 @@ class View(Generic[S]):
                         raise
                 await clock.sleep(FOLLOW_PAUSE_S)
 
-        return await self._within(limit_s, what, looking(), clock.now() - began_at)
+        return await self._within(limit_s, what, retried(), clock.now() - began_at)
 
     def _entry(self, name: str, current: Current) -> ViewEntry[S]:
         mark = mark_of(current)

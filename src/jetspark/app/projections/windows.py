@@ -68,12 +68,12 @@ class Window:
         return self.every_s or self.size_s
 
     @property
-    def is_told_by_event(self) -> bool:
+    def is_by_event_alone(self) -> bool:
         """True if an event has exactly one window, which depends neither on its envelope nor on when it was stored."""
         return self.time is not None and self.late == "keep" and self.step_s == self.size_s
 
     def part_of(self, event: object) -> str:
-        """The window of an event, if :attr:`is_told_by_event`.
+        """The window of an event, if :attr:`is_by_event_alone`.
 
         Raises:
             ConfigError: The event has no time, or one without a zone.

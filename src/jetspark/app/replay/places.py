@@ -66,7 +66,7 @@ async def store_together(js: JetStream, bucket: StateBucket, changes: Sequence[C
         for change in changes:
             await batch.add(bucket.write_subject(change.key), change.value, headers=header_fields(change, ""))
     assert batch.ack is not None
-    bucket.note_written(changes[-1].key, batch.ack.sequence)
+    bucket.advance_seen(changes[-1].key, batch.ack.sequence)
 
 
 @asynccontextmanager

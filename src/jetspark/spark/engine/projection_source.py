@@ -56,7 +56,7 @@ def _checked(options: ProjectionOptions, planned: Sequence[InputPartition]) -> l
     ranges = [each.value for each in planned]
     if not ranges:
         return []
-    front = patiently(options, partial(_look, options=options), patience_s=options.patience_s)
+    front = patiently(options, partial(_find_heads, options=options), patience_s=options.patience_s)
     # A task cannot tell whether a removed message was an event, so that is checked here, before tasks read.
     is_earliest = front.kept_from is not None
     # Offsets name the subjects of the events, by which a changed application is noticed. A task may ask the server for
@@ -70,7 +70,7 @@ def _checked(options: ProjectionOptions, planned: Sequence[InputPartition]) -> l
     return [InputPartition(each) for each in zip(parts, covered, strict=True)]
 
 
-def _look(js: JetStream, options: ProjectionOptions) -> Head:
+def _find_heads(js: JetStream, options: ProjectionOptions) -> Head:
     from jetspark.spark.engine.reached_positions import front_head
 
     return front_head(js, options)
@@ -86,8 +86,8 @@ class ProjectionBatchReader(BatchReader):
     def partitions(self) -> Sequence[InputPartition]:
         return _checked(self._projecting, super().partitions())
 
-    def _look(self, js: JetStream) -> list[Head]:
-        return [_look(js, self._projecting)]
+    def _find_heads(self, js: JetStream) -> list[Head]:
+        return [_find_heads(js, self._projecting)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._projecting, partition)
@@ -103,8 +103,8 @@ class ProjectionStreamReader(StreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return _checked(self._projecting, super().partitions(start, end))
 
-    def _look(self, js: JetStream) -> list[Head]:
-        return [_look(js, self._projecting)]
+    def _find_heads(self, js: JetStream) -> list[Head]:
+        return [_find_heads(js, self._projecting)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._projecting, partition)

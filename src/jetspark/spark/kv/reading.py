@@ -253,7 +253,7 @@ class ChangeReader(Follower):
             batches = RangeReader(options.for_ranges(), partition.part, columns).batches()
             yield from (batch for batch in batches if batch.num_rows)
 
-    def _look(self, js: JetStream) -> list[Head]:
+    def _find_heads(self, js: JetStream) -> list[Head]:
         bucket = ProcedureRunner(js).run(tables.open_bucket(self._options.bucket))
         self._prefix = bucket.prefix
         return [bucket.head]

@@ -351,7 +351,7 @@ def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
     digest = "" if options.write_id is None else f"{added_up(each.digest for each in filled):032x}"
     now = Committed(task_id.batch, rows, streams, run, write, digest)
 
-    def note(js: JetStream) -> None:
+    def save(js: JetStream) -> None:
         ledger = Ledger.of(js, options.ledger_bucket, task_id.query, filled[0].replicas)
         known = ledger.committed() if unnamed or any(each.is_committed_already for each in filled) else None
         if unnamed is not None:
@@ -376,7 +376,7 @@ def _commit(options: SinkOptions, written: list[PartWritten]) -> None:
                 rows,
             )
 
-    patiently(options.connecting(), note, patience_s=options.patience_s)
+    patiently(options.connecting(), save, patience_s=options.patience_s)
 
 
 def _other_rows(options: SinkOptions, task_id: TaskId, known: Committed) -> UsageError:
@@ -493,7 +493,7 @@ class Task:
         # Half of the window to stop in time, the other half for messages on their way to arrive.
         self.patience_s = min(self.patience_s, max(target.window_s / 2, 0.1))
         encoder = self._encoder(target)
-        earlier = self._look_up(target)
+        earlier = self._find_earlier(target)
         if earlier is None:
             return self._skipped(target, encoder, chain([first], filled))
         sent = 0
@@ -565,7 +565,7 @@ class Task:
             with_digest=self.options.write_id is not None,
         )
 
-    def _look_up(self, target: Target) -> Earlier | None:
+    def _find_earlier(self, target: Target) -> Earlier | None:
         """Results of earlier attempts; None if the whole batch is written."""
         options, task_id = self.options, self.task_id
         if options.exactly_once and not (options.ledger and target.keeps_everything):

@@ -67,7 +67,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
     return StreamReader(read, check_schema(schema))
 
 
-def _look(js: JetStream, options: SourceOptions) -> list[Head]:
+def _find_heads(js: JetStream, options: SourceOptions) -> list[Head]:
     if options.stream_pattern is None:
         return heads_of(js, options.stream)
     return matching(js, options.stream_pattern)
@@ -107,7 +107,7 @@ class BatchReader(DataSourceReader):
 
     def _plan(self, js: JetStream) -> list[Range]:
         options = self._options
-        heads = self._look(js)
+        heads = self._find_heads(js)
         if not heads:
             raise ConfigError(f"{options.which}: no stream has such a name; it has to match the whole of it")
         check_readable(js, heads, options.subjects)
@@ -116,8 +116,8 @@ class BatchReader(DataSourceReader):
         check_loss(start, ends, is_allowed=not options.fail_on_data_loss)
         return plan(start, admit(start, ends, Limits(), options.sizes, partial(count_from, js)))
 
-    def _look(self, js: JetStream) -> list[Head]:
-        return _look(js, self._options)
+    def _find_heads(self, js: JetStream) -> list[Head]:
+        return _find_heads(js, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._schema, partition)
@@ -150,15 +150,15 @@ class StreamReader(Follower):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._schema, partition)
 
-    def _look(self, js: JetStream) -> list[Head]:
+    def _find_heads(self, js: JetStream) -> list[Head]:
         options = self._options
         if not self._is_reached:
-            heads = _look(js, options)  # each of them, or an error: a new query must not begin without one
+            heads = _find_heads(js, options)  # each of them, or an error: a new query must not begin without one
             check_readable(js, heads, options.subjects)
         elif self._is_list_shorter:
-            heads = self._look_at_list(js)
+            heads = self._listed_heads(js)
         else:
-            heads = _look(js, options)
+            heads = _find_heads(js, options)
         if not heads and not self._is_emptiness_logged:
             self._is_emptiness_logged = True
             _logger.warning("%s: no stream has such a name yet; waiting for one", self._options.which)
@@ -169,14 +169,14 @@ class StreamReader(Follower):
         named = len(self._options.stream)
         return not named or named > max(MAX_ASKED, self._pages)
 
-    def _look_at_list(self, js: JetStream) -> list[Head]:
+    def _listed_heads(self, js: JetStream) -> list[Head]:
         try:
             heads, self._pages, self._left_out = listed(js, self._options, [head.stream for head in self._heads])
         except PermissionDenied:
             if self._options.stream_pattern is not None:
                 raise
             self._pages = math.inf
-            return _look(js, self._options)
+            return _find_heads(js, self._options)
         return heads
 
     def _requests(self) -> int:
@@ -206,7 +206,7 @@ class StreamReader(Follower):
             )
         _logger.warning("%s, which is deleted or no longer matches; the query continues without it", what)
 
-    def _note_loss(self, begin: Offset, heads: list[Head]) -> None:
+    def _handle_loss(self, begin: Offset, heads: list[Head]) -> None:
         is_allowed = not self._options.fail_on_data_loss
         if not is_allowed or not self._is_loss_logged:
             self._is_loss_logged |= check_loss(begin, heads, is_allowed=is_allowed)
