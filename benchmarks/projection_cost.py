@@ -65,7 +65,7 @@ def empty(js: JetStream, url: str, *names: str) -> None:
 async def fold_live(url: str, events: int, batch: int | None = None) -> Cost:
     """Fold all of them with a worker in this process."""
     from jetspark.aio import connect
-    from jetspark.app.projections.live import LiveOptions
+    from jetspark.app.projections.live_options import LiveOptions
     from jetspark.app.projections.projection_worker import ProjectionWorker
 
     options = LiveOptions() if batch is None else LiveOptions(batch=batch)

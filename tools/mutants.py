@@ -63,13 +63,18 @@ MODULES = {
     "app/handlers/machine.py": ["tests/unit/test_app_handlers.py", "tests/unit/test_app_procedures.py"],
     "app/handlers/retry.py": ["tests/unit/test_app_retry.py", "tests/unit/test_app_handlers.py"],
     "app/handlers/procedures.py": ["tests/unit/test_app_procedures.py", "tests/unit/test_app_handlers.py"],
-    "app/projections/folding.py": [
+    "app/projections/router.py": [
+        "tests/unit/test_app_projections.py",
+        "tests/unit/test_app_projection_windows.py",
+        "tests/unit/test_app_unique_ids.py",
+    ],
+    "app/projections/key_state.py": [
         "tests/unit/test_app_projections.py",
         "tests/unit/test_app_projection_lookups.py",
         "tests/unit/test_app_projection_windows.py",
         "tests/unit/test_app_live_states.py",
     ],
-    "app/projections/states.py": ["tests/unit/test_app_live_states.py"],
+    "app/projections/live_states.py": ["tests/unit/test_app_live_states.py"],
     "app/projections/windows.py": ["tests/unit/test_app_projection_windows.py"],
     "app/extents.py": ["tests/unit/test_app_replay.py"],
     "app/jobs.py": ["tests/unit/test_app_jobs.py"],

@@ -358,7 +358,7 @@ def test_spark_folds_for_verify_replay_and_rebuild(own_till: Any) -> None:
         place = ("--engine", "spark", "--master", master, "--py-files", "till.py")
         found = json.loads(run("verify", "till:app", "totals", *place, "--json"))
         assert any(file.endswith("/till.py") for file in spark.sparkContext.listFiles)
-        with pytest.raises(ConfigError, match=rf"has a session of {re.escape(master)} already"):
+        with pytest.raises(ConfigError, match=rf"has a session with master {re.escape(master)} already"):
             session(master="spark://127.0.0.1:1")
     assert (found["equal"], found["keys"], found["parked"], found["boundary"]) == (True, 3, 1, 10)
     right = json.loads(run("verify", "till:app", "totals", "--json"))["digest"]

@@ -19,9 +19,9 @@ from support import joined, projected
 from support.projected import app, folded, publish, stored
 from support.stale import StaleLoads, stale_loads
 
-from jetspark.app.projections.live import LiveOptions
-from jetspark.app.projections.marks import position_key
+from jetspark.app.projections.live_options import LiveOptions
 from jetspark.app.projections.positions import FoldPosition, position_change
+from jetspark.app.projections.state_header import position_key
 from jetspark.app.stored_events import StoredEvent
 from jetspark.blocking import JetStream
 from jetspark.blocking.steps import ProcedureRunner

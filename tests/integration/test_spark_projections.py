@@ -20,8 +20,8 @@ from support.projected import Dropped, app, folded, publish, stored
 from jetspark import KVConfig
 from jetspark.app import encode
 from jetspark.app.clock import utc_now
-from jetspark.app.projections.marks import Mark, position_key
 from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.projections.state_header import Mark, position_key
 from jetspark.app.stored_events import StoredEvent
 from jetspark.blocking import JetStream, connect
 from jetspark.errors import ConfigError, KeyNotFound, UsageError

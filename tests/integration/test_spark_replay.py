@@ -153,7 +153,7 @@ def test_a_rebuild_on_spark_goes_on_where_it_was_cut_is_checked_and_swapped(
 
 
 def records(server: NatsServer) -> list[dict[str, Any]]:
-    from jetspark.app.projections.buckets import open_records
+    from jetspark.app.projections.bucket_refs import open_records
     from jetspark.app.replay import read_records
 
     async def read(js: AsyncJetStream) -> list[dict[str, Any]]:
@@ -218,12 +218,12 @@ def test_values_beyond_what_spark_has_read_are_compared_at_their_own_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As when events come, and are folded by a live worker, after Spark has planned what it reads."""
-    from jetspark.spark.engine import comparing
-    from jetspark.spark.engine.reaching import look_at_front
+    from jetspark.spark.engine import comparison
+    from jetspark.spark.engine.reached_positions import front_head
 
     publish(bank, projected.messages(600))
     backfill(app, spark, server.url, projections=["accounts"])
-    monkeypatch.setattr(comparing, "look_at_front", lambda *given: dataclasses.replace(look_at_front(*given), next=401))
+    monkeypatch.setattr(comparison, "front_head", lambda *given: dataclasses.replace(front_head(*given), next=401))
     live = ask(server, lambda js: verify(js, app, "accounts", VerifyOptions(to_seq=300)))
     found = ask(server, lambda js: verify(js, app, "accounts", VerifyOptions(to_seq=300), engine=engine))
     assert (found.to_dict(), found.is_equal, found.boundary) == (live.to_dict(), True, 300)

@@ -27,7 +27,7 @@ from pyspark.sql import functions as F
 from jetspark.spark import register
 from jetspark.spark.stream import publishing
 from jetspark.spark.stream.publishing import AsyncPublishing, FastPublishing, Pace, Publisher
-from jetspark.spark.stream.sink import SinkOptions, Task, TaskPlace
+from jetspark.spark.stream.sink import SinkOptions, Task, TaskId
 from jetspark.spark.stream.writing import Layout, Rows
 
 if TYPE_CHECKING:
@@ -427,7 +427,7 @@ def test_two_attempts_at_one_task_at_the_same_time_store_every_row_once(
 
     def attempt() -> None:
         batches = (pa.record_batch({"data": expected[start : start + 100]}) for start in range(0, 1000, 100))
-        Task(options, Layout(subject=options.subject, msg_id=None), TaskPlace("query", 0, 0)).run(batches)
+        Task(options, Layout(subject=options.subject, msg_id=None), TaskId("query", 0, 0)).run(batches)
 
     with ThreadPoolExecutor() as threads:
         for attempted in [threads.submit(attempt) for _ in range(3)]:

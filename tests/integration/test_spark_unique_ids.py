@@ -14,9 +14,8 @@ from support.repeated import app, oracle, some_messages
 
 import jetspark
 from jetspark.aio.jetstream import JetStream as AsyncJetStream
-from jetspark.app.projections.folding import Recorded
-from jetspark.app.projections.marks import Mark, Parked
-from jetspark.app.projections.recent_ids import ID_BYTES
+from jetspark.app.projections.router import Recorded
+from jetspark.app.projections.state_header import ID_BYTES, Mark, Parked
 from jetspark.app.replay import RebuildOptions, ReplayRequest, rebuild, run_replay, verify
 from jetspark.blocking import JetStream
 from jetspark.errors import StreamNotFound

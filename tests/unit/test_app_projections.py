@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.projections import sorted_into
+from support.projections import Routing, route_one, sorted_into
 
 from jetspark.app import DELETE, App, Event, encode
 from jetspark.app.clock import utc_now
-from jetspark.app.projections.folding import KeyRows, KeyState, Recorded, Router, Routing
-from jetspark.app.projections.marks import FOREIGN, Mark, Parked
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.router import KeyRows, Recorded, Router
+from jetspark.app.projections.state_header import FOREIGN, Mark, Parked
 from jetspark.app.projections.windows import Window
 from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.kv import KVConfig
@@ -264,9 +265,9 @@ def test_a_router_tells_rows_from_what_cannot_be_read() -> None:
     router = Router([spec], app.catalogue)
     assert router.filters == ["accounts.*.opened", "accounts.*.moved", "accounts.*.closed"]
     encoded = encode(Moved(source="a.b", target="b", cents=1), id="1", source="/bank", time=utc_now())
-    routing = router.route(Recorded(5, encoded.subject, encoded.data, encoded.headers, 0))
+    routing = route_one(router, Recorded(5, encoded.subject, encoded.data, encoded.headers, 0))
     assert [(row.key, row.sequence) for row in routing.rows] == [("a=2Eb", 5), ("b", 5)]
-    bad = router.route(Recorded(6, "accounts.a.opened", b"{", None, 0))
+    bad = route_one(router, Recorded(6, "accounts.a.opened", b"{", None, 0))
     assert not bad.rows
     assert [(failure.projections, failure.sequence) for failure in bad.failures] == [(("balances",), 6)]
 
@@ -297,8 +298,8 @@ def test_a_router_sorts_many_messages_by_projection_and_tells_which_cannot_be_re
         (6, [("counts",)]),
         (7, [("balances", "counts")]),
     ]
-    assert router.route(messages[-1]) == Routing([], [])  # nobody has asked for it
-    rows_of_one, failures_of_one = router.route(messages[1])
+    assert route_one(router, messages[-1]) == Routing([], [])  # nobody has asked for it
+    rows_of_one, failures_of_one = route_one(router, messages[1])
     assert [(row.projection, row.key) for row in rows_of_one] == [("balances", "c"), ("balances", "d")]
     assert [(each.projections, each.sequence) for each in failures_of_one] == [(("counts",), 6)]
     looked_at: list[int] = []
@@ -308,7 +309,7 @@ def test_a_router_sorts_many_messages_by_projection_and_tells_which_cannot_be_re
         return message
 
     again = {"balances": KeyRows(), "counts": KeyRows()}
-    assert len(router.sort(messages, [5, 6, 7, 8], recorded_of, again)) == 2
+    assert len(router.add_rows(messages, [5, 6, 7, 8], recorded_of, again)) == 2
     assert {*looked_at} == {6, 7}  # those that fail; the first is read without
 
 
@@ -363,7 +364,7 @@ def test_many_messages_have_the_rows_that_each_has_alone(special: str, place: in
             (message, [(each.projections, each.sequence, str(each.error)) for each in failures])
             for message, failures in sorted_into(rows, router, some)
         ]
-        alone = [(message, router.route(message)) for message in some]
+        alone = [(message, route_one(router, message)) for message in some]
         for name, found in rows.items():
             wanted = [row for _, routing in alone for row in routing.rows if row.projection == name]
             assert list(found) == [(row.key, row.sequence, row.event) for row in wanted]

@@ -14,8 +14,8 @@ import pytest
 
 from jetspark.app import DELETE, App, Event
 from jetspark.app.extents import Extent, ReplayRequest, extent_of
-from jetspark.app.projections.marks import FOREIGN, Mark, Parked
 from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.state_header import FOREIGN, Mark, Parked
 from jetspark.app.replay.comparison import MAX_NAMED, ComparedKeys, Digest, KeyContent, change_to, compare, reaches
 from jetspark.app.replay.outlines import RangeOutline, gaps_between
 from jetspark.app.replay.replay_check import NotReplayable, ReplayCheckOptions, check_replay

@@ -18,10 +18,9 @@ import msgspec
 import pytest
 
 from jetspark.app import DELETE, App, Event, Window
-from jetspark.app.projections.folding import KeyState
-from jetspark.app.projections.lookups import LookupSpec
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.positions import FoldPosition, position_change
-from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.projection_spec import LookupSpec, ProjectionSpec
 from jetspark.app.replay.comparison import Digest, KeyContent
 from jetspark.state.changes import Change, Current, header_bytes
 

@@ -27,7 +27,7 @@ from jetspark.core.step_runner import ReadClock
 from jetspark.errors import JetSparkError
 from jetspark.jetstream.ordered import OrderedOptions, OrderedReader
 from jetspark.publish.steps import Procedure
-from jetspark.spark.retrying import will_pass
+from jetspark.spark.connections import will_pass
 from jetspark.state.patience import Persistence
 from jetspark.testing import run_in_virtual_time
 

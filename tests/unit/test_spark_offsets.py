@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetspark.errors import ConfigError, DataLoss, StreamRecreated, StreamWentBack
-from jetspark.spark.following import check_loss
 from jetspark.spark.offsets import (
     Limits,
     Offset,
@@ -24,6 +23,7 @@ from jetspark.spark.offsets import (
     plan,
     position_of,
 )
+from jetspark.spark.stream_follower import check_loss
 from jetspark.state.scan import Head, Range
 
 CREATED = "2026-03-20T10:14:30.000001Z"
@@ -86,11 +86,14 @@ def test_a_start_from_earliest_is_promised_when_a_batch_has_begun_with_it() -> N
 
 
 def test_a_place_that_is_kept_without_its_batch_is_as_promised_as_before() -> None:
-    assert StreamPosition(CREATED, 12, 5).settled() == StreamPosition(CREATED, 12)
-    assert StreamPosition(CREATED, 12, 5, is_earliest=True).settled() == StreamPosition(CREATED, 12)
-    assert StreamPosition(CREATED, 12, is_earliest=True).settled() == StreamPosition(CREATED, 12, is_earliest=True)
+    assert StreamPosition(CREATED, 12, 5).at_rest() == StreamPosition(CREATED, 12)
+    assert StreamPosition(CREATED, 12, 5, is_earliest=True).at_rest() == StreamPosition(CREATED, 12)
+    assert StreamPosition(CREATED, 12, is_earliest=True).at_rest() == StreamPosition(CREATED, 12, is_earliest=True)
     assert (
-        plan(at(A=12), Offset({"A": StreamPosition(CREATED, 12, 5).settled(), "B": StreamPosition(CREATED, 9, 9)}, 4))
+        plan(
+            at(A=12),
+            Offset({"A": StreamPosition(CREATED, 12, 5).at_rest(), "B": StreamPosition(CREATED, 9, 9)}, 4),
+        )
         == []
     )
 

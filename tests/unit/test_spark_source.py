@@ -15,13 +15,13 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from jetspark.core.message import CoreMessage
 from jetspark.errors import ConfigError
-from jetspark.spark.following import Follower
 from jetspark.spark.kv import reading as kv
 from jetspark.spark.offsets import Limits, Offset, Sizes, StreamPosition
 from jetspark.spark.options import describe, read_options
 from jetspark.spark.schema import SCHEMA, Columns, check_schema
 from jetspark.spark.stream.source import RangePartition, batch_reader, stream_reader
 from jetspark.spark.stream.source_options import Bound, SourceOptions, bound, moment
+from jetspark.spark.stream_follower import Follower
 from jetspark.state.scan import Head, Range
 
 UTC = datetime.UTC

@@ -20,7 +20,7 @@ from jetspark.app.entities.event_comparison import EntityDifference, Reconciliat
 from jetspark.app.handlers.context import Context
 from jetspark.app.handlers.handler_spec import HandlerSpec
 from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, Retry, RetryIn, Skip
-from jetspark.app.projections.live import LiveOptions
+from jetspark.app.projections.live_options import LiveOptions
 from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.projections.views import View, ViewEntry, ViewPosition, ViewReplica
 from jetspark.app.projections.windows import Window

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.app.commands.command_runner import CommandOptions
     from jetspark.app.commands.command_spec import Command, CommandReply
-    from jetspark.app.projections.live import LiveOptions
+    from jetspark.app.projections.live_options import LiveOptions
     from jetspark.app.settings import Setting, SettingsSpec
     from jetspark.app.telemetry import HandlerObserver
 

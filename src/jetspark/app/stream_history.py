@@ -14,7 +14,7 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.aio.stream import Stream
 from jetspark.app.extents import Extent, ReplayRequest, check_is_whole, extent_of
-from jetspark.app.projections.folding import Recorded, recorded_delivery
+from jetspark.app.projections.router import Recorded, recorded_delivery
 from jetspark.core import numbers
 from jetspark.core.subjects import matches, on_one_of, reading_filters
 from jetspark.errors import MessageNotFound
@@ -95,13 +95,13 @@ class StreamHistory:
         """The stream's current state, from the server."""
         return await (await self.stream()).info()
 
-    async def head(self, witness: int | None = None) -> Head:
+    async def head(self, anchor: int | None = None) -> Head:
         """The stream's first and last sequence, and how much of its front may be lost.
 
-        ``witness`` is the sequence of an event that was read.
+        ``anchor`` is the sequence of an event that was read.
         """
         context, info = context_of(self.js), await self.info()
-        return await context.run(front_of(context.api, info, self.first_event if witness is None else witness))
+        return await context.run(front_of(context.api, info, self.first_event if anchor is None else anchor))
 
     async def last(self) -> int:
         """The last sequence of the stream."""

@@ -20,7 +20,7 @@ from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.handler_worker import HandlerWorker
 from jetspark.app.layout import topology_of
 from jetspark.app.patience import patiently
-from jetspark.app.projections.live import LiveOptions
+from jetspark.app.projections.live_options import LiveOptions
 from jetspark.app.projections.projection_worker import ProjectionWorker
 from jetspark.app.provisioning import apply_topology, check_for_drift
 from jetspark.core.arguments import instance, texts

@@ -159,7 +159,7 @@ def replays(
 
 async def _read_records(js: JetStream, app: App, name: str) -> list[ReplayRecord | HandlerReplayRecord]:
     """The records of projections and handlers, oldest first."""
-    from jetspark.app.projections.buckets import open_records
+    from jetspark.app.projections.bucket_refs import open_records
     from jetspark.app.replay import read_handler_records, read_records
 
     found: list[ReplayRecord | HandlerReplayRecord] = []

@@ -51,7 +51,7 @@ def _fold(
     name: str, app: App, target: SparkTarget, only: Sequence[str], options: dict[str, Any], end_signal: EndSignal
 ) -> None:
     from jetspark.spark import run, session
-    from jetspark.spark.ending import stop_between_batches
+    from jetspark.spark.queries import stop_between_batches
 
     spark = session(f"jetspark-{app.name}", master=target.master, py_files=target.py_files)
     try:

@@ -13,7 +13,7 @@ from support.mixed import Counted, Due, Paid, app, pay, timed, touch
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App
 from jetspark.app.client import AppClient
-from jetspark.app.projections.live import LiveOptions
+from jetspark.app.projections.live_options import LiveOptions
 from jetspark.app.replay import RebuildOptions, ReplayRequest, plan_replay, rebuild, replay_handler, run_replay, verify
 from jetspark.app.replay.history import History
 from jetspark.app.stream_history import StreamHistory
@@ -137,8 +137,8 @@ async def test_states_that_go_while_a_history_is_read_are_no_lost_events(
     await pay(mixed, "b", 1, 2)
     head = StreamHistory.head
 
-    async def head_and_touch(self: StreamHistory, witness: int | None = None) -> Any:
-        found = await head(self, witness)
+    async def head_and_touch(self: StreamHistory, anchor_sequence: int | None = None) -> Any:
+        found = await head(self, anchor_sequence)
         await touch(mixed, "a")
         return found
 

@@ -14,9 +14,8 @@ from support.projections import bank, folded, in_buckets, in_stream, some_events
 import jetspark
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, LiveOptions
-from jetspark.app.projections.leases import Lease
+from jetspark.app.projections.leases import Lease, all_partitions, partition_lease
 from jetspark.app.projections.projection_worker import ProjectionWorker
-from jetspark.app.projections.shares import all_partitions, partition_lease
 from jetspark.app.replay import RebuildOptions, rebuild, repair_keys, verify
 from jetspark.server import NatsServer
 

@@ -27,7 +27,7 @@ import jetspark.blocking
 from jetspark import KVConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, LiveOptions
-from jetspark.app.projections.buckets import open_records
+from jetspark.app.projections.bucket_refs import open_records
 from jetspark.app.projections.leases import Lease
 from jetspark.app.replay import RebuildOptions, ReplayRequest, rebuild, repair_keys, run_replay, verify
 from jetspark.app.replay.live_bucket import stored_position
@@ -188,7 +188,7 @@ async def test_a_lease_is_kept_and_seized_while_a_replica_is_behind(server: Nats
         assert await lease.seize() == "before"
         for _ in range(20):
             # As if the answer to the last renewal had been lost: it is its own still.
-            await lease._look()
+            await lease._check_owner()
         stale_replica(plain, plain.stream("KV_bank_projections"), 0)
         for _ in range(20):
-            await lease._look()
+            await lease._check_owner()

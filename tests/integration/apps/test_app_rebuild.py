@@ -36,7 +36,7 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app import App
-from jetspark.app.projections.buckets import find_place, open_records
+from jetspark.app.projections.bucket_refs import find_bucket, open_records
 from jetspark.app.projections.leases import Lease, LeaseLost
 from jetspark.app.replay import (
     RebuildOptions,
@@ -103,7 +103,7 @@ async def test_a_lease_that_is_seized_is_noticed_and_left(js: JetStream) -> None
     await owner.acquire()
     keeping = asyncio.create_task(owner.keep())
     assert await other.seize() == "owner"
-    with pytest.raises(LeaseLost, match="other has it") as lost:
+    with pytest.raises(LeaseLost, match="owned by other") as lost:
         await asyncio.wait_for(keeping, 15)  # the next renewal is due after 20
     leaving = asyncio.create_task(other.until_left("owner"))
     await owner.leave(lost.value.owner)
@@ -167,7 +167,7 @@ async def test_a_rebuild_goes_on_beside_live_traffic_and_is_swapped(server: Nats
     workers.cancel()
     await asyncio.wait([workers])
     records = await open_records(js, "bank")
-    place = (await find_place(records, newer.projections["balances"])).place
+    place = (await find_bucket(records, newer.projections["balances"])).ref
     assert place == ("bank_balances_v2", 2)
     assert (await verify(js, newer, "balances")).is_equal
     with pytest.raises(UsageError, match="is at version 2"):
@@ -295,7 +295,7 @@ async def test_a_rebuild_that_ends_at_any_of_its_notes_is_resumed_swapped_and_dr
                     js, app, "balances", RebuildOptions(swap=True, drop_old=True, drop_after_s=0, resume=record.id)
                 )
                 assert (done.is_swapped, done.is_old_dropped) == (True, True)
-            place = (await find_place(records, app.projections["balances"])).place
+            place = (await find_bucket(records, app.projections["balances"])).ref
             assert await shadows(js) == [f"KV_{place.bucket}"], f"ended at note {write}"
         assert (await verify(js, app, "balances")).is_equal, f"ended at note {write}"
     assert 8 < write < 49
@@ -355,7 +355,7 @@ async def test_a_bucket_that_is_purged_while_it_is_built_is_not_swapped_in(js: J
     await (await js.stream("KV_bank_balances_v1")).purge()
     with pytest.raises(UsageError, match="bank_balances_v1: its position, and other keys, was removed"):
         await task
-    place = (await find_place(await open_records(js, "bank"), app.projections["balances"])).place
+    place = (await find_bucket(await open_records(js, "bank"), app.projections["balances"])).ref
     assert place.bucket == "bank_balances"
     built = await rebuild(js, app, "balances")
     await (await js.stream(f"KV_{built.new.bucket}")).purge()
@@ -383,7 +383,7 @@ async def test_a_position_that_is_written_in_the_midst_of_a_purge_does_not_hide_
     await shadow.put("_jetspark.position", position)
     with pytest.raises(UsageError, match="bank_balances_v1: its position, and other keys, was removed"):
         await task
-    place = (await find_place(await open_records(js, "bank"), app.projections["balances"])).place
+    place = (await find_bucket(await open_records(js, "bank"), app.projections["balances"])).ref
     assert place.bucket == "bank_balances"
     [record] = await read_records(await open_records(js, "bank"))
     with pytest.raises(UsageError, match="delete it, and begin another rebuild"):
@@ -436,11 +436,11 @@ async def test_a_swap_that_was_done_and_not_noted_is_not_done_again(
         dying_at(patch, 4, is_written=True)  # it notes that it runs, is built, and what it replaces; then it swaps
         with pytest.raises(Death):
             await rebuild(js, app, "balances", RebuildOptions(swap=True, resume=built.record.id))
-    alias = await find_place(records, app.projections["balances"])
-    assert alias.place.bucket == built.new.bucket
+    alias = await find_bucket(records, app.projections["balances"])
+    assert alias.ref.bucket == built.new.bucket
     done = await rebuild(js, app, "balances", RebuildOptions(swap=True, resume=built.record.id))
     assert (done.is_swapped, done.old.bucket, done.record.status) == (True, "bank_balances", "swapped")
-    assert await find_place(records, app.projections["balances"]) == alias
+    assert await find_bucket(records, app.projections["balances"]) == alias
     assert "swapped before: bank_balances -> bank_balances_v1; the old is kept" in str(done)
 
 
@@ -529,7 +529,7 @@ async def test_readers_see_no_gap_and_no_older_value_when_it_is_swapped(server: 
     problems: list[str] = []
 
     async def read(runner: ProcedureRunner) -> None:
-        place = (await find_place(records, spec)).place
+        place = (await find_bucket(records, spec)).ref
         found = await runner.run(load(place.bucket, names))
         buckets.append(place.bucket)
         for name in names:

@@ -14,8 +14,8 @@ from support.projections import Account, Balances, Closed, Moved, Opened, bank, 
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App
-from jetspark.app.projections.buckets import find_place, open_records
-from jetspark.app.projections.folding import Recorded
+from jetspark.app.projections.bucket_refs import find_bucket, open_records
+from jetspark.app.projections.router import Recorded
 from jetspark.app.replay import RebuildOptions, read_records, rebuild, state_base, verify
 from jetspark.app.replay.live_bucket import stored_position
 from jetspark.app.replay.state_base import Copied, StateBase
@@ -211,8 +211,8 @@ async def test_a_bucket_that_was_built_and_not_swapped_in_is_a_snapshot(server: 
     await cut(js, app, 202)
     with pytest.raises(DataLoss, match="the range 201 to 300 is not all there"):
         await rebuild(js, app, "balances", RebuildOptions(from_bucket=snapshot))
-    alias = await find_place(await open_records(js, app.name), app.projections["balances"])
-    assert alias.place.bucket == done.new.bucket
+    alias = await find_bucket(await open_records(js, app.name), app.projections["balances"])
+    assert alias.ref.bucket == done.new.bucket
 
 
 @pytest.mark.parametrize("is_copied", [False, True])

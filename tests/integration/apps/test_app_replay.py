@@ -18,10 +18,12 @@ from support.projections import (
     Closed,
     Moved,
     Opened,
+    Row,
     bank,
     folded,
     in_buckets,
     in_stream,
+    route_one,
     some_events,
 )
 
@@ -30,10 +32,10 @@ from jetspark import StreamConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app import App, encode
-from jetspark.app.projections.buckets import open_records
-from jetspark.app.projections.folding import Router, Row
+from jetspark.app.projections.bucket_refs import open_records
 from jetspark.app.projections.positions import FoldPosition, position_change
 from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.router import Router
 from jetspark.app.replay import (
     RebuildOptions,
     ReplayOptions,
@@ -541,7 +543,7 @@ async def test_an_engine_that_is_wrong_is_caught(js: JetStream, kind: type[Engin
     messages = await in_stream(js, app)
     router = Router([spec], app.catalogue)
     engine = kind(spec)
-    engine.run([row for message in messages for row in router.route(message).rows])
+    engine.run([row for message in messages for row in route_one(router, message).rows])
     stream = await js.stream(app.stream)
     position = FoldPosition.beginning(app.stream, stream.cached_info.created)._replace(sequence=len(messages))
     changes = [position_change(position, 0)]

@@ -14,7 +14,7 @@ from support.replicas import stale_replica
 import jetspark.blocking
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App, Event
-from jetspark.app.projections.buckets import open_records
+from jetspark.app.projections.bucket_refs import open_records
 from jetspark.app.replay import (
     HandlerReplayOptions,
     ReplayRequest,

@@ -13,8 +13,7 @@ from support.repeated import WINDOW, Held, Moved, app, oracle, some_messages
 from jetspark import StreamConfig
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App
-from jetspark.app.projections.marks import Mark
-from jetspark.app.projections.recent_ids import ID_BYTES
+from jetspark.app.projections.state_header import ID_BYTES, Mark
 from jetspark.app.replay import RebuildOptions, ReplayRequest, plan_replay, rebuild, repair_keys, run_replay, verify
 from jetspark.app.testing import TestApp
 from jetspark.errors import UsageError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from jetspark.app.handlers.dead_letter_box import DeadLetterBox, StoredDeadLetter
-from jetspark.app.projections.unreadable import HANDLER as PROJECTIONS
+from jetspark.app.projections.unreadable_events import HANDLER as PROJECTIONS
 from jetspark.app.stored_events import StoredEvent, dead_letter_filter
 from jetspark.app.topology.names import dead_letter_stream, handler_bucket
 from jetspark.core.arguments import unfit

@@ -36,7 +36,7 @@ from jetspark.app.entities.event_comparison import (
     repair_of,
 )
 from jetspark.app.extents import Extent
-from jetspark.app.projections.folding import Recorded, Router
+from jetspark.app.projections.router import Recorded, Router
 from jetspark.app.stream_history import ReadingRate, StreamHistory
 from jetspark.errors import ConfigError, Conflict, DataLoss, MessageNotFound
 from jetspark.jetstream.info import StoredMessage, StreamInfo
@@ -229,9 +229,11 @@ class _Reconciling:
                     self._learn(token, spec.key_in(token, _said(message.headers)))
             else:
                 events.append(message)
-        for message, _, event, _, failures in self._router.spread(events):
-            self.result.unreadable += bool(failures)
-            if event is None or type(event) not in self._fold.events or failures:
+        batch = self._router.decode(events, [each.sequence for each in events], events.__getitem__)
+        failures = self._router.route(batch).failures
+        for index, (message, event) in enumerate(zip(events, batch.events, strict=True)):
+            self.result.unreadable += index in failures
+            if event is None or type(event) not in self._fold.events or index in failures:
                 continue
             if not self._is_tail:
                 self.result.events += 1

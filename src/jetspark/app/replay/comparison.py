@@ -25,9 +25,9 @@ from itertools import islice
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
-from jetspark.app.projections.folding import KeyState
-from jetspark.app.projections.marks import Parked, mark_of, parked_of, reach_of
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.state_header import Parked, mark_of, parked_of, reach_of
 from jetspark.state.changes import Change, Current
 
 __all__ = [

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias
 from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.extents import Extent
-from jetspark.app.projections.folding import Failure, KeyRows, KeyState, Router
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.positions import FoldPosition, start_of
 from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.router import Failure, KeyRows, Router
 from jetspark.app.replay.comparison import ComparedKeys, KeyContent
 from jetspark.app.replay.live_bucket import stored_position
 from jetspark.app.stream_history import Portion, ReadingRate, StreamHistory, recorded
@@ -168,7 +169,7 @@ class History(StreamHistory):
 
     def _route(self, portion: Portion) -> Events:
         rows = KeyRows()
-        failed = self.router.sort(portion.received, portion.sequences, recorded, {self.spec.name: rows})
+        failed = self.router.add_rows(portion.received, portion.sequences, recorded, {self.spec.name: rows})
         failures = [failure for _, found in failed for failure in found]
         return Events(rows, failures, portion.read, portion.last)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from jetspark.aio.clock import rng as loop_rng
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.extents import Extent
-from jetspark.app.projections.positions import FoldPosition, NotedPosition, position_change, read_position
+from jetspark.app.projections.positions import FoldPosition, StoredPosition, position_change, read_position
 from jetspark.app.replay.comparison import KeyContent, change_to, reaches
 from jetspark.app.replay.history import History, MemoryFold
 from jetspark.app.replay.live_bucket import paused_engines, store_atomically
@@ -57,17 +57,17 @@ class _WantedKeys:
     def unsure(self) -> list[str]:
         return []
 
-    def look_again(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
+    def reload(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
         self._current = {key: loaded.get(key, NOTHING) for key in keys}
 
-    def take(self) -> list[Change]:
+    def take_changes(self) -> list[Change]:
         wanted = (
             change_to(self._spec, key, self._fold.content(key), current, position=self.position)
             for key, current in self._current.items()
         )
         return [change for change in wanted if change is not None]
 
-    def settle(self, changes: Sequence[Change], outcome: Outcome) -> None:
+    def commit(self, changes: Sequence[Change], outcome: Outcome) -> None:
         self._current = {}  # keys in conflict are folded further, and loaded again
 
 
@@ -124,8 +124,8 @@ class KeyRepair:
         last = max(fold.reached, stored.sequence or 0)
         await fold.advance(self._history, self._extent, last, reaches(current, last))
         self._keys.position = stored.sequence or 0
-        self._keys.look_again(keys, current)
-        changes = self._keys.take()
+        self._keys.reload(keys, current)
+        changes = self._keys.take_changes()
         if not is_repair:
             conflicts = (await self._runner.run(store_round(self._bucket, self._keys))).conflicts
         else:
@@ -133,7 +133,7 @@ class KeyRepair:
         written |= {change.key for change in changes} - set(conflicts)
         return conflicts
 
-    async def _store_with_position(self, changes: list[Change], stored: NotedPosition, last: int) -> tuple[str, ...]:
+    async def _store_with_position(self, changes: list[Change], stored: StoredPosition, last: int) -> tuple[str, ...]:
         """Store keys with a position no further than their states; returns the keys in conflict."""
         for begin in range(0, len(changes), MAX_TOGETHER):
             if stored.position is None:

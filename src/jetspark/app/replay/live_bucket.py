@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from jetspark.aio import clock
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.contracts.tokens import unescape
-from jetspark.app.projections.leases import Lease
-from jetspark.app.projections.positions import NotedPosition, read_position
-from jetspark.app.projections.shares import all_partitions
+from jetspark.app.projections.leases import Lease, all_partitions
+from jetspark.app.projections.positions import StoredPosition, read_position
 from jetspark.errors import ConfigError
 from jetspark.state.changes import Change, header_fields
 from jetspark.state.store import StateBucket, open_bucket
@@ -29,7 +28,7 @@ _logger = logging.getLogger("jetspark.app")
 PAUSE_S = 0.02
 
 
-async def stored_position(js: JetStream, bucket: str) -> NotedPosition:
+async def stored_position(js: JetStream, bucket: str) -> StoredPosition:
     """The position in a bucket: the bucket has all events up to that sequence."""
     runner = ProcedureRunner(js)
     return await runner.run(read_position(await runner.run(open_bucket(bucket))))
@@ -68,7 +67,7 @@ async def store_atomically(js: JetStream, bucket: StateBucket, changes: Sequence
         for change in changes:
             await batch.add(bucket.write_subject(change.key), change.value, headers=header_fields(change, ""))
     assert batch.ack is not None
-    bucket.note_written(changes[-1].key, batch.ack.sequence)
+    bucket.advance_seen(changes[-1].key, batch.ack.sequence)
 
 
 @asynccontextmanager

@@ -4,8 +4,8 @@ The whole history is folded into a *shadow* bucket, ``<bucket>_v<version>`` (or 
 name is taken), which has no readers. The live bucket is not touched, and its engine runs. The shadow has a position, so
 a rebuild that was killed continues there. On request the shadow is verified against a fresh fold, brought to the end of
 the stream, and swapped in: one compare-and-set on the record that names the projection's bucket
-(:mod:`jetspark.app.projections.buckets`). Live engines of this version and readers follow; engines of another version
-stop folding the projection. The old bucket is kept until it is dropped.
+(:mod:`jetspark.app.projections.bucket_refs`). Live engines of this version and readers follow; engines of another
+version stop folding the projection. The old bucket is kept until it is dropped.
 
 If the stream no longer has its first events, the shadow begins with the states of another bucket
 (:mod:`jetspark.app.replay.state_base`). The record has the name of that bucket, and the first event that was folded
@@ -26,16 +26,16 @@ from jetspark.aio import clock
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.extents import Extent, ReplayRequest
 from jetspark.app.layout import as_safe
-from jetspark.app.projections.buckets import Alias, ProjectionPlace, find_place, open_records, swap
-from jetspark.app.projections.marks import position_key
+from jetspark.app.projections.bucket_refs import Alias, BucketRef, find_bucket, open_records, swap
+from jetspark.app.projections.live_states import CACHE, LiveStates, StateGone
 from jetspark.app.projections.positions import (
     FoldPosition,
-    NotedPosition,
+    StoredPosition,
     position_change,
     read_position,
     start_of,
 )
-from jetspark.app.projections.states import CACHE, LiveStates, StateGone
+from jetspark.app.projections.state_header import position_key
 from jetspark.app.replay.history import Events, FoldEngine, FoldOptions, History, spec_of
 from jetspark.app.replay.live_bucket import paused_engines, stored_position
 from jetspark.app.replay.replay_records import (
@@ -124,8 +124,8 @@ class RebuildOutcome:
     """The result of a rebuild."""
 
     record: ReplayRecord
-    old: ProjectionPlace
-    new: ProjectionPlace
+    old: BucketRef
+    new: BucketRef
     verification: Verification | None = None
     is_swapped: bool = False
     swap_s: float | None = None
@@ -181,24 +181,24 @@ async def rebuild(
     app, options = app.spec, options or RebuildOptions()
     fold = FoldOptions.of(options.rate, engine)
     spec, records = spec_of(app, projection, js), await open_records(js, app.name)
-    alias = await find_place(records, spec)
+    alias = await find_bucket(records, spec)
     known = None
     if options.resume is not None:
         known = await find_replay(records, spec, options.resume, "rebuild")
-        if (ended := await _resume_swapped(js, spec, alias.place, known, options)) is not None:
+        if (ended := await _resume_swapped(js, spec, alias.ref, known, options)) is not None:
             return ended
-    history = await History.open(js, app, spec, alias.place.bucket, may_be_other_stream=True)
+    history = await History.open(js, app, spec, alias.ref.bucket, may_be_other_stream=True)
     base = await _base_of(history, options, None if known is None else known.record)
     job, extent = await _job_of(app, records, history, options.resume, base)
-    new = ProjectionPlace(job.record.bucket, spec.version)
-    outcome = RebuildOutcome(record=job.record, old=alias.place, new=new)
+    new = BucketRef(job.record.bucket, spec.version)
+    outcome = RebuildOutcome(record=job.record, old=alias.ref, new=new)
     work = _Rebuild(history, extent, job, outcome, on_progress, base)
     on_progress(job.record)
     await run_job(job, work.run(fold, check=options.check))
     if options.swap:
         await work.swap(records, alias)
     if options.drop_old:  # which needs swap
-        await work.drop_replaced(alias.place.bucket, options.drop_after_s)
+        await work.drop_replaced(alias.ref.bucket, options.drop_after_s)
     on_progress(job.record)
     return outcome
 
@@ -227,7 +227,7 @@ async def _base_of(history: History, options: RebuildOptions, record: ReplayReco
 
 
 async def _resume_swapped(
-    js: JetStream, spec: ProjectionSpec, place: ProjectionPlace, job: ReplayJob, options: RebuildOptions
+    js: JetStream, spec: ProjectionSpec, place: BucketRef, job: ReplayJob, options: RebuildOptions
 ) -> RebuildOutcome | None:
     """Finish a rebuild that is swapped already; None for a rebuild with more work left."""
     if job.record.bucket == place.bucket and not job.record.is_done:
@@ -315,7 +315,7 @@ async def _drop(js: JetStream, spec: ProjectionSpec, bucket: str) -> None:
         await js.delete_kv(bucket)
 
 
-async def _drop_replaced(js: JetStream, spec: ProjectionSpec, place: ProjectionPlace, job: ReplayJob) -> RebuildOutcome:
+async def _drop_replaced(js: JetStream, spec: ProjectionSpec, place: BucketRef, job: ReplayJob) -> RebuildOutcome:
     """Remove the bucket that an earlier swap has replaced."""
     record = job.record
     if not record.replaced:
@@ -337,7 +337,7 @@ async def _drop_replaced(js: JetStream, spec: ProjectionSpec, place: ProjectionP
 
 
 def _swapped_before(record: ReplayRecord) -> RebuildOutcome:
-    old, new = ProjectionPlace(record.replaced, record.version), ProjectionPlace(record.bucket, record.version)
+    old, new = BucketRef(record.replaced, record.version), BucketRef(record.bucket, record.version)
     return RebuildOutcome(record=record, old=old, new=new, is_swapped=True)
 
 
@@ -352,7 +352,7 @@ async def drop_rebuild(js: JetStream, app: HasSpec, projection: str, id: str) ->
     records = await open_records(js, app.name)
     job = await find_replay(records, spec, id, "rebuild")
     record = job.record
-    if record.bucket == (await find_place(records, spec)).place.bucket:
+    if record.bucket == (await find_bucket(records, spec)).ref.bucket:
         raise ConfigError(f"rebuild {id!r}: bucket {record.bucket} is in use: swap another one in before it is dropped")
     if record.status == "dropped":
         raise ConfigError(f"rebuild {id!r}: bucket {record.bucket} was dropped already")
@@ -502,7 +502,7 @@ class _Rebuild:
             f"bucket {self._bucket}: {what} was removed while it was built: delete it, and begin another rebuild"
         )
 
-    async def _read_position(self) -> NotedPosition:
+    async def _read_position(self) -> StoredPosition:
         """The position of the bucket, after a check that the bucket was not purged.
 
         The server compares revisions and stores in two steps. A purge between them leaves a position without the keys
@@ -540,7 +540,7 @@ class _Rebuild:
         unlimited = ReadingRate(None)
         await self.fold_to(await self._history.last(), unlimited)  # so that the pause is short
         # Before the swap, so that a process that resumes this knows the old bucket if this process ends after the swap.
-        await self._job.save(replaced=alias.place.bucket)
+        await self._job.save(replaced=alias.ref.bucket)
         began = clock.now()
         async with paused_engines(records, self._spec.name, f"{self._job.record.id}-{secrets.token_hex(4)}"):
             await self.fold_to(await self._history.last(), unlimited)

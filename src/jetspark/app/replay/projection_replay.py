@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from jetspark.aio import clock
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.extents import Extent, ReplayRequest, check_keys
-from jetspark.app.projections.buckets import check_version, find_place, open_records
-from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.bucket_refs import check_version, find_bucket, open_records
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.positions import read_position
 from jetspark.app.replay.comparison import change_to
 from jetspark.app.replay.history import (
@@ -163,7 +163,7 @@ async def plan_replay(
     """
     app, fold = app.spec, FoldOptions.of(rate, engine, on_events)
     spec = spec_of(app, projection, js)
-    place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
+    place = check_version(spec, (await find_bucket(await open_records(js, app.name), spec)).ref)
     history = await History.open(js, app, spec, place.bucket)
     request = request.of(spec)
     extent = await history.extent(request)
@@ -199,7 +199,7 @@ async def run_replay(
     fold = FoldOptions.of(options.rate, engine)
     spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
-    place = check_version(spec, (await find_place(records, spec)).place)
+    place = check_version(spec, (await find_bucket(records, spec)).ref)
     history = await History.open(js, app, spec, place.bucket)
     if options.resume is not None:
         job = await resume_replay(records, spec, options.resume, "replay")
@@ -238,7 +238,7 @@ async def repair_keys(
     fold = FoldOptions.of(rate)
     spec = spec_of(app, projection, js)
     records = await open_records(js, app.name)
-    place = check_version(spec, (await find_place(records, spec)).place)
+    place = check_version(spec, (await find_bucket(records, spec)).ref)
     history = await History.open(js, app, spec, place.bucket)
     request = ReplayRequest(keys=tuple(keys)).of(spec)
     if not request.keys:

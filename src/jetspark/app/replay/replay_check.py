@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jetspark.app.clock import microseconds, utc_now
 from jetspark.app.contracts.envelope import decode, encode
-from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.recent_ids import MAX_UNIQUE_IDS, Identified, digest_of
+from jetspark.app.projections.state_header import MAX_UNIQUE_IDS, Identified, digest_of
 from jetspark.app.projections.windows import LATE
 from jetspark.app.replay.comparison import KeyContent
 from jetspark.app.replay.history import spec_of

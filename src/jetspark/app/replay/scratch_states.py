@@ -13,9 +13,10 @@ import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
-from jetspark.app.projections.folding import KeyRows, KeyState
+from jetspark.app.projections.key_state import KeyState
+from jetspark.app.projections.live_states import CacheLimits
 from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.states import CacheLimits
+from jetspark.app.projections.router import KeyRows
 from jetspark.app.replay.comparison import KeyContent, compare, reaches
 from jetspark.errors import UsageError
 from jetspark.state.changes import NOTHING, Current

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from jetspark.aio.steps import ProcedureRunner
-from jetspark.app.projections.marks import Mark, mark_of, parked_of
 from jetspark.app.projections.positions import FoldPosition
+from jetspark.app.projections.state_header import Mark, mark_of, parked_of
 from jetspark.app.replay.live_bucket import paused_engines, stored_position
 from jetspark.app.replay.verification import check_is_complete, contents_of
 from jetspark.errors import ConfigError, StreamNotFound, StreamRecreated, UsageError

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from jetspark.aio.steps import ProcedureRunner
 from jetspark.app.extents import Extent
-from jetspark.app.projections.buckets import check_version, find_place, open_records
-from jetspark.app.projections.marks import is_reserved
+from jetspark.app.projections.bucket_refs import check_version, find_bucket, open_records
+from jetspark.app.projections.live_states import CACHE, CacheLimits
 from jetspark.app.projections.positions import FoldPosition
-from jetspark.app.projections.states import CACHE, CacheLimits
+from jetspark.app.projections.state_header import is_reserved
 from jetspark.app.replay.comparison import ComparedKeys, Difference, ParkedKey, reaches
 from jetspark.app.replay.history import FoldEngine, FoldOptions, History, OnEvents, ignore_events, spec_of
 from jetspark.app.replay.live_bucket import await_position, stored_position
@@ -178,7 +178,7 @@ async def verify(
     app, options = app.spec, options or VerifyOptions()
     fold = FoldOptions.of(options.rate, engine, on_events)
     spec = spec_of(app, projection, js)
-    place = check_version(spec, (await find_place(await open_records(js, app.name), spec)).place)
+    place = check_version(spec, (await find_bucket(await open_records(js, app.name), spec)).ref)
     position = (await stored_position(js, place.bucket)).position
     if position is not None:
         if position.version:
@@ -405,7 +405,7 @@ async def preview_rebuild(
     """
     app, fold = app.spec, FoldOptions.of(rate, engine)
     spec = spec_of(app, projection, js)
-    bucket = (await find_place(await open_records(js, app.name), spec)).place.bucket
+    bucket = (await find_bucket(await open_records(js, app.name), spec)).ref.bucket
     history = await History.open(js, app, spec, bucket, may_be_other_stream=True)
     extent = await history.whole()
     position = (await stored_position(js, bucket)).position

@@ -8,10 +8,10 @@ from typing import Any
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.application import App
 from jetspark.app.contracts.catalogue import contract_of
-from jetspark.app.projections.buckets import find_place, open_records
-from jetspark.app.projections.live import LiveOptions
-from jetspark.app.projections.marks import is_reserved, position_key
+from jetspark.app.projections.bucket_refs import find_bucket, open_records
+from jetspark.app.projections.live_options import LiveOptions
 from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.state_header import is_reserved, position_key
 from jetspark.app.testing.stages import Stage, VirtualStage
 from jetspark.core.headers import Headers
 from jetspark.errors import KeyNotFound, MessageNotFound
@@ -25,7 +25,7 @@ VIRTUAL_LIVE = LiveOptions(position_every_s=3600.0, lease_s=600.0)
 
 async def read_states(stage: Stage, js: JetStream, app: App, spec: ProjectionSpec) -> dict[str, Any]:
     """The states of a projection, by key; with windows by ``"<key>.<window>"``."""
-    place = (await find_place(await open_records(js, app.name), spec)).place
+    place = (await find_bucket(await open_records(js, app.name), spec)).ref
     states: dict[str, Any] = {}
     for message in await stage.messages(js, f"KV_{place.bucket}"):
         key = message.subject.removeprefix(f"$KV.{place.bucket}.")
@@ -50,7 +50,7 @@ async def is_behind(js: JetStream, app: App) -> bool:
             except MessageNotFound:
                 continue
             last = max(last, message.sequence)
-        bucket = await js.kv((await find_place(records, spec)).place.bucket)
+        bucket = await js.kv((await find_bucket(records, spec)).ref.bucket)
         try:
             position = json.loads((await bucket.get(position_key())).value)["sequence"]
         except KeyNotFound:

@@ -26,7 +26,7 @@ import msgspec
 
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import Decoded, decode
-from jetspark.app.projections.folding import Recorded
+from jetspark.app.projections.router import Recorded
 from jetspark.app.timers import firing_subject, timer_subject
 from jetspark.app.workflows.commands import CommandAnswered, CommandSent
 from jetspark.app.workflows.workflow_spec import (

@@ -1,53 +1,54 @@
-"""The states of one projection in a live engine: a bounded cache, and what of it is not stored yet. Pure.
+"""The states of one projection in a live engine: a bounded cache with changes that are not stored yet. Pure.
 
-Events are folded as they come; what they made is stored meanwhile, as much at a time as there is::
+Events are folded as they arrive. All changed states are stored at a time, while more events are folded::
 
-    clean ──apply()──> dirty ──take()──> sent ──settle()──> clean, or dirty if there were events since
+    clean ──apply()──> dirty ──take()──> sent ──commit()──> clean, or dirty if there were events since
                          ^                │
                          └── conflict ────┘  folded again, on what the bucket has
 
-The rows that are not stored yet are kept, so that a conflict can be settled without reading them again: what the bucket
-has has all events up to its sequence, and those behind it are in hand. They are kept as they came, piece by piece, and
-those of a key are looked for only where it is in conflict: every event would pay for having them by key, and conflicts
-are rare. If the bucket is behind what it had before, its state was removed by somebody else, and the events in hand are
-not all of them: :class:`StateGone`.
+Rows that are not stored yet are kept, so that a conflict is resolved without reading them again: the state in the
+bucket has all events up to its sequence, and the later ones are in memory. Rows are kept in the order of arrival. The
+rows of one key are searched for only after a conflict: an index by key would cost time for every event, and conflicts
+are rare. If the state in the bucket is older than the loaded one, another program removed or replaced it, and
+the rows in memory do not have all its events: :class:`StateGone`.
 
-A revision that is not known for sure is never guessed: the key is loaded again before it is stored the next time. Who
-drives this is :mod:`jetspark.state.rounds`.
+An unknown revision is never guessed: the key is loaded again before its next store. :mod:`jetspark.state.rounds` runs
+these steps.
 
-Keys that are parked are never dropped from the cache. A repair of such a key writes it together with a position
-(see ``positions``); until an engine has noticed that, it must not fold an event onto a repaired state, because
-it may have passed by others before it.
+Stuck keys are never dropped from the cache. A repair writes the state of such a key together with a position (see
+``positions``). Until the engine has noticed the repair it must not fold events onto the repaired state, because it may
+have skipped events of the key before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from jetspark.app.projections.folding import KeyRows, KeyState
-from jetspark.app.projections.marks import Parked, mark_of
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.router import KeyRows
+from jetspark.app.projections.state_header import Parked, mark_of
 from jetspark.jetstream.kv import KVOperation
 from jetspark.state.changes import NOTHING, Change, Current, Outcome
 
 __all__ = ["CACHE", "CacheLimits", "LiveStates", "StateGone"]
 
 GONE = "its state was removed from the bucket, or replaced by an older one"
-# What an entry of the cache takes besides its value and its key: 460 bytes measured, on CPython 3.11.
+# Memory of a cache entry without its value and its key: 460 bytes, measured on CPython 3.11.
 ENTRY_BYTES = 460
 
 
 class CacheLimits(NamedTuple):
-    """How many states are kept in memory; those that have to be stored, or are parked, are kept anyway."""
+    """Bounds of the cache. States that are not stored yet and stuck keys stay in memory beyond these bounds."""
 
     keys: int
     bytes: int
 
 
 CACHE = CacheLimits(1_000_000, 512 << 20)
-"""A million small states, so that an event of one of a million keys costs what an event of one of a thousand does. A
-state that is not here has to be loaded again, which takes as long as all else that is done with an event."""
+"""A million small states: with up to a million keys an event costs the same as with a thousand. A state that is not in
+the cache is loaded again, which takes as long as the rest of the work on an event."""
 
 
 class StateGone(Exception):
@@ -56,30 +57,30 @@ class StateGone(Exception):
     def __init__(self, projection: str, changes: list[Change]) -> None:
         super().__init__(projection, changes)
         self.projection, self.changes = projection, changes
-        """What parks these keys: they can only be rebuilt."""
+        """Writes that make these keys stuck: they need a rebuild."""
 
 
 class _CachedKey(KeyState):
-    """A key in hand, and what of it is on its way."""
+    """A state in the cache, and the progress of its store."""
 
     __slots__ = ("counted", "is_sure", "passed", "sent", "size")
     size: int
-    """What it counts for in the cache."""
+    """Bytes that the entry counts in the cache."""
 
     def __init__(self, spec: ProjectionSpec, key: str, loaded: Current) -> None:
         super().__init__(spec, key, loaded)
         self.passed = 0
-        """Events up to this one are not in hand: the bucket has the key parked, and they were passed by."""
+        """Events up to this one were skipped and are not in memory, because the key is stuck in the bucket."""
         self.sent: int | None = None
-        """How many events were applied to the state that is under way to the bucket; None if none is."""
+        """Number of events in the state that is being stored; None if no store is under way."""
         self.counted = 0
-        """How many of them were in the state that was stored before."""
+        """Number of events in the state that was stored before."""
         self.is_sure = True
-        """The revision is known."""
+        """True if the revision in the bucket is known."""
 
 
 class LiveStates:
-    """See the module."""
+    """Cache of one projection's states; :class:`~jetspark.state.rounds.KeysInHand`."""
 
     def __init__(self, spec: ProjectionSpec, limits: CacheLimits) -> None:
         self.spec = spec
@@ -87,14 +88,14 @@ class LiveStates:
         self._keys: dict[str, _CachedKey] = {}
         self._dirty: dict[str, _CachedKey] = {}
         self._rows: list[KeyRows] = []
-        """Pieces of rows that came since the last :meth:`take`."""
+        """Rows that arrived since the last :meth:`take_changes`, in pieces."""
         self._sent_rows: list[KeyRows] = []
-        """Those before, until it is settled what became of them."""
+        """Rows of the changes that are being stored, until :meth:`commit`."""
         self._last = 0
-        """The last event that came."""
+        """Sequence of the last event applied."""
         self._size = 0
         self._is_all_busy = False
-        """There was no state left to drop, and nothing was stored since."""
+        """No state could be dropped, and no store has ended since."""
         self.applied = self.known = self.waiting = 0
         self.parked: dict[str, Parked] = {}
 
@@ -108,7 +109,7 @@ class LiveStates:
     # ---- folding -----------------------------------------------------------------------------------------------
 
     def missing(self, rows: KeyRows) -> list[str]:
-        """Keys that have to be loaded before the rows can be applied."""
+        """Keys of the rows that are not in the cache."""
         known = self._keys
         if all(map(known.__contains__, rows.keys)):
             return []
@@ -117,7 +118,7 @@ class LiveStates:
     def add(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
         """
         Raises:
-            UsageError: Another version of the projection has made a state.
+            UsageError: A state is of another version of the projection.
         """
         spec, known, size = self.spec, self._keys, 0
         for key in keys:
@@ -129,7 +130,7 @@ class LiveStates:
         self._size += size
 
     def apply(self, rows: KeyRows) -> None:
-        """Take rows of keys that are here, by ascending sequence. They are kept: nobody may change them."""
+        """Fold rows of cached keys, by ascending sequence. The rows are kept; the caller must not change them."""
         spec, keys, dirty = self.spec, self._keys, self._dirty
         is_crowded = 2 * len(keys) > self._limits.keys
         self._rows.append(rows)
@@ -147,26 +148,26 @@ class LiveStates:
                     continue
             dirty[key] = entry
             if is_crowded:
-                keys[key] = keys.pop(key)  # to the end, as the one used last
+                keys[key] = keys.pop(key)  # to the end: most recently used
         if rows:
             self._last = rows.sequences[-1]
 
     # ---- storing -----------------------------------------------------------------------------------------------
 
     def unsure(self) -> list[str]:
-        """Keys that have to be loaded again before :meth:`take`."""
+        """Changed keys whose revision in the bucket is unknown: reload them before :meth:`take_changes`."""
         return [key for key, entry in self._dirty.items() if not entry.is_sure]
 
-    def look_again(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
-        """What the bucket has for keys of which that was not sure.
+    def reload(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
+        """Rebase keys with an unknown revision onto the entries of the bucket.
 
         Raises:
-            StateGone: It has less than it had.
+            StateGone: An entry has fewer events than before.
         """
         self._rebase({key: loaded.get(key, NOTHING) for key in keys})
 
-    def take(self) -> list[Change]:
-        """Everything that has to be stored. What comes meanwhile is stored the next time."""
+    def take_changes(self) -> list[Change]:
+        """The writes of all changed keys. Changes that follow are part of the next call."""
         spec, changes = self.spec, []
         for key, entry in self._dirty.items():
             change = entry.change(spec, key)
@@ -177,11 +178,11 @@ class LiveStates:
         self._rows, self._sent_rows = [], self._rows if changes else []
         return changes
 
-    def settle(self, changes: Sequence[Change], outcome: Outcome) -> None:
-        """What became of the changes. Those in conflict are dirty again.
+    def commit(self, changes: Sequence[Change], outcome: Outcome) -> None:
+        """Take the outcome of a store. Keys in conflict are rebased and dirty again.
 
         Raises:
-            StateGone: The bucket has less of some keys than it had.
+            StateGone: The bucket's entries of some keys have fewer events than before.
         """
         self._is_all_busy = False
         conflicts = set(outcome.conflicts)
@@ -202,7 +203,7 @@ class LiveStates:
             if entry.parked is not None:
                 if entry.is_parked_in_bucket:
                     entry.passed = self._last
-                self._note_parked(key, entry)
+                self._update_stuck(key, entry)
             self._measure(key, entry)
         sent_rows, self._sent_rows = self._sent_rows, []
         if present:
@@ -210,7 +211,7 @@ class LiveStates:
             self._rebase(present)
 
     def _rebase(self, present: Mapping[str, Current]) -> None:
-        """Fold the events in hand onto what the bucket has by now."""
+        """Fold the kept events onto the present entries of the bucket."""
         gone, in_hand = [], self._in_hand(present)
         for key, found in present.items():
             before = self._keys[key]
@@ -220,7 +221,7 @@ class LiveStates:
                 if had.value is not None or found.value is not None:
                     gone.append(self._parking(key, found))
                     continue
-                # The marker of the deleted key was tidied away; its sequence and its ids are still in hand.
+                # The marker of the deleted key has expired; its sequence and its ids are still in memory.
                 found = found._replace(sequence=had.sequence)
                 entry = self._keys[key] = _CachedKey(self.spec, key, found)
                 entry.ids = _ids_of(had)
@@ -238,14 +239,14 @@ class LiveStates:
                 entry.passed = self._last
             elif taken:
                 self._dirty[key] = entry
-            self._note_parked(key, entry)
+            self._update_stuck(key, entry)
             self._measure(key, entry)
         if gone:
             raise StateGone(self.spec.name, gone)
 
-    def _in_hand(self, keys: Iterable[str]) -> dict[str, list[tuple[int, Any]]]:
-        """The events of some keys that are not stored, and not sent either."""
-        found: dict[str, list[tuple[int, Any]]] = {key: [] for key in keys}
+    def _in_hand(self, keys: Iterable[str]) -> dict[str, list[tuple[int, object]]]:
+        """Events of some keys that are neither stored nor being stored, from the kept rows."""
+        found: dict[str, list[tuple[int, object]]] = {key: [] for key in keys}
         for rows in self._rows if found else ():
             for key, sequence, event in rows:
                 if key in found:
@@ -260,9 +261,9 @@ class LiveStates:
     # ---- the cache ---------------------------------------------------------------------------------------------
 
     def shrink(self) -> None:
-        """Drop the states used longest ago, as far as there are too many.
+        """Drop the least recently used states beyond the bounds of the cache.
 
-        Where too many have to be stored yet, all were looked at in vain, and that is not done again before it changes.
+        If no state can be dropped because all wait for a store, the search is not repeated until a store has ended.
         """
         limits = self._limits
         if self._is_all_busy or (len(self._keys) <= limits.keys and self._size <= limits.bytes):
@@ -280,7 +281,7 @@ class LiveStates:
         self._size += size - entry.size
         entry.size = size
 
-    def _note_parked(self, key: str, entry: _CachedKey) -> None:
+    def _update_stuck(self, key: str, entry: _CachedKey) -> None:
         if entry.parked is not None:
             self.parked[key] = entry.parked
         else:

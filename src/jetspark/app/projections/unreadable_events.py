@@ -1,4 +1,4 @@
-"""Letters for messages that no projection can read: nothing can be parked for them, and they are never skipped."""
+"""Dead letters of messages that projections cannot read. Such a message has no key that could become stuck."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jetspark.aio.jetstream import JetStream
 from jetspark.aio.stream_message import JetStreamMessage
 from jetspark.app.clock import microseconds, utc_now
 from jetspark.app.projections.fold_crashes import FoldDied
-from jetspark.app.projections.folding import Failure
+from jetspark.app.projections.router import Failure
 from jetspark.app.stored_events import FailureCause, Origin, StoredEvent, dead_letter_subject, is_too_large
 from jetspark.core.headers import readable
 from jetspark.errors import JetSparkError, WrongLastSequence
@@ -18,11 +18,11 @@ from jetspark.jetstream.publishing import Expect
 __all__ = ["HANDLER", "write_unreadable"]
 
 HANDLER = "projections"
-"""Under this name the letters of all projections are listed."""
+"""The handler name in dead letters of projections."""
 
 
 async def write_unreadable(js: JetStream, app: str, message: JetStreamMessage, failures: Sequence[Failure]) -> None:
-    """Store the one letter of a message, unless it is there."""
+    """Store the dead letter of a message, unless it is stored already. There is one for all projections."""
     metadata = message.metadata
     origin = Origin(metadata.stream, metadata.stream_sequence, microseconds(metadata.timestamp))
     error = failures[0].error
@@ -48,7 +48,7 @@ async def write_unreadable(js: JetStream, app: str, message: JetStreamMessage, f
         try:
             await js.publish(subject, each.data, headers=each.to_headers(), expect=Expect(last_subject_sequence=0))
         except WrongLastSequence:
-            pass  # it was written before
+            pass  # stored before
         except JetSparkError as error:
             if forms and is_too_large(error):
                 continue

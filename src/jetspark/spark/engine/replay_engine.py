@@ -1,8 +1,8 @@
-"""Spark as the engine of replays, rebuilds and verifications: it reads and folds, and stores where it is asked to.
+"""Spark as the engine of replays, rebuilds and verifications.
 
-Keys that lack events are folded on from states that the driver has, and not from those that a task would find in the
-bucket, which a live engine may have changed by then. They travel as rows among the events, one for each key, and
-Spark brings both together. Keys without such a row are none of the replay's.
+Keys that lack events are folded from states that the driver has loaded, not from the bucket, where a live engine may
+have changed them by then. These states are rows among the events, one for each key, and Spark shuffles both to the same
+task. Keys without such a row are not part of the replay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jetspark.app.replay.comparison import ComparedKeys
 from jetspark.app.replay.history import RangeFold, RangeSurvey
 from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError
-from jetspark.spark.engine.comparing import compare_bucket
+from jetspark.spark.engine.comparison import compare_bucket
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionKeywords, ProjectionOptions
 from jetspark.spark.engine.projections import (
     ProjectionPlan,
@@ -26,8 +26,8 @@ from jetspark.spark.engine.projections import (
     bring_together,
     check_pandas,
 )
-from jetspark.spark.failures import plain_failures
 from jetspark.spark.options import read_options
+from jetspark.spark.queries import plain_failures
 from jetspark.state.changes import Current
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class ReplayEngine:
     """Folds one projection on Spark, as ``engine`` of :func:`~jetspark.app.replay.rebuild`, ``run_replay``,
     ``plan_replay``, ``preview_rebuild`` and ``verify``.
 
-    It reads and folds as fast as Spark does, so it takes no ``rate``. What has to be decided, and what is stored beside
-    live engines, is left to those functions.
+    It reads and folds at full speed and does not support ``rate``. These functions make all decisions, and store what
+    must be coordinated with live engines.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ReplayEngine:
         return await _in_a_thread(lambda: self._survey(part, subject))
 
     async def fold_on(self, part: Extent, bases: Mapping[str, Current]) -> Mapping[str, Current]:
-        """What the events of a range make of keys that have these states; nothing is stored."""
+        """Fold the events of a range onto given states; stores nothing."""
         return await _in_a_thread(lambda: self._fold_on(part, bases))
 
     async def fold_into(self, bucket: str, part: Extent) -> RangeFold:
@@ -160,10 +160,10 @@ def _tuples(frame: DataFrame, *names: str) -> Iterable[tuple[Any, ...]]:
 
 
 def _narrowed(filters: Sequence[str], subject: str | None) -> list[str] | None:
-    """What to read of the events' subjects for those on another one; None for everything.
+    """The filters that select events on ``subject``; None for all events.
 
     Raises:
-        ConfigError: Some subjects of the events are partly on it.
+        ConfigError: A subject of the events overlaps ``subject`` without being within it.
     """
     if subject is None or all(is_subset(each, subject) for each in filters):
         return None
@@ -179,14 +179,14 @@ def _narrowed(filters: Sequence[str], subject: str | None) -> list[str] | None:
 
 
 def source_filters(filters: Sequence[str]) -> list[str]:
-    """What to read for some filters: the server takes none that overlap. None at all is everything."""
+    """Filters that the server accepts: without overlaps; an empty list selects the whole stream."""
     widest = [each for each in filters if not any(each != other and is_subset(each, other) for other in filters)]
     pairs = ((one, other) for number, one in enumerate(widest) for other in widest[number + 1 :])
     return [] if any(overlaps(one, other) for one, other in pairs) else widest
 
 
 def _fold_rows(given: Mapping[str, str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What a task does: fold the keys that it has states for."""
+    """A task: folds the keys for which it has states."""
     from jetspark.spark.engine.projection_sink import folded_rows
 
     return folded_rows(read_options(ProjectionOptions, FORMAT, given), batches)

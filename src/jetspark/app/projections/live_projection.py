@@ -1,7 +1,7 @@
-"""One projection of a live engine in its bucket: its states in hand, what of them is stored, and its position.
+"""One projection of a live engine: its cached states, and its position in the bucket.
 
-Without partitions the position goes with the states, behind them in the same batch. With partitions each has its own,
-and that of the bucket is the lowest of all.
+Without partitions the position is written after the states, in the same batch. With partitions each partition has a
+position of its own, and the position of the bucket is the lowest of them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import logging
 from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.steps import ProcedureRunner
-from jetspark.app.projections.buckets import ProjectionPlace
-from jetspark.app.projections.folding import KeyRows
-from jetspark.app.projections.live import BeginAnew, LiveCounts, LiveOptions
-from jetspark.app.projections.marks import position_key
+from jetspark.app.projections.bucket_refs import BucketRef
+from jetspark.app.projections.leases import part_of
+from jetspark.app.projections.live_options import LiveCounts, LiveOptions, RestartPass
+from jetspark.app.projections.live_states import CacheLimits, LiveStates, StateGone
 from jetspark.app.projections.positions import (
     FoldPosition,
-    NotedPosition,
+    StoredPosition,
     part_name,
     part_start,
     position_change,
@@ -26,98 +26,102 @@ from jetspark.app.projections.positions import (
     start_of,
 )
 from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.shares import part_of
-from jetspark.app.projections.states import CacheLimits, LiveStates, StateGone
+from jetspark.app.projections.router import KeyRows
+from jetspark.app.projections.state_header import position_key
 from jetspark.state.changes import Outcome
 from jetspark.state.rounds import store_round
 from jetspark.state.store import StateBucket, open_bucket
 
-__all__ = ["LivePlace"]
+__all__ = ["LiveProjection"]
 
 _logger = logging.getLogger("jetspark.app")
 
 
-class LivePlace:
-    """One projection in its bucket; with ``held``, some partitions of it."""
+class LiveProjection:
+    """Loads and stores the states of one projection; with ``held`` only the keys of those partitions."""
 
     def __init__(
         self,
         spec: ProjectionSpec,
-        place: ProjectionPlace,
+        ref: BucketRef,
         js: JetStream,
         options: LiveOptions,
         held: frozenset[int] | None = None,
     ) -> None:
-        self.spec, self.place = spec.within(context_of(js).client.max_payload_bytes), place
+        self.spec, self.ref = spec.within(context_of(js).client.max_payload_bytes), ref
         self._partitions, self._held = options.partitions, held
         self._part_revisions: list[int] = []
         self.states = LiveStates(self.spec, CacheLimits(options.cache_keys, options.cache_bytes))
         self.bucket: StateBucket
         self.written: FoldPosition
-        """The position, as the bucket has it."""
+        """The position in the bucket."""
         self.revision = 0
         self.start = 0
         self._missed: tuple[int, int] | None = None
-        """What the stream has dropped before it was read, and the position does not say yet."""
+        """Range of events that the stream dropped before they were read, until it is in the stored position."""
         self._first_event = self._last_event = 0
         self._is_from_first = False
-        """What is read here begins with the first event of the stream."""
+        """The engine reads from the first event of the stream."""
         self._taken_event = self.reached_event = 0
-        """The last event of what is being stored, and of what is stored."""
-        # A procedure at a time: storing must not wait until something is loaded.
+        """Sequences of the last event that is being stored, and of the last event stored."""
+        # A runner runs one procedure at a time: with two of them storing does not wait for loading.
         self.loading, self.storing = ProcedureRunner(js), ProcedureRunner(js)
 
     async def open(self, beginning: FoldPosition) -> None:
-        self.bucket = await self.storing.run(open_bucket(self.place.bucket))
+        self.bucket = await self.storing.run(open_bucket(self.ref.bucket))
         found = await self._read_position()
-        name, bucket = self.spec.name, self.place.bucket
+        name, bucket = self.spec.name, self.ref.bucket
         self.written = start_of(found, beginning, projection=name, bucket=bucket, version=self.spec.version)
         if found is None:
-            # Before anything is folded: a bucket of the same name that is made later has no position that a write of
-            # this one could expect, so the position of states that are gone with their bucket is refused there.
+            # Before the first fold: a bucket that is re-created later under this name has no position with the revision
+            # that this engine expects, so the server refuses the position of states that the new bucket lacks.
             await self.storing.run(self.bucket.store_all([position_change(self.written, self.revision)]))
-            found = await self._read_position()  # this one, or that of another engine
+            found = await self._read_position()  # ours, or that of another engine
             self.written = start_of(found, beginning, projection=name, bucket=bucket, version=self.spec.version)
         self.start = self.written.sequence
         if self._held is not None:
-            parts = await self._note_parts()
+            parts = await self._create_part_positions()
             self.start = min(part_start(parts[part].position, self.written) for part in self._held)
         self.reached_event = self.written.last_event
 
-    def note_beginning(self, first: int, whole_from: int) -> None:
-        """Where the stream once began, and from where on nothing of it is lost."""
-        self.note_missed(max(self.start + 1, first), whole_from - 1)
+    def check_stream_start(self, first: int, whole_from: int) -> None:
+        """Report events that the stream lost before they were read.
+
+        Args:
+            first: Sequence of the first message that the stream ever had.
+            whole_from: The stream has lost no event from this sequence on.
+        """
+        self.report_missed(max(self.start + 1, first), whole_from - 1)
         self._is_from_first = self.start == 0 and self._missed is None
 
-    def note_events(self, rows: KeyRows) -> None:
-        """Some of the events that were read."""
+    def count_events(self, rows: KeyRows) -> None:
+        """Remember the first and the last event that were read."""
         self._first_event = self._first_event or rows.sequences[0]
         self._last_event = rows.sequences[-1]
 
-    def take_event(self) -> None:
-        """What was read until now is going to be stored."""
+    def begin_storing(self) -> None:
+        """All events read so far are about to be stored."""
         self._taken_event = self._last_event
 
-    def settle_event(self) -> None:
-        """It is stored."""
+    def end_storing(self) -> None:
+        """The events of the last :meth:`begin_storing` are stored."""
         self.reached_event = max(self.reached_event, self._taken_event)
 
     def _reaching(self, sequence: int) -> FoldPosition:
-        """The position, further on."""
+        """The stored position advanced to ``sequence``."""
         last = self.reached_event if self.reached_event <= sequence else 0
         return self.written.reaching(sequence, self._first_event if self._is_from_first else 0, last)
 
     def is_mine(self, key: str) -> bool:
         return self._held is None or part_of(key, self._partitions) in self._held
 
-    async def _read_parts(self) -> list[NotedPosition]:
-        """The position of each partition."""
+    async def _read_parts(self) -> list[StoredPosition]:
         parts = await self.storing.run(read_part_positions(self.bucket, self._partitions))
         self._part_revisions = [part.revision for part in parts]
         return parts
 
-    async def _note_parts(self) -> list[NotedPosition]:
-        """The position of each partition; ours are there before anything is folded, as that of the whole is."""
+    async def _create_part_positions(self) -> list[StoredPosition]:
+        """The position of each partition. Missing positions of our partitions are created before the first fold."""
         assert self._held is not None
         parts = await self._read_parts()
         beginning = self.written._replace(missed=None)
@@ -131,12 +135,12 @@ class LivePlace:
             parts = await self._read_parts()
         return parts
 
-    def note_missed(self, first: int, last: int) -> None:
-        """Events between two sequences were dropped before they were read."""
+    def report_missed(self, first: int, last: int) -> None:
+        """The stream dropped events between two sequences before they were read: log it, and keep the range."""
         if max(first, self.start + 1) <= last:
             _logger.error(
-                "projection %s: the stream has dropped events up to %d, and those up to %d were read: its position "
-                "says that it is incomplete",
+                "projection %s: the stream dropped events up to %d, but only those up to %d were read; the range is "
+                "kept in its position",
                 self.spec.name,
                 last,
                 first - 1,
@@ -144,21 +148,21 @@ class LivePlace:
             self._missed = self.written._replace(missed=self._missed).missing(max(first, self.start + 1), last).missed
 
     async def _read_position(self) -> FoldPosition | None:
-        noted = await self.storing.run(read_position(self.bucket))
-        self.revision = noted.revision
-        return noted.position
+        stored = await self.storing.run(read_position(self.bucket))
+        self.revision = stored.revision
+        return stored.position
 
     async def load(self, rows: KeyRows) -> None:
-        """Have the states of these rows at hand."""
+        """Load the states of these rows into the cache, where they are missing."""
         missing = self.states.missing(rows)
         if missing:
             self.states.add(missing, await self.loading.run(self.bucket.load_all(missing)))
 
     async def store(self, through: int, counts: LiveCounts, *, with_position: bool) -> bool:
-        """Store what has changed; False if something has to be stored again because others wrote it, too.
+        """Store the changed states; False if keys are in conflict and must be stored again.
 
         Args:
-            through: Everything up to this sequence is stored already.
+            through: Every event up to this sequence is stored already.
         """
         if self._held is not None:
             outcome = await self._store_round(None, counts)
@@ -172,7 +176,7 @@ class LivePlace:
                 wanted = wanted.missing(*self._missed)
         outcome = await self._store_round(wanted, counts)
         if wanted is not None:
-            await self._settle_position(wanted, outcome)
+            await self._confirm_position(wanted, outcome)
         return not set(outcome.conflicts) - {position_key()}
 
     async def _store_round(self, position: FoldPosition | None, counts: LiveCounts) -> Outcome:
@@ -183,7 +187,7 @@ class LivePlace:
         return outcome
 
     async def _store_parts(self, through: int) -> None:
-        """The positions of our partitions, then that of the bucket, which is the lowest of all."""
+        """Write the positions of our partitions, then the position of the bucket: the lowest of all partitions."""
         assert self._held is not None
         wanted = self.written._replace(sequence=through, missed=None)
         mine = [
@@ -191,7 +195,7 @@ class LivePlace:
             for part in sorted(self._held)
         ]
         if through > self.start:
-            await self.storing.run(self.bucket.store_all(mine))  # refused where another process has it, too
+            await self.storing.run(self.bucket.store_all(mine))  # refused if another process folds the same partition
         known, found = self.written, await self._read_position()
         if found is None or found.repairs != known.repairs or found.created != known.created:
             raise self._changed(found, known)
@@ -205,12 +209,12 @@ class LivePlace:
             if not outcome.conflicts:
                 self.written, self._missed = whole, None
 
-    async def _settle_position(self, wanted: FoldPosition, outcome: Outcome) -> None:
+    async def _confirm_position(self, wanted: FoldPosition, outcome: Outcome) -> None:
         revision = outcome.revisions.get(position_key())
         if revision is not None:
             self.written, self.revision, self._missed = wanted, revision, None
             return
-        # Refused, or stored under a revision that nobody has said.
+        # Refused, or stored under an unknown revision.
         known, found = self.written, await self._read_position()
         if found is None or found.repairs != known.repairs or found.created != known.created:
             raise self._changed(found, known)
@@ -218,23 +222,29 @@ class LivePlace:
         if found == wanted:
             self._missed = None
 
-    def _changed(self, found: FoldPosition | None, known: FoldPosition) -> BeginAnew:
-        return BeginAnew(f"the position of projection {self.spec.name!r} was changed: {found}, and was {known}")
+    def _changed(self, found: FoldPosition | None, known: FoldPosition) -> RestartPass:
+        return RestartPass(
+            f"the position of projection {self.spec.name!r} has changed from {known} to {found}; it is read again"
+        )
 
-    async def consider_gone(self, gone: StateGone) -> None:
-        """States are not there any more. All of them, and the position with them; or only some.
+    async def handle_gone(self, gone: StateGone) -> None:
+        """States were removed from the bucket: some of them, or all of them with the position.
 
         Raises:
-            BeginAnew: Always: with the position gone everything is folded anew, and otherwise these keys are parked.
+            RestartPass: Always. Without a position the engine folds from the first event; otherwise the keys are stuck.
         """
         before, known = self.bucket.created, self.written
-        self.bucket = await self.storing.run(open_bucket(self.place.bucket))
+        self.bucket = await self.storing.run(open_bucket(self.ref.bucket))
         found = await self._read_position()
         if self.bucket.created != before or (known.sequence and (found is None or found.sequence < known.sequence)):
-            raise BeginAnew(f"bucket {self.place.bucket} was made anew, or emptied: it is folded from its position")
+            raise RestartPass(
+                f"bucket {self.ref.bucket} was re-created or emptied; folding continues from its position"
+            )
         if found is not None and found.repairs != known.repairs:
-            # What others have stored may have fewer events: a repaired fold ignores some. It goes with its position.
-            raise BeginAnew(f"keys of projection {self.spec.name!r} were repaired: it goes on from {found.sequence}")
+            # A repaired state may have fewer events than before; its repair also moved the position back.
+            raise RestartPass(
+                f"keys of projection {self.spec.name!r} were repaired; folding continues from event {found.sequence}"
+            )
         await self.storing.run(self.bucket.store_all(gone.changes))
         keys = ", ".join(repr(self.spec.key_text(change.key)) for change in gone.changes[:5])
-        raise BeginAnew(f"states were removed from bucket {self.place.bucket}: {keys} and perhaps others are parked")
+        raise RestartPass(f"states were removed from bucket {self.ref.bucket}; {keys} and perhaps others are stuck")

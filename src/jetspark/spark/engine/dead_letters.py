@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jetspark.app.clock import utc_now
-from jetspark.app.projections.unreadable import HANDLER
+from jetspark.app.projections.unreadable_events import HANDLER
 from jetspark.app.stored_events import Origin, StoredEvent, dead_letter_subject, is_too_large
 from jetspark.core import headers as header_block
 from jetspark.core.headers import Headers
@@ -16,12 +16,12 @@ from jetspark.state.patience import Persistence
 
 __all__ = ["letter_of", "write_letters"]
 
-# Letters under way at a time.
+# Dead letters sent at a time.
 BATCH_LETTERS = 500
 
 
 def letter_of(stream: str, message: Unreadable, *, failed: str = "") -> StoredEvent:
-    """The letter that says why a message could not be read."""
+    """The dead letter of a message that could not be read."""
     return StoredEvent(
         handler=HANDLER,
         key=None,
@@ -37,13 +37,13 @@ def letter_of(stream: str, message: Unreadable, *, failed: str = "") -> StoredEv
 
 
 def write_letters(app: str, stream: str, messages: Sequence[Unreadable], *, patience_s: float) -> Procedure[int]:
-    """Store the letters that are not there yet, and return how many those were.
+    """Store dead letters that do not exist yet; returns their number.
 
-    The subject of a letter is that of its message, and is only written while it is empty: done again, by whomever, this
-    does nothing.
+    Each message has a subject for its dead letter, which is written only while it is empty. So repeating the call, in
+    any engine, stores nothing twice.
 
     Raises:
-        JetSparkError: The server refuses a letter; or no progress for ``patience_s`` seconds.
+        JetSparkError: The server refuses a dead letter, or there was no progress for ``patience_s`` seconds.
     """
     failed = utc_now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
     letters = [letter_of(stream, message, failed=failed) for message in messages]
@@ -61,12 +61,12 @@ def write_letters(app: str, stream: str, messages: Sequence[Unreadable], *, pati
 
 
 def _send(app: str, letters: list[StoredEvent]) -> Procedure[tuple[int, list[StoredEvent], Exception | None]]:
-    """How many were stored, which have to be sent again, and why."""
+    """Number of stored dead letters, those to send again, and the error that caused it."""
     try:
         yield Connect()
         errors: list[Exception | None] = yield PublishEach([_item(app, letter) for letter in letters])
     except PayloadTooLarge:
-        # One of them: with what has to be said of it a message may be larger than the server takes.
+        # The largest is the cause: a message with the headers of a dead letter may exceed the server's limit.
         largest = max(letters, key=lambda letter: len(letter.data))
         if largest.is_body_omitted:
             raise

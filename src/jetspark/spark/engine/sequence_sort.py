@@ -1,10 +1,9 @@
-"""Rows of a task by ascending sequence, in whatever order they come, within a bound of memory. No Spark in here.
+"""Sorts the rows of a task by sequence within a bound of memory. Independent of Spark.
 
-After a shuffle a task gets its rows in pieces from every task before it, in any order, so a fold that takes them as
-they come would apply events out of order. :class:`SequenceSort` holds the rows as Arrow batches, a fraction of what the
-parsed events take. When they exceed the bound it sorts them, writes them to a temporary file (a *run*), and goes on
-with none. At the end the runs are merged, one Arrow batch of each in memory. The files have no name from the moment
-they are opened, so even a killed worker leaves none behind.
+After a shuffle a task gets its rows in pieces from all earlier tasks, in any order. :class:`SequenceSort` holds the
+rows as Arrow batches, which need a fraction of the memory of decoded events. Beyond the bound it sorts the held rows
+and writes them to a temporary file (a *run*). At the end the runs are merged, with one Arrow batch of each in memory.
+The files are unnamed, so even a killed worker leaves no file behind.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ import pyarrow.compute as pc
 
 __all__ = ["SequenceSort"]
 
-# What is turned into Python objects at a time. Parsed events take about ten times their bytes.
+# Rows converted into Python objects at a time. Decoded events need about ten times their bytes.
 PIECE_ROWS = 50_000
 PIECE_BYTES = 16 << 20
-# As many files are open at once, and one Arrow batch of each is in memory; more are first merged into one.
+# Largest number of open runs, each with one Arrow batch in memory; when it is reached, all are merged into one.
 MAX_RUNS = 32
 
 

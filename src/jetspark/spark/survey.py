@@ -1,12 +1,12 @@
-"""How many messages are between two sequences, where a stream has fewer messages than sequences. Pure.
+"""Counts messages between sequences of sparse streams, to cut batches and partitions by messages. Pure.
 
-A compacted stream, or one of which much was deleted, has messages here and there. Cut by sequences, a thousand of them
-make as many tasks and micro-batches as three million would. So where gaps could make a difference the stream is asked
-how many messages it has from some sequences on (a :data:`Count`), and batches and partitions are cut by that.
+In a compacted stream, or after many deletes, few sequences have messages. Cut by sequences, a thousand messages could
+become as many tasks and micro-batches as three million. So where gaps matter the server counts the messages from some
+sequences on (a :data:`Count`), and batches and partitions are cut by these counts.
 
-What is asked is bounded (:data:`MAX_LOOKS`), and no limit depends on where the messages are: a stretch of sequences
-has at most as many messages, so a batch that ends early enough is never too large. Messages that come between two looks
-make stretches look fuller than they are, because the end is counted before the beginning.
+The number of counts is bounded (:data:`MAX_LOOKS`). Limits hold without them: a range of sequences has at most as many
+messages, so a batch that ends early enough is never too large. Messages that arrive between two counts make a range
+look fuller than it is, because its end is counted before its beginning.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import TypeAlias
 __all__ = ["MAX_LOOKS", "Count", "Segments", "Survey"]
 
 Count: TypeAlias = Callable[[str, int], int]
-"""How many messages a stream has, from a sequence on."""
+"""Returns the number of messages that a stream has from a sequence on."""
 
 Segments: TypeAlias = tuple[tuple[int, int], ...]
-"""A stretch of sequences, as ends of parts of it, and into how many partitions of the same length each is cut."""
+"""A range of sequences in parts: the end of each part, and its number of partitions of equal length."""
 
-# Questions about one stream for one plan. A bisection of a billion sequences takes thirty.
+# Counts for one stream in one plan. A bisection of a billion sequences takes thirty.
 MAX_LOOKS = 40
 
 
 class Survey:
-    """What is known of the messages from ``begin`` up to ``end``, without it."""
+    """Counts of the messages in ``[begin, end)``."""
 
     def __init__(self, count: Callable[[int], int], begin: int, end: int) -> None:
         self._count, self.begin, self.end = count, begin, end
@@ -37,16 +37,16 @@ class Survey:
         self.messages = self._between(begin, end)
 
     def end_after(self, allowed: int) -> int:
-        """The end of a stretch from the beginning on that has at most so many messages, and at least half of them.
+        """The end of a range from ``begin`` with at most ``allowed`` messages, and at least half as many.
 
-        Where the looks are used up it may have fewer, but it has as many sequences.
+        When the counts are used up the range may have fewer messages, but it has ``allowed`` sequences.
         """
         if allowed >= self.messages:
             return self.end
         low, found = self.begin, 0
         high, above = self.end, self.messages
         while found < allowed / 2 and high - low > allowed - found and self._looks < MAX_LOOKS:
-            # First where as many messages would be if they were spread evenly, then in the middle, in turns.
+            # Alternately the expected position for evenly spread messages, and the middle.
             share = (0.75 * allowed - found) / max(1, above - found) if self._looks % 2 == 0 else 0.5
             probe = min(high - 1, max(low + 1, low + int((high - low) * min(1.0, share))))
             messages = self._between(self.begin, probe)
@@ -55,7 +55,7 @@ class Survey:
             else:
                 high, above = probe, messages
         if low > self.begin:
-            # The end was counted before the beginning: what has come in the meantime makes it no smaller.
+            # Count the beginning again after the end, so that messages that arrive in between cannot hide others.
             del self._known[self.begin]
             found = self._between(self.begin, low)
             if found > allowed:
@@ -63,9 +63,9 @@ class Survey:
         return min(self.end, low + allowed - found)
 
     def segments(self, end: int, target: int) -> Segments:
-        """The stretch up to ``end`` cut into partitions of at most so many messages, and of few messages as few."""
+        """The range up to ``end`` in partitions of at most ``target`` messages; sparse parts are joined."""
         segments: list[tuple[int, int]] = []
-        room = -1  # messages that the last partition may still take; below 0 it is full, or none is there
+        room = -1  # messages that fit into the last partition; -1 if it is full or does not exist
         for until, messages, is_dense in self._stretches(self.begin, end, target):
             if messages <= room:
                 segments[-1] = (until, 1)
@@ -78,7 +78,7 @@ class Survey:
         return tuple(segments)
 
     def _stretches(self, begin: int, end: int, target: int) -> list[tuple[int, int, bool]]:
-        """Ends of stretches, their messages, and whether they have no large gaps."""
+        """Parts of the range: end, number of messages, and whether at least half of the sequences have one."""
         found: list[tuple[int, int, bool]] = []
         left = [(begin, end)]
         while left:

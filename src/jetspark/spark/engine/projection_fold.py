@@ -1,14 +1,13 @@
-"""What a task does with the rows of an application's projections: fold them, and store each key once.
+"""Folds the rows of a Spark task into the states of projections, and stores each key once.
 
-The rule is that of :mod:`jetspark.app.projections.folding`, with the same code. What has to hold here is that a task
-has *all* rows of a key that its write has: Spark brings them together by a hash of projection and key, and the task
-sorts them by sequence. Then it does not matter how often, or where, or beside whom it is run: a key is stored by
-compare-and-set on the revision that was loaded, with all its events of the write or none of them, and a key that
-somebody else has written meanwhile is folded again (:mod:`jetspark.state.rounds`).
+The fold is :mod:`jetspark.app.projections.key_state`, as in all engines. A task must have *all* rows of a key in its
+write: Spark shuffles them by a hash of projection and key, and the task sorts them by sequence. Then a task may run
+repeatedly, anywhere, and beside other engines. A key is stored by compare-and-set on the loaded revision, with all its
+events of the write or none, and a key that another writer has changed is folded again (:mod:`jetspark.state.rounds`).
 
-And what it loads must have all events before the write. The plan has read that the bucket is that far, from its leader;
-the task says how new what it has loaded was at least, and the driver compares the two before it notes that the bucket
-is further (``covering``).
+The loaded states must also contain all events before the write. The plan has read the bucket's position from its
+leader. The task returns a lower bound for the revision that its loads have seen, and the driver compares the two
+before it advances the position (``coverage``).
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from jetspark.app.projections.folding import KeyState
+from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.projection_spec import ProjectionSpec
-from jetspark.app.projections.recent_ids import ID_BYTES, Identified
+from jetspark.app.projections.state_header import ID_BYTES, Identified
 from jetspark.publish.steps import Procedure
 from jetspark.state.changes import NOTHING, Change, Current, Outcome
 from jetspark.state.rounds import fold_pieces, store_rounds
@@ -30,53 +29,53 @@ __all__ = ["COLUMNS", "ProjectionFold", "Tally"]
 COLUMNS = ("target", "key", "sequence", "reading", "data")
 
 Columns: TypeAlias = Sequence[Sequence[Any]]
-"""Rows by ascending sequence, as lists with the columns above."""
+"""Rows in ascending order of sequences, as one list for each name in ``COLUMNS``."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What became of rows."""
+    """Counts of folded rows."""
 
     applied: int = 0
-    """Events."""
+    """Events applied."""
     known: int = 0
-    """Were in the states already."""
+    """Events that the states had already."""
     waiting: int = 0
-    """Behind an event that could not be applied."""
+    """Events of keys that are stuck at an earlier event."""
     parked: int = 0
-    """Keys that cannot go on, as far as rows came for them."""
+    """Stuck keys among those with rows."""
     written: int = 0
-    """Keys."""
+    """Keys stored."""
     letters: int = 0
     newly_parked: int = 0
-    """Keys that one of the rows has parked: the same number when the rows are folded again."""
+    """Keys that became stuck at one of the rows; the same number when the rows are folded again."""
     unreadable: int = 0
-    """Messages."""
+    """Messages that cannot be read."""
 
 
 class _TargetStates(dict[str, KeyState]):
-    """The keys of one projection that a task has rows of: :class:`~jetspark.state.rounds.KeysInHand`."""
+    """States of one projection in a task: :class:`~jetspark.state.rounds.KeysInHand`."""
 
     def __init__(self, spec: ProjectionSpec) -> None:
         self.spec = spec
 
     def begin(self, keys: Iterable[str], present: Mapping[str, Current]) -> None:
-        """Take keys in hand, as the bucket has them."""
+        """Start with keys as they are in the bucket."""
         spec = self.spec
         for key in keys:
             self[key] = KeyState(spec, key, present.get(key, NOTHING))
 
     def unsure(self) -> list[str]:
-        return []  # a key is stored once, and then forgotten
+        return []  # a key is stored once and dropped
 
-    def look_again(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
+    def reload(self, keys: Iterable[str], loaded: Mapping[str, Current]) -> None:
         self.begin(keys, loaded)
 
-    def take(self) -> list[Change]:
+    def take_changes(self) -> list[Change]:
         spec = self.spec
         return [change for key, state in self.items() if (change := state.change(spec, key)) is not None]
 
-    def settle(self, changes: Sequence[Change], outcome: Outcome) -> None:
+    def commit(self, changes: Sequence[Change], outcome: Outcome) -> None:
         self.clear()
         self.begin(outcome.conflicts, outcome.present)
 
@@ -98,16 +97,16 @@ class ProjectionFold:
         self.hands = [_TargetStates(spec) for spec in specs]
         self._is_repeated = False
         self._first: int | None = None
-        """The lowest sequence of the rows."""
+        """Lowest sequence of the rows."""
         self.seen: list[int] = []
-        """Each bucket was loaded as it was at this sequence of its own, or later."""
+        """For each bucket the revision that its loads have seen at least."""
 
     def fold_and_store(self, pieces: Callable[[], Iterable[Columns]]) -> Procedure[Tally]:
-        """Fold rows into the buckets. ``pieces`` is called again for keys that others have written meanwhile.
+        """Fold rows into the buckets. ``pieces`` is called again for keys that another writer has changed.
 
         Raises:
-            UsageError: A state was made by another version of its projection.
-            Conflict: Others write the same keys faster than this.
+            UsageError: A state is of another version of its projection.
+            Conflict: Keys were changed by others in every attempt.
             JetSparkError: As :func:`~jetspark.state.store.store`.
         """
         buckets = []
@@ -121,7 +120,7 @@ class ProjectionFold:
         return tally
 
     def fold_from_nothing(self, pieces: Iterable[Columns]) -> Sequence[Mapping[str, KeyState]]:
-        """What rows make of buckets that are empty: of each projection, by key."""
+        """Fold rows from empty states; returns the states of each projection by key."""
         for piece in pieces:
             for target, keys in enumerate(self.missing(piece)):
                 self.add(target, keys, {})
@@ -129,7 +128,7 @@ class ProjectionFold:
         return self.hands
 
     def fold_bases(self, bases: Mapping[str, Current], pieces: Iterable[Columns]) -> Mapping[str, KeyState]:
-        """What rows make of some keys of the only projection that have these states; other keys are left out."""
+        """Fold rows of a single projection onto given states; rows of other keys are ignored."""
         [states] = self.hands
         self._check_keys(len(bases))
         states.begin(bases, bases)
@@ -166,7 +165,7 @@ class ProjectionFold:
             states = hands[target]
             state = states[key]
             if sequence <= state.sequence or state.parked is not None:
-                state.apply(states.spec, key, sequence, None)  # it will not look at the event, so nobody decodes it
+                state.apply(states.spec, key, sequence, None)  # the event is not needed, and not decoded
             elif is_identified[target]:
                 event = Identified(data[:ID_BYTES], readers[reading](data[ID_BYTES:]))
                 state.fold(states.spec, key, sequence, event)

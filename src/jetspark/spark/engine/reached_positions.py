@@ -1,37 +1,36 @@
-"""How far the buckets of projections are: asked before rows are folded into them, and noted when all are stored."""
+"""Positions of projections' buckets: read before rows are folded, and advanced when all rows are stored."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 
-from jetspark.app.projections.buckets import ProjectionPlace, alias_key
+from jetspark.app.projections.bucket_refs import BucketRef, alias_key
 from jetspark.app.projections.positions import FoldPosition, position_change, read_position, start_of
 from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
 from jetspark.blocking.steps import ProcedureRunner
 from jetspark.errors import KeyNotFound, UsageError
-from jetspark.spark.connections import runner_for
-from jetspark.spark.engine.covering import Covered, advance, check_reach
+from jetspark.spark.connections import patiently, runner_for
+from jetspark.spark.engine.coverage import Covered, advance, check_reach
 from jetspark.spark.engine.projection_options import ProjectionOptions
-from jetspark.spark.retrying import patiently
 from jetspark.state.losses import front_of
 from jetspark.state.scan import Head, Range
 from jetspark.state.store import open_bucket, store
 
-__all__ = ["advance_positions", "check_ranges", "look_at_front", "read_positions"]
+__all__ = ["advance_positions", "check_ranges", "front_head", "read_positions"]
 
 _logger = logging.getLogger("jetspark.spark")
 
-# Other engines note their positions in the same record, each of them seldom.
+# Attempts to write a position. Other engines write the same record, each of them rarely.
 MAX_ROUNDS = 20
 
 
 def read_positions(js: JetStream, options: ProjectionOptions) -> list[tuple[FoldPosition, int]]:
-    """The position of each bucket, at the beginning if it has none, and its revision.
+    """Position and revision for each bucket; the beginning of the stream for a bucket without a position.
 
     Raises:
-        UsageError: A bucket was made of another stream, or by another version of its projection.
+        UsageError: A bucket is of another stream, or of another version of its projection.
     """
     created = js.stream(options.stream[0]).cached_info.created
     beginning = FoldPosition.beginning(options.stream[0], created)
@@ -44,24 +43,24 @@ def read_positions(js: JetStream, options: ProjectionOptions) -> list[tuple[Fold
     return found
 
 
-def look_at_front(js: JetStream, options: ProjectionOptions) -> Head:
-    """Where the stream begins, and from where on it has lost no event, as far as the buckets know."""
-    witness = 0
+def front_head(js: JetStream, options: ProjectionOptions) -> Head:
+    """The head of the stream; ``whole_from`` is based on the last events that the buckets have read."""
+    anchor_sequence = 0
     if options.is_stored:
-        witness = min(position.last_event for position, _ in read_positions(js, options))
+        anchor_sequence = min(position.last_event for position, _ in read_positions(js, options))
     context = context_of(js)
-    return context.run(front_of(context.api, js.stream(options.stream[0]).cached_info, witness))
+    return context.run(front_of(context.api, js.stream(options.stream[0]).cached_info, anchor_sequence))
 
 
 def check_ranges(js: JetStream, options: ProjectionOptions, ranges: Sequence[Range]) -> list[Covered]:
-    """What tasks will say of ranges when they have read them; checked before they do.
+    """The :class:`Covered` record for each range, which its task returns after reading.
 
     Raises:
-        UsageError: A bucket lacks something that comes before them, or is not that of its projection any more.
+        UsageError: A bucket lacks events before the ranges, or its projection uses another bucket now.
     """
     if not ranges:
         return []
-    _check_places(js, options)
+    _check_buckets(js, options)
     found = read_positions(js, options)
     positions, revisions = tuple(position for position, _ in found), tuple(revision for _, revision in found)
     first = min(ranges, key=lambda part: part.start)
@@ -70,7 +69,7 @@ def check_ranges(js: JetStream, options: ProjectionOptions, ranges: Sequence[Ran
     return [Covered(part.start, part.end, part.is_earliest, positions, revisions) for part in ranges]
 
 
-def _check_places(js: JetStream, options: ProjectionOptions) -> None:
+def _check_buckets(js: JetStream, options: ProjectionOptions) -> None:
     if options.records is None:
         return
     records = js.kv(options.records)
@@ -78,18 +77,18 @@ def _check_places(js: JetStream, options: ProjectionOptions) -> None:
         if name in options.placed:
             continue
         try:
-            place = ProjectionPlace.decode(records.get(alias_key(name), direct=False).value)
+            ref = BucketRef.decode(records.get(alias_key(name), direct=False).value)
         except KeyNotFound:
             continue
-        if place.bucket != bucket:
+        if ref.bucket != bucket:
             raise UsageError(
-                f"projection {name!r} was swapped from bucket {bucket} to {place.bucket}: start again, with a new "
-                "checkpoint, to go on there"
+                f"projection {name!r} was swapped from bucket {bucket} to {ref.bucket}: restart with a new "
+                "checkpoint to continue there"
             )
 
 
 def advance_positions(options: ProjectionOptions, whole: Covered) -> None:
-    """Note that buckets have a part; only where nothing before it is missing, and nothing was repaired meanwhile."""
+    """Advance the positions of buckets over a stored range, unless earlier events are missing or a key was repaired."""
     for number, bucket in enumerate(options.buckets):
         for _ in range(MAX_ROUNDS):
             found = patiently(options, lambda js: read_positions(js, options), patience_s=options.patience_s)
@@ -102,5 +101,5 @@ def advance_positions(options: ProjectionOptions, whole: Covered) -> None:
             if not outcome.conflicts:
                 break
         else:
-            # It only says where to begin. What is read once more changes nothing.
-            _logger.warning("bucket %s: others note their position again and again; left as it is", bucket)
+            # Harmless: a position only tells where to start, and events that are read again change nothing.
+            _logger.warning("bucket %s: position changed by others in every attempt; it is not advanced", bucket)

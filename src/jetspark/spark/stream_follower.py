@@ -1,15 +1,15 @@
-"""The driver's side of a streaming query: which streams there are, what is new, and how far the next batch goes.
+"""The driver's side of a streaming query: its streams, their ends, and the end of the next batch.
 
-One instance drives a query. It lives as long as the query does, in a process of its own, and remembers what it last
-heard of the streams. Spark ends the query when a call here raises, so what will pass does not raise:
+One instance drives a query, in a process of its own, and keeps the last known state of the streams. Spark ends the
+query when a call here raises, so errors that will pass are not raised:
 
-- *First contact.* While no server was ever reached, a server that is not there is most likely a wrong address: a few
-  seconds, and the query fails. A server that is there may be in an election: more patience.
-- *After that.* Nothing heard is taken for nothing new, and the query goes on. No call waits long, because Spark cannot
-  stop the query meanwhile.
+- *First contact.* If no server was reached before, a missing server most likely means a wrong address: the query fails
+  after a few seconds. A server that answers may be in an election and gets more time.
+- *Later.* Without an answer the streams are taken as unchanged, and the query continues. Calls are short, because Spark
+  cannot stop the query during a call.
 
-Streams and buckets share all this. They say how to look (:meth:`Follower._look`), where a new query starts
-(:meth:`Follower._starts_of`), and what else a batch depends on.
+Streams and buckets share this class. They implement how to read the heads of streams (:meth:`Follower._find_heads`),
+where a new query starts (:meth:`Follower._starts_of`), and what else a batch depends on.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from pyspark.sql.streaming.datasource import (
 from jetspark.blocking import JetStream
 from jetspark.blocking.context import context_of
 from jetspark.errors import DataLoss, JetSparkError
+from jetspark.spark.connections import PATIENCE_S as START_PATIENCE_S
+from jetspark.spark.connections import patiently, will_pass
 from jetspark.spark.offsets import (
     Limits,
     Offset,
@@ -44,8 +46,6 @@ from jetspark.spark.offsets import (
     position_of,
 )
 from jetspark.spark.options import LOSS_REMEDY, Connecting
-from jetspark.spark.retrying import PATIENCE_S as START_PATIENCE_S
-from jetspark.spark.retrying import patiently, will_pass
 from jetspark.state.scan import Head, messages_from
 
 __all__ = ["Follower", "check_loss", "count_from"]
@@ -54,17 +54,17 @@ T = TypeVar("T")
 
 _logger = logging.getLogger("jetspark.spark")
 
-# Without a trigger Spark asks for the latest offset some eighty times a second. Ten requests a second are what an idle
-# query may cost the server: it looks ten times, or less often where a look takes more requests.
+# Without a trigger Spark asks for the latest offset about eighty times a second. An idle query may send the server ten
+# requests a second: ten looks, or fewer if a look takes several requests.
 POLL_S = 0.1
-# Spark cannot stop the query during a call, so one call waits no longer for the next look.
+# Longest wait of one call for the next look, because Spark cannot stop the query during a call.
 MAX_WAIT_S = 1.0
-# How long a query waits for a server that does not answer before it goes on with what it knows.
+# How long a running query waits for an answer before it takes the streams as unchanged.
 PATIENCE_S = 10.0
 
 
 class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Everything of a stream reader that runs on the driver, save what is peculiar to streams or buckets."""
+    """The driver's part of a stream reader, shared by streams and buckets."""
 
     def __init__(
         self,
@@ -88,34 +88,34 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_reached = False
         self._ends: dict[str, int] = {}
 
-    # ---- what streams and buckets say of themselves ------------------------------------------------------------
+    # ---- implemented by streams and buckets --------------------------------------------------------------------
 
     @abstractmethod
-    def _look(self, js: JetStream) -> list[Head]:
-        """The streams of the query, as they are now."""
+    def _find_heads(self, js: JetStream) -> list[Head]:
+        """The present heads of the query's streams."""
 
     def _requests(self) -> int:
-        """How many requests the next look takes."""
+        """Number of requests of the next look."""
         return 1
 
     @abstractmethod
     def _starts_of(self, js: JetStream, heads: list[Head]) -> Offset:
-        """Where a new query starts."""
+        """The offset at which a new query starts."""
 
     def _start_of_added(self, head: Head) -> StreamPosition:
-        """Where a stream starts that the checkpoint does not have: at its first message, so that none is skipped."""
+        """The start of a stream that the checkpoint lacks: its first message, so that none is skipped."""
         return position_of(head, "earliest")
 
     @abstractmethod
     def _without(self, missing: dict[str, StreamPosition]) -> None:
-        """The checkpoint has streams that the query no longer has.
+        """Handle streams of the checkpoint that the query no longer has.
 
         Raises:
-            ConfigError: That is not allowed.
+            ConfigError: This query does not allow it.
         """
 
-    def _note_loss(self, begin: Offset, heads: list[Head]) -> None:
-        """What is gone since the offset was noted. Nothing, unless a source says otherwise."""
+    def _handle_loss(self, begin: Offset, heads: list[Head]) -> None:
+        """Handle messages that were removed since the offset was saved; by default there is nothing to do."""
 
     def _admit(self, begin: Offset, heads: list[Head], limits: Limits) -> Offset:
         return admit(begin, heads, limits, self._sizes, self._messages_from)
@@ -125,13 +125,13 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _patience_s(self) -> float:
-        """For what a batch needs to know: nothing new is no answer where the query then ends."""
+        """How long to wait for an answer; longer with AvailableNow, where "unchanged" would end the query."""
         return PATIENCE_S if self._target is None else START_PATIENCE_S
 
     # ---- what Spark calls --------------------------------------------------------------------------------------
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # The limit of bytes, if there are both, is kept by latestOffset itself: Spark knows one at a time.
+        # Spark knows one limit at a time; if both are set, latestOffset itself applies the limit of bytes.
         if self._own_limits.rows is not None:
             return ReadMaxRows(self._own_limits.rows)
         if self._own_limits.bytes is not None:
@@ -139,7 +139,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
-        # Spark asks twice before the first batch, and `latest` must be the same both times.
+        # Spark calls this twice before the first batch, and `latest` must be the same both times.
         if self._initial is None:
             heads = self._ask(START_PATIENCE_S)
             start = self._patiently(lambda js: self._starts_of(js, heads), START_PATIENCE_S)
@@ -155,17 +155,18 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         heads = self._target if self._target is not None else self._wait_for_news(known)
         begin = self._with_the_same_streams(known, heads)
         check_unchanged(begin, heads)
-        self._note_loss(begin, heads)
+        self._handle_loss(begin, heads)
         try:
             end = self._admit(begin, heads, self._limits(limit))
         except JetSparkError as error:
-            # What ends where it began would end a query that is to read what is there now.
+            # With AvailableNow an unchanged offset would end the query before it has read everything.
             if not will_pass(error) or self._target is not None:
                 raise
-            _logger.warning("streams %s: nothing heard: %s", ", ".join(head.stream for head in heads), error)
+            names = ", ".join(head.stream for head in heads)
+            _logger.warning("streams %s: no answer (%s); the next batch waits", names, error)
             return start
         self._ends = {name: position.next for name, position in end.streams.items()}
-        # Spark compares offsets by their text: what has not moved must be the very same.
+        # Spark compares offsets by their text, so an unchanged offset must be the same text.
         return start if end is known else replace(end, subjects=self._filters).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -174,23 +175,23 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         streams = {head.stream: StreamPosition(head.created, head.next) for head in self._heads}
         behind = {head.stream: max(0, head.next - self._ends.get(head.stream, head.next)) for head in self._heads}
         size = sum(behind[head.stream] * head.bytes_per_sequence for head in self._heads)
-        # Spark only shows this. It has no other place for what a source written in Python has to say of itself.
+        # Spark only shows this; a Python source has no other way to report metrics.
         waiting = {"messages": sum(behind.values()), "bytes": int(size)}
         return Offset(streams, subjects=self._filters).to_json() | {"behind": waiting}
 
     def commit(self, end: dict[str, Any]) -> None:
-        pass  # the checkpoint is the one place where the query's position is kept
+        pass  # the position of the query is only in its checkpoint
 
     def stop(self) -> None:
         pass  # the connection ends with the process
 
     def _check_repeated(self, start: dict[str, Any], end: dict[str, Any]) -> None:
-        """Check a batch of the checkpoint, which a restarted query plans before it asks for an offset.
+        """Check the batch of the checkpoint that a restarted query plans before it asks for an offset.
 
-        Tasks would fail for the same reasons, each of them four times.
+        Without this check tasks would fail for the same reasons, four times each.
 
         Raises:
-            JetSparkError: The batch can never be read again.
+            JetSparkError: The batch cannot be read again.
         """
         if self._ends:
             return
@@ -200,9 +201,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
             heads = self._ask(START_PATIENCE_S)  # the last look may be older than the offset
         heads = [head for head in heads if head.stream in begin.streams]
         check_unchanged(last, heads)
-        self._note_loss(begin, heads)
-
-    # ---- small steps -------------------------------------------------------------------------------------------
+        self._handle_loss(begin, heads)
 
     def _limits(self, limit: ReadLimit) -> Limits:
         own = self._own_limits
@@ -220,13 +219,13 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _ask(self, patience_s: float) -> list[Head]:
-        self._heads = self._patiently(self._look, patience_s)
+        self._heads = self._patiently(self._find_heads, patience_s)
         self._heads_at = time.monotonic()
         self._poll_s = POLL_S * self._requests()
         return self._heads
 
     def _wait_for_news(self, begin: Offset) -> list[Head]:
-        """The streams as they are now, or as of the last look while the next one is not due."""
+        """The present heads, or those of the last look while the next one is not due."""
         wait_s = self._heads_at + self._poll_s - time.monotonic()
         if wait_s > 0 and self._is_behind(begin):
             return self._heads
@@ -235,14 +234,14 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if wait_s > MAX_WAIT_S:
             return self._heads
         try:
-            # Blocking for long keeps Spark from stopping the query.
+            # Bounded: Spark cannot stop the query during this call.
             return self._ask(PATIENCE_S)
         except JetSparkError as error:
             if not will_pass(error) or self._heads_at == float("-inf"):
                 raise
-            # An error here would end the query. There is nothing new, and when the server is back there will be.
+            # Raising would end the query. The streams are taken as unchanged until the server answers.
             names = ", ".join(head.stream for head in self._heads)
-            _logger.warning("streams %s: nothing heard: %s", names, error)
+            _logger.warning("streams %s: no answer (%s); asking again at the next trigger", names, error)
             return [
                 replace(head, next=begin.streams[head.stream].next)
                 for head in self._heads
@@ -250,11 +249,11 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ]
 
     def _is_behind(self, begin: Offset) -> bool:
-        places = begin.streams
-        return any(head.stream not in places or head.next > places[head.stream].next for head in self._heads)
+        known = begin.streams
+        return any(head.stream not in known or head.next > known[head.stream].next for head in self._heads)
 
     def _with_the_same_streams(self, known: Offset, heads: list[Head]) -> Offset:
-        """The offset with the streams that there are; itself, if it has them."""
+        """The offset with exactly the existing streams; the same object if nothing changes."""
         found = {head.stream for head in heads}
         missing = {name: position for name, position in known.streams.items() if name not in found}
         added = [head for head in heads if head.stream not in known.streams]
@@ -262,25 +261,25 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._without(missing)
         if not missing and not added:
             return known
-        # Nothing of the batch that ended here is read again.
-        streams = {name: position.settled() for name, position in known.streams.items() if name in found}
+        # The batch that ended here is not read again.
+        streams = {name: position.at_rest() for name, position in known.streams.items() if name in found}
         for head in added:
             streams[head.stream] = start = self._start_of_added(head)
-            _logger.info("stream %s: added, from sequence %d on", head.stream, start.next)
+            _logger.info("stream %s: added to the query; reading from sequence %d", head.stream, start.next)
         return Offset(streams, known.step, known.subjects)
 
 
 def count_from(js: JetStream, stream: str, sequence: int) -> int:
-    """How many messages a stream has from a sequence on."""
+    """Number of messages in a stream from a sequence on."""
     context = context_of(js)
     return context.run(messages_from(context.api, stream, sequence))
 
 
 def check_loss(start: Offset, heads: Iterable[Head], *, is_allowed: bool) -> bool:
-    """Whether something is gone already that was promised.
+    """True if messages after the offset were removed before they were read.
 
     Raises:
-        DataLoss: It is, and that is not allowed.
+        DataLoss: Messages were removed, and ``is_allowed`` is false.
     """
     is_lost = False
     for head in heads:

@@ -1,13 +1,12 @@
-"""A bucket of a projection against a fresh fold of its history, compared by Spark's tasks.
+"""Compares a bucket of a projection with a fresh fold of its history, in Spark's tasks.
 
-Some tasks read the bucket and others the stream. Spark brings what a key has together with its events, as for a fold
-that goes on from a state; the task that has both folds from nothing, compares, and returns one part of the result,
-whose size does not depend on the keys (:mod:`jetspark.app.replay.comparison`). One more task adds the parts, so that
-the driver gets a single row.
+Some tasks read the bucket, others the stream. Spark shuffles the state of a key to the same task as its events. That
+task folds from an empty state, compares, and returns a partial result whose size does not depend on the number of keys
+(:mod:`jetspark.app.replay.comparison`). One last task adds these results, so the driver gets a single row.
 
-The bucket is read up to the revision that it had when this was planned. A key that is written meanwhile is missing, or
-as it was. So a key that seems to differ is loaded by its task, and folded once more; if its value is beyond the events
-that Spark has read, the task reads those that came since.
+The bucket is read up to its revision at planning time, so a key that changes later is missing or old in this read. A
+key that seems to differ is therefore loaded again by its task and folded again; if its new value is beyond the events
+that Spark has read, the task reads the later events.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from jetspark.app.replay.comparison import ComparedKeys, KeyContent, compare, reaches
 from jetspark.app.replay.verification import contents_of
 from jetspark.blocking.steps import ProcedureRunner
-from jetspark.spark.connections import runner_for
+from jetspark.spark.connections import patiently, runner_for
 from jetspark.spark.engine.projection_options import FORMAT, ProjectionOptions
 from jetspark.spark.engine.projections import ProjectionPlan, bring_together, check_pandas
-from jetspark.spark.engine.reaching import look_at_front
+from jetspark.spark.engine.reached_positions import front_head
 from jetspark.spark.options import read_options
-from jetspark.spark.retrying import patiently
 from jetspark.spark.schema import PROJECTION_SCHEMA
 from jetspark.state.changes import NOTHING
 from jetspark.state.scan import Range
@@ -39,8 +37,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from jetspark.app.projections.folding import KeyState
-    from jetspark.spark.engine.projecting import Columns
+    from jetspark.app.projections.key_state import KeyState
+    from jetspark.spark.engine.projection_fold import Columns
     from jetspark.state.changes import Current
 
 __all__ = ["compare_bucket"]
@@ -55,24 +53,24 @@ _PART = "part binary"
 
 
 class ScanTask(NamedTuple):
-    """What a task that reads the bucket has to know."""
+    """Arguments of the tasks that read the bucket."""
 
     options: Mapping[str, str]
     bucket: str
     created: str
     ranges: Sequence[tuple[int, int]]
-    """Of revisions, by number of the task; the end is exclusive."""
+    """Range of revisions for each task, the end exclusive."""
 
 
 class CompareTask(NamedTuple):
-    """What a task that folds and compares has to know."""
+    """Arguments of the tasks that fold and compare."""
 
     options: Mapping[str, str]
     bucket: str
     boundary: int
     version: int | None
     unread: Range
-    """What comes behind the events that Spark reads; its end is not known yet."""
+    """The range after the events that Spark reads; its end is open."""
 
 
 def compare_bucket(
@@ -90,8 +88,8 @@ def compare_bucket(
     ranges = split(
         max(1, state.first_sequence), state.last_sequence + 1, min(MAX_SCANS, 1 + state.messages // REVISIONS_PER_TASK)
     )
-    # After the bucket, so that few of its values are beyond what is read.
-    head = patiently(plan.connecting, lambda js: look_at_front(js, plan.connecting))
+    # Read after the bucket, so that few of its values are beyond the events read.
+    head = patiently(plan.connecting, lambda js: front_head(js, plan.connecting))
     given = plan.options | {"startingOffsets": "earliest", "endingOffsets": str(head.next)}
     unread = Range(
         head.stream,
@@ -116,7 +114,7 @@ def _opened(options: ProjectionOptions, bucket: str) -> BucketView:
 
 
 def _enough_tasks(spark: SparkSession, keys: int) -> int | None:
-    """So many that the keys of one fit its memory; None for Spark's own number."""
+    """Number of tasks so that the keys of each fit into its memory; None for Spark's default."""
     usual = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     wanted = 1 + keys // KEYS_PER_TASK
     return wanted if wanted > usual else None
@@ -132,7 +130,7 @@ def _only(frame: DataFrame) -> ComparedKeys:
 
 
 def _scan(task: ScanTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What keys of the bucket have, as rows that a fold could begin with."""
+    """The states of the bucket, in the form of rows that a fold can start from."""
     from jetspark.spark.engine.rows import base_rows
 
     options = read_options(ProjectionOptions, FORMAT, task.options)
@@ -155,7 +153,7 @@ def _compare(task: CompareTask, batches: Iterator[pa.RecordBatch]) -> Iterator[p
         for batch in batches:
             keys.add(batch)
         keys.fold()
-        keys.settle()
+        keys.complete()
         yield _row(keys.compared())
 
 
@@ -199,7 +197,7 @@ class _Keys:
 
         from jetspark.spark.engine.rows import LETTER
 
-        # Counted, and not kept: a letter has the whole message.
+        # Only counted: the row has the whole message.
         is_letter = pc.equal(batch.column("target"), LETTER)
         letters = batch.filter(is_letter)
         if letters.num_rows:
@@ -224,7 +222,7 @@ class _Keys:
         [states] = fold.fold_from_nothing(map(limits.cut, self._rows.events.pieces()))
         self._states = dict(states)
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         """Look again at keys that differ: they may have been written since the bucket was read."""
         suspects = [key for key in self._keys if self._differs(key)]
         if not suspects:
@@ -266,7 +264,7 @@ class _Keys:
             return
         import pyarrow.compute as pc
 
-        from jetspark.spark.engine.projecting import COLUMNS
+        from jetspark.spark.engine.projection_fold import COLUMNS
         from jetspark.spark.engine.rows import RouteRows
         from jetspark.spark.stream.reading import RangeReader
 
@@ -285,7 +283,7 @@ class _Limits:
         self.last = max([boundary, *self._further.values()])
 
     def cut(self, piece: Columns) -> Columns:
-        """Rows by ascending sequence, without those that are beyond."""
+        """The rows up to the end of the comparison; rows are in ascending order of sequences."""
         _, keys, sequences, *_ = piece
         if not sequences or sequences[-1] <= self._boundary:
             return piece

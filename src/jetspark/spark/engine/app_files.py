@@ -1,8 +1,8 @@
-"""How an application reaches Spark's Python workers: by name, since its classes cannot be pickled.
+"""Makes an application available to Spark's Python workers: by name, because its classes cannot be pickled.
 
 A worker imports the module and takes the application from it. It finds the module where the package is installed, in a
-file of ``addPyFile`` or ``addArtifact``, in a folder of ``spark.executorEnv.PYTHONPATH``; and if all of that fails, in
-the folder where the driver has it, which is there for workers of the same machine.
+file of ``addPyFile`` or ``addArtifact``, in a folder of ``spark.executorEnv.PYTHONPATH``, or at last in the driver's
+folder, which exists for workers on the same machine.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import NamedTuple
 from jetspark.app import App, Window
 from jetspark.errors import ConfigError
 
-__all__ = ["AppPlace", "load_app", "load_same_app", "outline_of", "place_app"]
+__all__ = ["AppLocation", "load_app", "load_same_app", "locate_app", "outline_of"]
 
 
-class AppPlace(NamedTuple):
+class AppLocation(NamedTuple):
     """Where an application is."""
 
     name: str
@@ -37,7 +37,7 @@ def load_app(name: str, folder: str = "") -> App:
     """Import an application; a worker does it once.
 
     Raises:
-        ConfigError: There is no such module or application.
+        ConfigError: The module or the application does not exist.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
@@ -62,7 +62,7 @@ def load_app(name: str, folder: str = "") -> App:
 
 
 def outline_of(app: App, projections: Sequence[str]) -> str:
-    """What the code that folds has to agree on with the code that reads, in a few letters."""
+    """A short digest of the declarations that the driver and its workers must agree on."""
     specs = {each: app.projections[each] for each in projections if each in app.projections}
     # Not of all events: a program that publishes has made types known to its app that the others need not know.
     wanted = {kind for spec in specs.values() for kind in spec.events}
@@ -92,10 +92,10 @@ def _window_outline(window: Window | None) -> tuple[object, ...] | None:
 
 
 def load_same_app(name: str, folder: str, projections: Sequence[str], outline: str) -> App:
-    """Import an application that has to be the driver's.
+    """Import an application and check that its declarations are those of the driver.
 
     Raises:
-        ConfigError: There is no such application, or it declares other events or projections.
+        ConfigError: The application does not exist, or declares other events or projections.
     """
     app = load_app(name, folder)
     if outline and outline_of(app, projections) != outline:
@@ -120,16 +120,16 @@ def _import(name: str, folder: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def place_app(app: App | str) -> AppPlace:
-    """Where an application is that the driver has.
+def locate_app(app: App | str) -> AppLocation:
+    """Module, name and folder of the driver's application.
 
     Raises:
-        ConfigError: It is no global name of a module, so that nobody else can import it.
+        ConfigError: The application is not a global name of a module, so workers cannot import it.
     """
     if isinstance(app, str):
         load_app(app, os.getcwd())
         module_name, _, attribute = app.partition(":")
-        return AppPlace(app, _folder(sys.modules[module_name], module_name))
+        return AppLocation(app, _folder(sys.modules[module_name], module_name))
     if not isinstance(app, App):
         raise ConfigError(f"app={app!r}: expected an App, or its name 'package.module:name'")
     likely = [spec.kind.__module__ for spec in app.projections.values()]
@@ -138,7 +138,7 @@ def place_app(app: App | str) -> AppPlace:
         for attribute, value in list(vars(module).items()) if module is not None else ():
             if value is app:
                 name = _importable_name(module_name)
-                return AppPlace(f"{name}:{attribute}", _folder(sys.modules[module_name], name))
+                return AppLocation(f"{name}:{attribute}", _folder(sys.modules[module_name], name))
     raise ConfigError(
         f"app={app!r}: expected an application that is a global name of a module, or its name 'package.module:name': "
         "workers of Spark import it, since its classes cannot be pickled"
@@ -146,7 +146,7 @@ def place_app(app: App | str) -> AppPlace:
 
 
 def _importable_name(module_name: str) -> str:
-    """What the program that runs is called by those who import it."""
+    """The name under which other processes import the running program."""
     if module_name != "__main__":
         return module_name
     main = sys.modules["__main__"]
@@ -162,7 +162,7 @@ def _importable_name(module_name: str) -> str:
 
 
 def _folder(module: ModuleType, name: str) -> str:
-    """What has to be on the path for the module to be found."""
+    """The folder that must be on the path to import the module."""
     file = getattr(module, "__file__", None)
     if not file:
         return ""
