@@ -1043,7 +1043,7 @@ def test_an_event_that_lapses_while_others_of_its_batch_are_looked_up_does_not_b
     machine.heard(new, 10.0, 10.0)
     late = 10.0 + machine.limits.ack_wait_s
     machine.heard(redelivered, late, 10.0)
-    looked_up: Script = [*not_known(redelivered), (ReadAttempts(redelivered), None)]
+    looked_up: Script = [*not_known(redelivered), (ReadAttempts(redelivered), AttemptsRecord(0, None))]
     looked_up += [(WriteAttempts(redelivered, None), None), (ReadClock(), late)]
     ended: Script = [(ReadClock(), late), (DropAttempts(redelivered), None), (Acknowledge(redelivered), None)]
     driver = SteppedDriver(machine, lambda: late)
