@@ -306,13 +306,13 @@ def test_a_stream_that_is_made_anew_under_a_write_ends_it_before_a_position_is_n
     publish(bank, projected.messages(300, seed=2))
     with pytest.raises(
         UsageError,
-        match=r"bucket accounts\) was made of stream .BANK. as it was .* means nothing",
+        match=r"bucket accounts\) was made of stream .BANK. as it was .* is not valid",
     ):
         batch.all()
     assert [position(bank, name) for name in NAMES] == [100] * 3
     with pytest.raises(
         UsageError,
-        match=r"bucket accounts\) was made of stream .BANK. as it was .* means nothing",
+        match=r"bucket accounts\) was made of stream .BANK. as it was .* is not valid",
     ):
         Batch(server, 101, 200)
 

@@ -1429,7 +1429,7 @@ def test_a_pattern_without_a_stream_is_refused_in_a_batch_and_waits_in_a_query(
     start = reader.initialOffset()
     for _ in range(3):
         assert reader.latestOffset(start, ReadAllAvailable()) is start
-    assert caplog.messages == [f"streamPattern='{name}': no stream has such a name yet"]
+    assert caplog.messages == [f"streamPattern='{name}': no stream has such a name yet; waiting for one"]
     other_stream(js, 3, name)
     end = reader.latestOffset(start, ReadAllAvailable())
     assert read_all(reader, reader.partitions(start, end)) == [1, 2, 3]

@@ -126,7 +126,7 @@ def test_files_of_tls_are_used_as_they_are_given(given: dict[str, str], tls: TLS
         ({"password": "p"}, "together with password"),
         ({"user": "me", "password": "p", "passwordEnv": "P"}, "password and passwordEnv"),
         ({"user": "me", "password": "p", "token": "t"}, "one way to authenticate"),
-        ({"tlsCertFile": "c"}, "both or none"),
+        ({"tlsCertFile": "c"}, "both, or neither"),
         ({"domain": "d", "prefix": "p"}, "one of the two"),
     ],
 )

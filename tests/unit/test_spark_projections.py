@@ -102,8 +102,8 @@ def test_a_program_that_runs_is_imported_by_the_name_of_its_file(tmp_path: Path)
         "from jetspark.app import App\n"
         "app = App('shop', stream='SHOP')\n"
         "if __name__ == '__main__':\n"
-        "    from jetspark.spark.engine.app_files import place_app\n"
-        "    print(*place_app(app), sep='\\n')\n"
+        "    from jetspark.spark.engine.app_files import locate_app\n"
+        "    print(*locate_app(app), sep='\\n')\n"
     )
     shown = subprocess.run([sys.executable, "shop.py"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert shown.splitlines() == ["shop:app", str(tmp_path.resolve())]

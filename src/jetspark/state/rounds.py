@@ -24,7 +24,7 @@ from jetspark.state.store import StateBucket
 
 __all__ = ["MAX_ROUNDS", "KeysInHand", "RepeatableFold", "fold_pieces", "store_round", "store_rounds"]
 
-# Rounds before giving up. A lost race is folded again; so many lost races have another cause.
+# Rounds before giving up. A lost race is folded again, but twenty in a row have another cause.
 MAX_ROUNDS = 20
 # Longer after each lost race.
 PAUSE_S = 0.01

@@ -69,7 +69,8 @@ from jetspark.state.patience import TELL_AFTER_S, TELL_EVERY_S, Persistence
 __all__ = ["PATIENCE_S", "StateBucket", "load", "open_bucket", "store", "store_newest"]
 
 MAX_FRUITLESS_REQUESTS = 3
-# A fast batch itself is unbounded; this bounds reports of refusals, and what is sent again after a lost batch.
+# A fast batch itself is unbounded; this bounds the reports of refusals, and the changes to send again after a lost
+# batch.
 BATCH_CHANGES = 20_000
 # Waits for a lagging replica, which usually catches up within a round trip. After them the leader is asked.
 BEHIND_PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)

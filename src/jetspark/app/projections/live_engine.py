@@ -54,7 +54,7 @@ IDLE_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class LiveSetup:
-    """What the engines of a worker share."""
+    """Connection, declarations, options and counters that the engines of a worker share."""
 
     app: AppSpec
     js: JetStream

@@ -13,7 +13,7 @@ import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import compress
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -337,15 +337,15 @@ class Router:
             wanted = kinds.intersection(spec.events)
             if not wanted:
                 continue
-            mine, indexes = events, range(len(events))
+            mine, indexes = events, cast("Sequence[int]", range(len(events)))
             if len(wanted) < len(kinds):
                 is_wanted = [type(event) in wanted for event in events]
-                mine, chosen = list(compress(events, is_wanted)), list(compress(indexes, is_wanted))
+                mine, indexes = list(compress(events, is_wanted)), list(compress(indexes, is_wanted))
             if (plain := spec.plain_keys_of(mine)) is not None:
-                found.append(KeyColumns(spec, plain, indexes if mine is events else chosen))
+                found.append(KeyColumns(spec, plain, indexes))
                 continue
             keys, of_keys = list[str](), list[int]()
-            for index in indexes if mine is events else chosen:
+            for index in indexes:
                 try:
                     if spec.window is None:
                         its_keys = spec.keys_of(events[index])

@@ -401,7 +401,7 @@ class View(Generic[S]):
         raise UsageError("the connection was closed")
 
     async def _changes(self, *names: str) -> AsyncGenerator[_Found | None, None]:
-        """Yields ``ANEW``, the present entries, None, then every change; after a swap the sequence repeats.
+        """Yields ``ANEW``, the present entries, None, then every change; and the same for the new bucket after a swap.
 
         Raises:
             RequestTimeout: No answer at the start. Later errors of a server that is away are retried.

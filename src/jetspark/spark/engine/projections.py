@@ -171,7 +171,7 @@ def backfill(
         from_sequence: First sequence; by default the first of the stream. The buckets must contain all events before
             it.
         to_sequence: Last sequence; by default the present end of the stream.
-        letters: Write missing dead letters of unreadable messages.
+        letters: Write dead letters for unreadable messages, unless they exist.
 
     Raises:
         ConfigError, UsageError: As :func:`run`.
