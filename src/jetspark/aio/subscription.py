@@ -26,13 +26,18 @@ T = TypeVar("T")
 
 
 def subscribe(
-    link: Link, subject: str, queue: str = "", callback: Callback | None = None, **kind: Unpack[SubscriptionKind]
+    link: Link,
+    subject: str,
+    queue: str = "",
+    callback: Callback | None = None,
+    reader: SubscriptionReader | None = None,
+    **kind: Unpack[SubscriptionKind],
 ) -> Subscription:
     """Start receiving. ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
     if callback is not None:
         function("callback", callback, "a function that takes a message")
     link.check_caller()
-    reader = SubscriptionReader(link)
+    reader = reader or SubscriptionReader(link)
     try:
         with link.lock, link.doubt:
             reader.state = link.connection.subscribe(subject, queue, reader=reader, **kind)

@@ -49,6 +49,9 @@ SHARED = 100
 """Events of a bulk that share one time: they are made within a millisecond."""
 
 
+_ID = "{id}"
+"""Stands for the id in a header block that many events share."""
+
 S = TypeVar("S")
 
 
@@ -455,7 +458,8 @@ class BulkPublisher:
         client, source = self._client, self._client.app.source
         correlation = None if cause is None else cause.correlation_id
         causation = None if cause is None else cause.id
-        head, tail = "NATS/1.0\r\nNats-Msg-Id: ", f"\r\ntraceparent: {client.child_trace(cause)}\r\n\r\n"
+        block = encode_headers({"Nats-Msg-Id": _ID, "traceparent": client.child_trace(cause)})
+        head, _, tail = block.decode().partition(_ID)
         new_ids: Iterator[str] = iter(())
         contracts: dict[type, Contract] = {}
         for count, event in enumerate(events):

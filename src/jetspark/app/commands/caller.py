@@ -159,7 +159,7 @@ class _Asking:
         finally:
             self._timer.cancel()
             for token in self._tokens:
-                self._context.connection.requests.forget(token)
+                self._context.forget(token)
 
     def _send(self, deadline: float) -> bool:
         """Send it, unless it would have to wait, for a connection or for room, or no time is left."""
@@ -169,10 +169,9 @@ class _Asking:
             return False
         headers |= wire.timeout_header(left_s)
         try:
-            self._tokens.append(connection.request(self, subject, body, headers))
+            self._tokens.append(self._context.request_with(self, subject, body, headers))
         except BufferFull:
             return False
-        self._context.link.flush()
         return True
 
     def _send_again(self, deadline: float, timeout_s: float) -> None:

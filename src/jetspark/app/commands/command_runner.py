@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -51,9 +50,6 @@ if TYPE_CHECKING:
 __all__ = ["CommandOptions", "CommandRun", "CommandRunner"]
 
 _logger = logging.getLogger("jetspark.app")
-
-# What a stream answers mostly. Read in a twentieth of the time that any answer takes.
-_read_plain_ack = re.compile(rb'\{"stream":"[^"\\]*", ?"seq":([0-9]+)\}').fullmatch
 
 
 @explained
@@ -138,7 +134,7 @@ class CommandRunner:
         watching: asyncio.Task[None],
         options: CommandOptions,
     ) -> None:
-        self._connection, self._link = context.connection, context.link
+        self._context, self._link = context, context.link
         self._deciding, self._store, self._views, self._watching = deciding, store, views, watching
         self.options = options
         self._turns, self._places = Turns(), DecidingPlaces(options.concurrency)
@@ -289,10 +285,9 @@ class CommandRunner:
         headers = encoded.headers | self._store.guard_headers(step, 0)
         now = self._loop.time()
         try:
-            run.token = self._connection.request(run, encoded.subject, encoded.data, headers)
+            run.token = self._context.request_with(run, encoded.subject, encoded.data, headers, at_once=self.is_alone)
         except BufferFull:
             return False
-        self.flush()
         run.wait_until = min(now + REQUEST_S, run.deadline)
         self._on_their_way[run] = None
         self._link.set_alarm(run.wait_until)
@@ -301,10 +296,6 @@ class CommandRunner:
     def on_ack(self, run: CommandRun, message: Message) -> None:
         """The stream has answered."""
         self._forget(run)
-        plain = _read_plain_ack(message.data)
-        if plain is not None:
-            self._go_on(run, Appended(int(plain[1])))
-            return
         try:
             ack = read_pub_ack(message)
         except JetSparkError as error:
@@ -326,7 +317,7 @@ class CommandRunner:
         self._on_their_way.pop(run, None)
         token, run.token = run.token, ""
         if token:
-            self._connection.requests.forget(token)
+            self._context.forget(token)
 
     # ---- with waiting ------------------------------------------------------------------------------------------
 
@@ -395,12 +386,10 @@ class CommandRunner:
         if self._count == 0 and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
-    def flush(self) -> None:
-        """Write what was sent: now, or with what the others send where there are some."""
-        if self._count <= 1:
-            self._link.flush()
-        else:
-            self._link.flush_soon()
+    @property
+    def is_alone(self) -> bool:
+        """At most one command is being decided: its message gains nothing from waiting for others to share a write."""
+        return self._count <= 1
 
 
 async def _keep_time(time: ServerClock) -> None:

@@ -6,16 +6,14 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from jetspark.aio.client import Client
 from jetspark.aio.context import context_of
 from jetspark.aio.message import Message
-from jetspark.aio.subscription import Subscription, SubscriptionReader
-from jetspark.aio.transport import Link
+from jetspark.aio.subscription import Subscription
 from jetspark.app.clock import utc_now
 from jetspark.app.commands import wire
 from jetspark.app.commands.answering import ReplyRule
@@ -39,22 +37,6 @@ _logger = logging.getLogger("jetspark.app")
 DRAIN_S = 5.0
 
 
-class _Taker(SubscriptionReader):
-    """Takes requests at once, in the connection's callback: a task for them would take twice its turn in the loop."""
-
-    def __init__(self, link: Link, take: Callable[[Message], None]) -> None:
-        super().__init__(link)
-        self._take, self._report = take, link.dispatcher.report
-
-    def wake(self) -> None:
-        pending = cast("deque[Message]", self.state.pending)
-        while pending:
-            self._take(pending.popleft())
-        if self.state.is_finished and self.state.error is not None:
-            self._report(self.state.error)
-        super().wake()
-
-
 class CommandWorker:
     """The commands of an application in this process."""
 
@@ -70,12 +52,11 @@ class CommandWorker:
         self._app, self._specs, self._client = app, specs, client
         self._js = client.jetstream()
         self._context = context_of(self._js)
-        self._link = self._context.link
         self._catalogue, self._options = catalogue, options or CommandOptions()
         self._commands = Catalogue(*(spec.kind for spec in specs))
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._denials = DenialWatch(self._link.dispatcher, self._needs, self._fail)
+        self._denials = DenialWatch(self._context.link.dispatcher, self._needs, self._fail)
         self._subscriptions: list[Subscription] = []
         self.service = ServiceRecord(
             name=app.name,
@@ -131,7 +112,10 @@ class CommandWorker:
         for spec in self._specs:
             endpoint = Endpoint(spec.name.replace(".", "_"), wire.command_subject(app.name, spec.name))
             self.service.endpoints.append(endpoint)
-            self._subscribe(endpoint.subject, partial(serving.take, spec, endpoint))
+            # Not a subscription with a callback: its task would take twice its turn in the loop for each request.
+            self._subscriptions.append(
+                self._context.take(endpoint.subject, partial(serving.take, spec, endpoint), queue=QUEUE_GROUP)
+            )
         for subject, verb in self.service.subjects().items():
             self._subscriptions.append(await self._client.subscribe(subject, callback=self._answerer(verb)))
         await self._client.flush()
@@ -147,12 +131,6 @@ class CommandWorker:
     def _fail(self, error: PermissionDenied) -> None:
         if not self._ended.done():
             self._ended.set_exception(error)
-
-    def _subscribe(self, subject: str, take: Callable[[Message], None]) -> None:
-        reader = _Taker(self._link, take)
-        reader.state = self._context.connection.subscribe(subject, QUEUE_GROUP, reader=reader)
-        self._link.flush_soon()
-        self._subscriptions.append(Subscription(self._link, reader, None))
 
     def _answerer(self, verb: str) -> Callable[[Message], Coroutine[Any, Any, None]]:
         async def answer(message: Message) -> None:

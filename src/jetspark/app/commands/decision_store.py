@@ -183,7 +183,7 @@ class CommandStore:
 
     async def _publish(self, step: Append) -> Appended | AppendMoved:
         encoded = step.messages[0].encoded
-        # Not JetStream.publish: that copies headers which are a plain dict here, for a fifth of the time of a command.
+        # JetStream.publish would copy and check these headers again, which takes a fifth of the time of a command.
         fields = encoded.headers | self.guard_headers(step, 0)
         ack = await self._context.run(publish(encoded.subject, encoded.data, fields), REQUEST_S)
         # A duplicate is stored already: it is found when the boundary is read again.

@@ -23,9 +23,6 @@ __all__ = ["Serving"]
 
 _logger = logging.getLogger("jetspark.app")
 
-SMALL_BYTES = 4096
-"""A reply of at most this size is sent without a look at what the server takes at most."""
-
 
 class _Served(CommandRun):
     """One request."""
@@ -52,7 +49,7 @@ class Serving:
     """What a worker does with the requests that reach it."""
 
     def __init__(self, context: DriverContext, commands: Catalogue, runner: CommandRunner, replies: ReplyRule) -> None:
-        self._connection, self._commands, self.runner = context.connection, commands, runner
+        self._context, self._commands, self.runner = context, commands, runner
         self._replies = replies
         self._loop = asyncio.get_running_loop()
 
@@ -89,12 +86,7 @@ class Serving:
             _logger.exception("command %s: its caller could not be answered", spec.name)
 
     def _respond(self, message: Message, body: bytes, headers: dict[str, str] | None) -> None:
-        reply = message.reply or ""
         try:
-            if headers is None and len(body) <= SMALL_BYTES:
-                self._connection.publish_raw(reply.encode(), body)
-            else:
-                self._connection.publish(reply, body, "", headers)
-            self.runner.flush()
+            self._context.send_reply(message.reply or "", body, headers, at_once=self.runner.is_alone)
         except BufferFull:
             self.runner.spawn(message.respond(body, headers=headers))
