@@ -9,13 +9,13 @@ from typing import Any
 from jetspark.app import App, Command, CommandReply
 from jetspark.app.causes import Cause
 from jetspark.app.commands.boundaries import BoundaryCache, SnapshotState
-from jetspark.app.commands.deciding import (
+from jetspark.app.commands.decider import (
     Append,
     Appended,
     AppendMoved,
     CommandRequest,
     CommandSteps,
-    Deciding,
+    Decider,
     LastMessage,
     ReadLasts,
     ReadSnapshot,
@@ -109,7 +109,7 @@ class Worker:
         self.app, self.log = app, log
         app.catalogue.check()
         log.replicas, log.looks = replicas, -1
-        self.deciding = Deciding(
+        self.deciding = Decider(
             stream=app.stream,
             end=log.perform(ReadStreamEnd()),
             source=app.source,

@@ -42,7 +42,7 @@ from jetspark.app.commands.boundaries import (
     recorded_reply,
 )
 from jetspark.app.commands.command_spec import CommandSpec
-from jetspark.app.commands.deciding import (
+from jetspark.app.commands.decider import (
     TRUST_S,
     Append,
     Appended,
@@ -51,7 +51,7 @@ from jetspark.app.commands.deciding import (
     CommandSteps,
     ReadStreamEnd,
 )
-from jetspark.app.commands.guarding import Guard, NotGuardable, guards_stream, plan_guards
+from jetspark.app.commands.decision_messages import Guard, NotGuardable, guards_stream, plan_guards
 from jetspark.core.headers import encode as encode_headers
 from jetspark.core.subjects import is_subset, matches
 from jetspark.errors import BoundaryConflict, CommandFailed, CommandInDoubt, ConfigError, WrongVersion

@@ -24,11 +24,11 @@ from jetspark import StreamConfig
 from jetspark.app import App, AppClient, Catalogue, Decision, Event, Retry, upcast
 from jetspark.app.testing import TestApp
 from jetspark.app.workflows.workflow_spec import (
+    KEPT_STEPS,
     LATE,
-    NOTED,
     REMEMBERED,
     RunRecord,
-    StepNote,
+    StepRecord,
     StoredCompensation,
     WorkflowSpec,
     timer_name,
@@ -199,7 +199,7 @@ def test_a_run_that_is_begun_anew_knows_what_it_has_taken_and_nothing_else() -> 
 
 
 def test_what_is_stored_of_a_run_has_the_same_form_for_ever() -> None:
-    record = RunRecord(1, key="o", compensations=(RELEASE,), steps=(StepNote(5),))
+    record = RunRecord(1, key="o", compensations=(RELEASE,), steps=(StepRecord(5),))
     stored = (
         b'{"version":1,"key":"o","compensations":[["stock.release",1,{"order_id":"o"},false]],"steps":[{"sequence":5}]}'
     )
@@ -217,15 +217,15 @@ def test_what_is_stored_of_a_run_has_the_same_form_for_ever() -> None:
 def test_a_step_is_noted_with_what_it_stored_once_the_next_one_is_taken() -> None:
     record = RunRecord(1)
     for number, revision in ((1, 0), (2, 10), (3, 20)):
-        record = record.with_note(StepNote(number, events=2), revision)
+        record = record.with_step(StepRecord(number, events=2), revision)
     assert [(note.sequence, note.revision, note.stored) for note in record.steps] == [
         (1, 10, range(11, 13)),
         (2, 20, range(21, 23)),
         (3, 0, range(0)),
     ]
-    for number in range(4, NOTED + 4):
-        record = record.with_note(StepNote(number), 30)
-    assert [note.sequence for note in record.steps] == list(range(4, NOTED + 4))
+    for number in range(4, KEPT_STEPS + 4):
+        record = record.with_step(StepRecord(number), 30)
+    assert [note.sequence for note in record.steps] == list(range(4, KEPT_STEPS + 4))
 
 
 class OldRelease(Event, type="stock.release", version=1, key="order", subject="orders.{order}.release"):

@@ -65,7 +65,6 @@ APP_ROOMS = (
     "turns",
     "signals",
     "denial_watch",
-    "connecting",
     "contracts",
     "topology",
     "server_clock",
@@ -110,9 +109,9 @@ PURE = (
     "app.checks.asyncapi",
     "app.causes",
     "app.commands.boundaries",
-    "app.commands.deciding",
+    "app.commands.decider",
     "app.commands.command_spec",
-    "app.commands.guarding",
+    "app.commands.decision_messages",
     "app.commands.service",
     "app.commands.wire",
     "app.contracts.compatibility",
@@ -127,15 +126,15 @@ PURE = (
     "app.workflows.workflow_spec",
     "app.entities.entity_spec",
     "app.handlers.machine",
-    "app.contracts.ids",
+    "app.contracts.event_ids",
     "app.handlers.lanes",
     "app.stored_events",
     "app.topology.names",
-    "app.contracts.other_forms",
+    "app.contracts.foreign_envelopes",
     "app.projections.projection_spec",
     "app.projections.folding",
     "app.projections.marks",
-    "app.contracts.records",
+    "app.contracts.contract_records",
     "app.replay.contents",
     "app.extents",
     "app.handlers.retry",
@@ -183,7 +182,7 @@ PURE_EXCEPTIONS = {
     "jetstream.objects": {"os", OPEN},  # a source given as a path is opened by the generator that reads it
     "jetstream.part_file": {"os", OPEN},  # the drivers call it in a thread; its subject is a file
     "spark.options": {"os", "pathlib"},  # secrets that options name come from the executor's environment and files
-    "app.contracts.ids": {"os"},  # getpid() detects a fork, after which the counter must not repeat the parent's ids
+    "app.contracts.event_ids": {"os"},  # getpid() detects a fork: the counter must not repeat the parent's ids
     "app.contracts.field_rules": {"uuid"},  # UUID is a type of fields
     "app.contracts.tokens": {"uuid"},  # UUID is a type of values in subjects
     "app.contracts.faults": {"asyncio"},  # re-raises its CancelledError

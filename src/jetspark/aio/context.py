@@ -1,30 +1,25 @@
 """The parts of one client that the modules above it share, and the requests they make to JetStream.
 
 ``Client.jetstream()`` makes a :class:`DriverContext` of its own parts, and the :class:`JetStream` hands it on to
-streams, consumers, buckets and batches. They use these public names, and leave the private ones of client and
-JetStream alone. Users never see it.
-
-:meth:`~DriverContext.request_with`, :meth:`~DriverContext.send_reply` and :meth:`~DriverContext.take` are the only way
-past :class:`Client` to the connection. They are for code whose latency is a promise, such as commands: one task or
-future per message takes as long there as all the rest.
+streams, consumers, buckets and batches, which use these public names and never private ones of client and JetStream.
+Only ``request_with``, ``send_reply`` and ``take`` bypass :class:`Client`, where a task per message takes too long.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from jetspark.aio import clock
 from jetspark.aio.message import Message
 from jetspark.aio.publisher import WindowedPublisher
 from jetspark.aio.step_runner import run_steps
-from jetspark.aio.subscription import Subscription, SubscriptionReader, subscribe
+from jetspark.aio.subscription import Subscription, subscribe
 from jetspark.aio.transport import Link
 from jetspark.core.connection import Connection
-from jetspark.core.headers import HeadersLike
+from jetspark.core.driver_base import ContextBase
 from jetspark.core.link import new_inbox
 from jetspark.core.numbers import timeout_of
 from jetspark.core.step_runner import Sleep, StepRun
@@ -38,13 +33,11 @@ if TYPE_CHECKING:
     from jetspark.aio.client import Client
     from jetspark.aio.jetstream import JetStream
 
-__all__ = ["DriverContext", "ReplyHandle", "context_of"]
+__all__ = ["DriverContext", "context_of"]
 
 T = TypeVar("T")
 
 NOTHING = Message("", b"", None, None, None)
-SMALL_BYTES = 4096
-"""A reply of at most this size is below the limit of any server, and is sent without comparing the two."""
 
 
 def context_of(js: JetStream) -> DriverContext:
@@ -52,41 +45,8 @@ def context_of(js: JetStream) -> DriverContext:
     return js._context
 
 
-class ReplyHandle(Protocol):
-    """The receiver of one request's outcome. The connection calls it while it reads, so no method may wait."""
-
-    def done(self) -> bool:
-        """Called first; the outcome of a request whose handle is done is dropped."""
-
-    def set_result(self, message: Message, /) -> None:
-        """The first reply."""
-
-    def set_exception(self, error: Exception, /) -> None:
-        """No reply will come: ``NoResponders``, ``PermissionDenied`` or the end of the connection."""
-
-
-class CallbackReader(SubscriptionReader):
-    """Calls back with each message while the connection reads."""
-
-    def __init__(self, link: Link, callback: Callable[[Message], None]) -> None:
-        super().__init__(link)
-        self._callback, self._dispatcher = callback, link.dispatcher
-
-    def wake(self) -> None:
-        take, guard = cast("deque[Message]", self.state.pending).popleft, self._dispatcher.guard
-        while True:
-            try:
-                message = take()  # atomic, because another thread may be in here
-            except IndexError:
-                break
-            guard(self._callback, message)
-        if self.state.is_finished and self.state.error is not None:
-            self._dispatcher.report(self.state.error)
-        super().wake()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DriverContext:
+class DriverContext(ContextBase[Message]):
     """The parts of a client, an API of JetStream, and the requests to it."""
 
     client: Client
@@ -97,72 +57,12 @@ class DriverContext:
     """Longest time for all the requests of a call together, unless the call says otherwise."""
     publisher: WindowedPublisher
 
-    # ---- without waiting ---------------------------------------------------------------------------------------
-
-    def request_with(
-        self,
-        handle: ReplyHandle,
-        subject: str,
-        data: bytes,
-        headers: HeadersLike | None = None,
-        *,
-        at_once: bool = True,
-    ) -> str:
-        """Send a request whose first reply goes to ``handle``.
-
-        Returns a token for :meth:`forget`, which the caller calls when it stops waiting: there is no time-out.
-
-        Args:
-            at_once: Write it now; False writes it together with the messages that follow within this moment.
-
-        Raises:
-            BufferFull: There is no room in the send buffer; nothing was sent.
-            InvalidSubject, InvalidHeader, PayloadTooLarge, ConnectionClosed: Nothing was sent.
-        """
-        # In threads: with self.link.lock, self.link.doubt:
-        token = self.connection.request(handle, subject, data, headers)
-        self._flush(at_once)
-        return token
-
-    def forget(self, token: str) -> None:
-        """Drop the reply to a :meth:`request_with`, should it still come."""
-        # In threads: with self.link.lock:
-        self.connection.requests.forget(token)
-
-    def send_reply(
-        self, subject: str, data: bytes, headers: HeadersLike | None = None, *, at_once: bool = True
-    ) -> None:
-        """Publish to the reply subject of a message, which the caller has checked.
-
-        Args:
-            at_once: As for :meth:`request_with`.
-
-        Raises:
-            BufferFull: There is no room in the send buffer; nothing was sent.
-            InvalidHeader, PayloadTooLarge, ConnectionClosed: Nothing was sent.
-        """
-        # In threads: with self.link.lock, self.link.doubt:
-        if headers is None and len(data) <= SMALL_BYTES:
-            self.connection.publish_raw(subject.encode(), data)
-        else:
-            self.connection.publish(subject, data, "", headers)
-        self._flush(at_once)
-
-    def _flush(self, at_once: bool) -> None:
-        if at_once:
-            self.link.flush()
-        else:
-            self.link.flush_soon()
-
     def take(self, subject: str, callback: Callable[[Message], None], *, queue: str = "") -> Subscription:
-        """Subscribe, and call ``callback`` with each message while the connection reads: it must not wait.
+        """Subscribe, and call ``callback`` with each message while the connection reads. It must not wait.
 
-        An error that it raises is reported as :class:`~jetspark.ErrorReported`, and so is the error that ends the
-        subscription.
+        ``on_event`` reports the errors that it raises, and the error that ends the subscription.
         """
-        return subscribe(self.link, subject, queue, reader=CallbackReader(self.link, callback))
-
-    # ---- with waiting ------------------------------------------------------------------------------------------
+        return subscribe(self.link, subject, queue, direct=callback)
 
     def subscribe(self, subject: str, queue: str = "", **kind: Unpack[SubscriptionKind]) -> Subscription:
         """Start receiving; ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
@@ -182,7 +82,7 @@ class DriverContext:
         try:
             if not step.is_silent:
                 return await self._ask(step, timeout, deadline)
-            # The time is for room in the send buffer; nobody waits for an answer.
+            # The time-out is for room in the send buffer; no answer is expected.
             await self.client.publish(step.subject, step.data, headers=step.headers, timeout=timeout)
             return NOTHING
         except RequestTimeout as error:
@@ -205,10 +105,7 @@ class DriverContext:
 
     @asynccontextmanager
     async def asked(self, request: Request, timeout: float | None = None) -> AsyncIterator[Subscription]:
-        """The answers to a request that has many. They end when the connection is lost: the rest will not come.
-
-        ``timeout`` is for room in the send buffer.
-        """
+        """Many answers to one request, until the session ends; ``timeout`` is for room in the send buffer."""
         inbox = new_inbox(self.link)
         async with self.subscribe(inbox, answers_to=request.subject, ends_with_session=True) as answers:
             await self.client.publish(request.subject, request.data, reply=inbox, timeout=timeout)
@@ -231,7 +128,7 @@ class DriverContext:
         return None
 
     async def pages(self, ask: Callable[[int], Operation[tuple[list[T], int]]]) -> AsyncIterator[T]:
-        """The entries of a listing, which the server gives out page by page; ``ask`` is for those from an offset on."""
+        """The entries of a paged listing; ``ask`` requests the page at an offset."""
         seen = 0
         while True:
             page, total = await self.run(ask(seen))

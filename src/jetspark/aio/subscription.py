@@ -30,14 +30,15 @@ def subscribe(
     subject: str,
     queue: str = "",
     callback: Callback | None = None,
-    reader: SubscriptionReader | None = None,
+    direct: Callable[[Message], None] | None = None,
     **kind: Unpack[SubscriptionKind],
 ) -> Subscription:
-    """Start receiving. ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
+    """Start receiving; ``direct`` is called while the connection reads. ``kind``: see :meth:`Connection.subscribe`."""
     if callback is not None:
         function("callback", callback, "a function that takes a message")
     link.check_caller()
-    reader = reader or SubscriptionReader(link)
+    reader = SubscriptionReader(link)
+    reader.direct = direct
     try:
         with link.lock, link.doubt:
             reader.state = link.connection.subscribe(subject, queue, reader=reader, **kind)

@@ -11,14 +11,13 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
 
 from jetspark.aio.connecting import connect
-from jetspark.app.client import AppClient
-from jetspark.app.commands.answering import check_inbox_prefixes
+from jetspark.app.client import AppClient, ConnectArguments
 from jetspark.app.commands.command_spec import CommandSpec, Guarding
+from jetspark.app.commands.reply_rule import check_inbox_prefixes
 from jetspark.app.commands.wire import command_subject
-from jetspark.app.connecting import ConnectArguments
 from jetspark.app.contracts.catalogue import Catalogue, returned_types
 from jetspark.app.contracts.compatibility import DEFAULT_MODE, Mode, check_mode
-from jetspark.app.entities.entity_spec import EntitySpec, StatePlace, Truth
+from jetspark.app.entities.entity_spec import EntitySpec, StateSubjects, Truth
 from jetspark.app.handlers.handler_spec import (
     BatchHandlerOptions,
     HandlerFunction,
@@ -35,9 +34,9 @@ from jetspark.app.signals import on_signals
 from jetspark.app.spec import AppSpec
 from jetspark.app.timers import check_stream, timer_subjects
 from jetspark.app.topology.declared import Topology, TopologyPlan
-from jetspark.app.topology.keeping import check_keeps
 from jetspark.app.topology.names import advisory_stream, check_app_name
-from jetspark.app.workflows.commands import CommandKinds, workflow_subjects
+from jetspark.app.topology.retention import check_keeps
+from jetspark.app.workflows.command_events import CommandKinds, workflow_subjects
 from jetspark.app.workflows.workflow_spec import RunRecord, WorkflowSpec
 from jetspark.core.arguments import flag, instance, iterate, text, texts, unfit
 from jetspark.core.subjects import overlaps
@@ -266,8 +265,8 @@ class App:
         """
         if not self._spec.owns_stream:
             raise ConfigError(f"entities {name!r}: expected subjects=; they are kept in a stream of the app's own")
-        place = StatePlace.of(self.name, self.stream)
-        spec = EntitySpec(name, state, place, truth=truth, events=events, fold=fold)
+        subjects = StateSubjects.of(self.name, self.stream)
+        spec = EntitySpec(name, state, subjects, truth=truth, events=events, fold=fold)
         if name in self._spec.entities:
             raise ConfigError(f"entities {name!r}: expected a name of its own; others have it")
         limit = self._spec.stream_config.max_messages_per_subject
@@ -276,7 +275,7 @@ class App:
                 f"entities with max_messages_per_subject={limit}: it would drop events of the same stream"
             )
         check_keeps(self._spec.stream_config, f"entities {name!r}", "their states")
-        self._store_also(f"{place.prefix}>")
+        self._store_also(f"{subjects.prefix}>")
         self._spec = self._spec.with_events(*events)
         self._change(entities={**self._spec.entities, name: spec})
         return spec
@@ -492,7 +491,7 @@ class App:
         check_options(name, options, WorkflowOptions)
 
         def declare(kind: _Kind) -> _Kind:
-            from jetspark.app.workflows.step_handler import handler_of
+            from jetspark.app.workflows.workflow_handlers import handler_of
 
             spec = WorkflowSpec(name, kind, app=self.name, key=key, events=events, version=version)
             self.entities(name, state=RunRecord)
@@ -508,7 +507,7 @@ class App:
 
     def _declare_sender(self, workflow: str, kinds: CommandKinds, options: WorkflowOptions) -> None:
         """Have a workflow's commands stored and sent, in the order of their runs."""
-        from jetspark.app.workflows.sending import SENDING_TIMEOUT_S, sender_of
+        from jetspark.app.workflows.workflow_handlers import SENDING_TIMEOUT_S, sender_of
 
         self._store_also(workflow_subjects(self.name))
 

@@ -19,9 +19,10 @@ from jetspark.app.causes import CauseLike, child_of, current_cause
 from jetspark.app.clock import nanoseconds_now, utc_now
 from jetspark.app.contracts.catalogue import Contract, contract_of
 from jetspark.app.contracts.envelope import Encoded, encode, write_event
-from jetspark.app.contracts.ids import NewIds
+from jetspark.app.contracts.event_ids import NewIds
 from jetspark.app.timers import Timers
 from jetspark.core.headers import encode as encode_headers
+from jetspark.core.options import ConnectKeywords
 from jetspark.errors import ConfigError, UsageError
 from jetspark.jetstream.info import PubAck
 from jetspark.jetstream.publishing import Expect
@@ -29,19 +30,23 @@ from jetspark.publish.fast_options import FastPublisherKeywords
 from jetspark.publish.outgoing import Item
 
 if TYPE_CHECKING:
+    from jetspark.aio.transport import DriverAuth
     from jetspark.app.commands.command_runner import CommandOptions
     from jetspark.app.commands.command_spec import Command, CommandReply
-    from jetspark.app.commands.here import DecidingHere
-    from jetspark.app.connecting import ConnectArguments
+    from jetspark.app.commands.local_decider import LocalDecider
     from jetspark.app.dead_letters.access import AppDeadLetters, ScheduledRetries
-    from jetspark.app.entities.committing import Committer
+    from jetspark.app.entities.committer import Committer
     from jetspark.app.entities.entities import Entities, EntityWriter
     from jetspark.app.projections.views import FoldOf, View, Views
     from jetspark.app.settings import Settings
     from jetspark.app.spec import AppSpec, HasSpec
     from jetspark.app.workflows.runs import WorkflowRuns
+    from jetspark.core.events import OnEvent
+    from jetspark.core.options import ConnectOptions, TLSConfig
 
-__all__ = ["AppClient", "BulkPublisher"]
+
+__all__ = ["AppClient", "BulkPublisher", "ConnectArguments"]
+
 
 _logger = logging.getLogger("jetspark.app")
 
@@ -53,6 +58,15 @@ _ID = "{id}"
 """Stands for the id in a header block that many events share."""
 
 S = TypeVar("S")
+
+
+class ConnectArguments(ConnectKeywords, total=False):
+    """The keyword arguments of ``jetspark.connect``, which methods of an application pass on."""
+
+    auth: DriverAuth
+    tls: TLSConfig | None
+    on_event: OnEvent | None
+    options: ConnectOptions | None
 
 
 class AppClient:
@@ -72,7 +86,7 @@ class AppClient:
     ) -> None:
         self.app = app
         self._servers, self._options, self._decide_here = servers, options, decide_here
-        self._here: DecidingHere | None = None
+        self._here: LocalDecider | None = None
         self._nc: Client | None = None
         self._js: JetStream | None = None
         self._views: Views | None = None
@@ -101,9 +115,9 @@ class AppClient:
         self._js = self._nc.jetstream()
         self._ask_loop()
         if self._decide_here is not None:
-            from jetspark.app.commands.here import DecidingHere
+            from jetspark.app.commands.local_decider import LocalDecider
 
-            self._here = DecidingHere(self.app, self._js, self._decide_here)
+            self._here = LocalDecider(self.app, self._js, self._decide_here)
         return self
 
     async def __aexit__(
@@ -194,7 +208,7 @@ class AppClient:
         return WorkflowRuns(self._writer(), spec)
 
     def _writer(self) -> EntityWriter:
-        from jetspark.app.entities.committing import Committer
+        from jetspark.app.entities.committer import Committer
         from jetspark.app.entities.entities import EntityWriter
 
         if self._committer is None:

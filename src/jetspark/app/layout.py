@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jetspark.app.commands.answering import INBOX_PREFIXES, check_no_stream_stores
-from jetspark.app.entities.entity_spec import MANY, StatePlace
+from jetspark.app.commands.reply_rule import INBOX_PREFIXES, check_no_stream_stores
+from jetspark.app.entities.entity_spec import MANY, StateSubjects
 from jetspark.app.handlers.consumers import advisory_consumer, advisory_subjects, consumers_of
 from jetspark.app.handlers.partitions import partition_transforms
 from jetspark.app.topology.declared import OWNER, Topology
-from jetspark.app.topology.keeping import keeping
 from jetspark.app.topology.names import (
     MARKER_TTL_S,
     dead_letter_stream,
@@ -20,6 +19,7 @@ from jetspark.app.topology.names import (
     projection_bucket,
     retry_stream,
 )
+from jetspark.app.topology.retention import keeping
 from jetspark.jetstream.config import StreamConfig, StreamSource
 from jetspark.jetstream.kv import KVConfig
 
@@ -142,7 +142,7 @@ def _main_defaults(app: AppSpec) -> dict[str, Any]:
         defaults |= keeping(survives_age=True)
     if app.entities:
         defaults |= {"allow_rollup": True, "max_messages_per_subject": -1, **keeping(survives_age=False)}
-        if StatePlace.of(app.name, app.stream).bucket is not None:
+        if StateSubjects.of(app.name, app.stream).bucket is not None:
             defaults["max_messages_per_subject"] = MANY
     age_s = app.stream_config.max_age_s
     if age_s and age_s < DUPLICATE_WINDOW_S:

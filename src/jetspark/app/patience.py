@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 FOR_EVER_S = math.inf
 
 
-def _tell(error: JetSparkError) -> None:
+def _log(error: JetSparkError) -> None:
     _logger.warning("asking again: %s", error)
 
 
@@ -34,7 +34,7 @@ async def patiently(
     *,
     patience_s: float = PATIENCE_S,
     pause: Backoff = PAUSE,
-    on_wait: Callable[[JetSparkError], None] = _tell,
+    on_wait: Callable[[JetSparkError], None] = _log,
 ) -> T:
     """Do something that may be done twice, again and again while its error may pass.
 

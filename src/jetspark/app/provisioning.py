@@ -8,12 +8,12 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from jetspark.aio.jetstream import JetStream
-from jetspark.app.contracts.records import check_records
+from jetspark.app.contracts.contract_records import check_records
 from jetspark.app.contracts.registry import ContractRegistry, missing_records, read_registry
 from jetspark.app.contracts.tokens import unescape
 from jetspark.app.layout import topology_of
 from jetspark.app.topology.declared import (
-    ConsumerPlace,
+    DeclaredConsumer,
     Found,
     Step,
     Topology,
@@ -73,7 +73,7 @@ async def read_found(js: JetStream, declared: Topology) -> Found:
 async def _read_parked(
     js: JetStream,
     declared: Topology,
-    place: ConsumerPlace,
+    place: DeclaredConsumer,
     consumers: Mapping[tuple[str, str], ConsumerConfig],
 ) -> list[str]:
     """The first keys that a handler has parked, if its workers until now had other keys than it declares."""

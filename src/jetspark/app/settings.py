@@ -357,13 +357,13 @@ class Settings:
                 entries = await self._kv.snapshot([f"{self._scope}*"])
                 for name, revision in before.items():
                     if self._scope + name not in entries:
-                        await self._look_for(name, revision)
+                        await self._check_presence(name, revision)
                 last = max((entry.revision for entry in entries.values() if self._is_declared(entry)), default=0)
                 if last <= self._revision:
                     self._fresh_at = asked_at
             await asyncio.sleep(every_s)
 
-    async def _look_for(self, name: str, revision: int) -> None:
+    async def _check_presence(self, name: str, revision: int) -> None:
         """A setting was not there: it was removed without a mark, as by a purge of the stream, which no watch tells."""
         try:
             await self._kv.get(self._scope + name, direct=False)  # what has answered may be a replica that is behind

@@ -42,18 +42,18 @@ def on_signals(ended: asyncio.Event) -> Iterator[None]:
         return
     loop = asyncio.get_running_loop()
 
-    def tell() -> None:
+    def notify() -> None:
         with suppress(RuntimeError):  # the event loop was closed around the application
             loop.call_soon_threadsafe(ended.set)
 
     if not _listeners:
         for number in _SIGNALS:
             _install(number)
-    _listeners.append(tell)
+    _listeners.append(notify)
     try:
         yield
     finally:
-        _listeners.remove(tell)
+        _listeners.remove(notify)
         if not _listeners:
             for number in _SIGNALS:
                 if signal.getsignal(number) is _on_signal:  # else the program has put its own there since
@@ -77,8 +77,8 @@ def _restore(number: int) -> None:
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    for tell in _listeners.copy():
-        tell()
+    for notify in _listeners.copy():
+        notify()
     if not _listeners and signal.getsignal(number) is _on_signal:
         _restore(number)  # the program has installed it again since the last application ended
         signal.raise_signal(number)

@@ -42,11 +42,11 @@ from jetspark.aio.context import context_of
 from jetspark.aio.ordered import Watch
 from jetspark.app.clock import HUNDRED_YEARS_S, utc_now
 from jetspark.app.contracts.envelope import Encoded, derived_id, read_envelope
-from jetspark.app.contracts.other_forms import header_of
+from jetspark.app.contracts.foreign_envelopes import header_of
 from jetspark.app.contracts.tokens import escape, unescape
 from jetspark.app.server_clock import server_clock
-from jetspark.app.topology.keeping import check_keeps
 from jetspark.app.topology.names import escape_token, is_hash
+from jetspark.app.topology.retention import check_keeps
 from jetspark.codes import Code
 from jetspark.core.backoff import Backoff
 from jetspark.core.subjects import matches

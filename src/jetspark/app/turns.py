@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-__all__ = ["DecidingPlaces", "Turns"]
+__all__ = ["DecisionSlots", "Turns"]
 
 
-class DecidingPlaces:
+class DecisionSlots:
     """At most this many commands are decided at a time; the others wait, in the order of asking."""
 
     def __init__(self, count: int) -> None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
 from jetspark.aio.client import Client
 from jetspark.aio.connecting import connect
-from jetspark.app.commands.answering import check_inbox_prefixes, check_no_stream_stores
+from jetspark.app.client import ConnectArguments
 from jetspark.app.commands.command_runner import CommandOptions
 from jetspark.app.commands.command_worker import CommandWorker
-from jetspark.app.connecting import ConnectArguments
+from jetspark.app.commands.reply_rule import check_inbox_prefixes, check_no_stream_stores
 from jetspark.app.handlers.context import open_lifespans
 from jetspark.app.handlers.handler_store import HandlerStore
 from jetspark.app.handlers.handler_worker import HandlerWorker

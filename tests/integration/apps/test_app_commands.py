@@ -45,8 +45,8 @@ from jetspark.app import (
 )
 from jetspark.app.causes import Cause, current_cause
 from jetspark.app.commands import wire
+from jetspark.app.commands.decision_messages import MAX_REPLY_BYTES
 from jetspark.app.commands.decision_store import CommandStore
-from jetspark.app.commands.messages import MAX_REPLY_BYTES
 from jetspark.server import NatsServer
 
 

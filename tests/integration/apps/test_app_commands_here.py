@@ -18,7 +18,7 @@ from support.linear import Entry, Operation, check_linearizable
 import jetspark
 from jetspark.app import AppClient, Command, CommandOptions, Decision, Past, decode
 from jetspark.app.causes import Cause, current_cause
-from jetspark.app.commands.here import CLOSING_S
+from jetspark.app.commands.local_decider import CLOSING_S
 from jetspark.server import NatsServer, Permissions, User
 
 CALLERS, CALLS = 64, 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jetspark.app.contracts.records import Finding, Record, check_records, read_record
+from jetspark.app.contracts.contract_records import Finding, Record, check_records, read_record
 from jetspark.app.contracts.registry import missing_records
 from jetspark.errors import ConfigError
 

@@ -18,7 +18,7 @@ from jetspark.app.contracts.catalogue import Contract
 from jetspark.app.contracts.field_rules import field_names, private_fields
 from jetspark.app.layout import topology_of
 from jetspark.app.spec import AppSpec, HasSpec
-from jetspark.app.workflows.commands import CommandAnswered, CommandSent, workflow_subjects
+from jetspark.app.workflows.command_events import CommandAnswered, CommandSent, workflow_subjects
 from jetspark.core.subjects import is_subset, overlaps
 from jetspark.errors import ConfigError
 
@@ -30,7 +30,7 @@ Level: TypeAlias = Literal["error", "warning"]
 IMPERATIVES = frozenset({
     "accept", "add", "approve", "assign", "cancel", "charge", "check", "close", "complete", "confirm",
     "create", "delete", "do", "execute", "fulfil", "fulfill", "invoice", "make", "move", "notify",
-    "open", "order", "pay", "place", "process", "publish", "refund", "register", "reject", "release",
+    "open", "order", "pay", "qualified_name", "process", "publish", "refund", "register", "reject", "release",
     "remove", "request", "reserve", "retry", "run", "save", "schedule", "send", "ship", "start",
     "stop", "submit", "sync", "transfer", "update", "validate", "verify", "write",
 })
@@ -228,7 +228,8 @@ def _ownership(one: AppSpec, other: AppSpec) -> Iterator[Lint]:
 
 
 def _two_classes(contract: Contract, theirs: Contract, other: AppSpec) -> str:
-    def place(kind: type[Any]) -> str:
+    def qualified_name(kind: type[Any]) -> str:
         return f"{kind.__module__}.{kind.__qualname__}"
 
-    return f"{place(contract.kind)}, and {place(theirs.kind)} in app {other.name}: one class says what a type is"
+    ours, others = qualified_name(contract.kind), qualified_name(theirs.kind)
+    return f"{ours}, and {others} in app {other.name}: one class says what a type is"

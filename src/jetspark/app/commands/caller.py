@@ -27,7 +27,7 @@ from jetspark.errors import (
 if TYPE_CHECKING:
     from jetspark.aio.jetstream import JetStream
     from jetspark.app.causes import CauseLike
-    from jetspark.app.commands.here import DecidingHere
+    from jetspark.app.commands.local_decider import LocalDecider
     from jetspark.app.spec import AppSpec
 
 __all__ = ["call_command"]
@@ -60,7 +60,7 @@ async def call_command(
     expected_version: int | None,
     correlation_id: str | None,
     timeout: float | None,
-    here: DecidingHere | None = None,
+    here: LocalDecider | None = None,
 ) -> CommandReply:
     """What :meth:`AppClient.call` does; ``here`` decides the command, if it is given, and a worker otherwise."""
     app = client.app
@@ -201,4 +201,4 @@ class _Asking:
 
 
 def _weight(answer: Message) -> int:
-    return wire.how_telling(answer.data, answer.headers)
+    return wire.answer_priority(answer.data, answer.headers)

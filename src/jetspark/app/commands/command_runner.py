@@ -5,10 +5,10 @@ sent, and its acknowledgement, in the connection's own callback, is made the rep
 the event loop is made for them; those took half of the time of a command.
 
 A command that has to wait for anything else (its turn, a place, something to read, a batch, another attempt) goes on in
-a task, from the very step at which it is. The steps are those of :mod:`~jetspark.app.commands.deciding` either way.
+a task, from the very step at which it is. The steps are those of :mod:`~jetspark.app.commands.decider` either way.
 
-Who asks is not known here: :mod:`~jetspark.app.commands.serving` has requests from the network,
-:mod:`~jetspark.app.commands.here` those of a program that decides its commands itself.
+Who asks is not known here: :mod:`~jetspark.app.commands.command_worker` has requests from the network,
+:mod:`~jetspark.app.commands.local_decider` those of a program that decides its commands itself.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from jetspark.aio.subscription import Subscription
 from jetspark.app.clock import idle_s, utc_now
 from jetspark.app.commands.boundaries import BoundaryCache
 from jetspark.app.commands.command_spec import CommandReply, CommandSpec
-from jetspark.app.commands.deciding import Append, Appended, AppendMoved, AppendUnknown, CommandRequest, Deciding
+from jetspark.app.commands.decider import Append, Appended, AppendMoved, AppendUnknown, CommandRequest, Decider
 from jetspark.app.commands.decision_store import REQUEST_S, CommandStore, stream_end
 from jetspark.app.patience import patiently
 from jetspark.app.projections.views import Views
 from jetspark.app.server_clock import REFRESH_S, ServerClock, server_clock
-from jetspark.app.turns import DecidingPlaces, Turns
+from jetspark.app.turns import DecisionSlots, Turns
 from jetspark.core.arguments import explained
 from jetspark.core.events import ConnectionEvent, Disconnected, Reconnected
 from jetspark.core.numbers import seconds, whole
@@ -43,7 +43,7 @@ from jetspark.errors import BufferFull, ConnectionClosed, JetSparkError, Permiss
 from jetspark.jetstream.publishing import read_pub_ack
 
 if TYPE_CHECKING:
-    from jetspark.app.commands.deciding import CommandStep
+    from jetspark.app.commands.decider import CommandStep
     from jetspark.app.contracts.catalogue import Catalogue
     from jetspark.app.spec import AppSpec
 
@@ -81,7 +81,7 @@ class CommandRun(ABC):
         "began",
         "boundary",
         "deadline",
-        "has_place",
+        "has_slot",
         "has_turn",
         "is_over",
         "is_wanted",
@@ -96,7 +96,7 @@ class CommandRun(ABC):
     def __init__(self, runner: CommandRunner, spec: CommandSpec, began: float, deadline: float) -> None:
         self._runner, self.spec, self.began, self.deadline = runner, spec, began, deadline
         self.boundary: tuple[str, ...] = ()
-        self.has_turn = self.has_place = self.is_over = False
+        self.has_turn = self.has_slot = self.is_over = False
         self.is_wanted = True
         """Whether somebody waits for it: one that nobody waits for is not begun."""
         self.token = ""
@@ -128,7 +128,7 @@ class CommandRunner:
     def __init__(
         self,
         context: DriverContext,
-        deciding: Deciding,
+        deciding: Decider,
         store: CommandStore,
         views: Views,
         watching: asyncio.Task[None],
@@ -137,7 +137,7 @@ class CommandRunner:
         self._context, self._link = context, context.link
         self._deciding, self._store, self._views, self._watching = deciding, store, views, watching
         self.options = options
-        self._turns, self._places = Turns(), DecidingPlaces(options.concurrency)
+        self._turns, self._slots = Turns(), DecisionSlots(options.concurrency)
         self._loop = asyncio.get_running_loop()
         self._count = 0
         """Commands that are not over."""
@@ -171,7 +171,7 @@ class CommandRunner:
             raise
         # For pauses and spans, not for secrets: asking the system each time would be a twentieth of a command.
         rng = getattr(asyncio.get_running_loop(), "rng", None) or random.Random()
-        deciding = Deciding(
+        deciding = Decider(
             stream=app.stream,
             end=stream_end(stream.cached_info),
             source=app.source,
@@ -254,8 +254,8 @@ class CommandRunner:
         run.steps = StepRun(self._deciding.run(run.spec, request, boundary))
         # A turn first, then a place: those that wait for one boundary must not hold the places of all the others.
         run.has_turn = self._turns.try_begin(boundary)
-        run.has_place = run.has_turn and self._places.try_take()
-        if run.has_place:
+        run.has_slot = run.has_turn and self._slots.try_take()
+        if run.has_slot:
             self._go_on(run)
         else:
             self._start_task(run)
@@ -342,9 +342,9 @@ class CommandRunner:
                 if not run.has_turn:
                     await self._turns.begin(run.boundary)
                     run.has_turn = True
-                if not run.has_place:
-                    await self._places.take()
-                    run.has_place = True
+                if not run.has_slot:
+                    await self._slots.take()
+                    run.has_slot = True
                 if run.steps.step is not None or run.is_wanted:
                     outcome = await self._store.run(run.steps)
         except TimeoutError:
@@ -378,8 +378,8 @@ class CommandRunner:
     def _free(self, run: CommandRun) -> None:
         assert not run.is_over
         run.is_over = True
-        if run.has_place:
-            self._places.give_back()
+        if run.has_slot:
+            self._slots.give_back()
         if run.has_turn:
             self._turns.end(run.boundary)
         self._count -= 1
@@ -402,7 +402,7 @@ async def _keep_time(time: ServerClock) -> None:
             _logger.warning("the server's time is not known anew, and goes on from its last answer: %s", error)
 
 
-async def _watch_stream(app: AppSpec, advisories: Subscription, deciding: Deciding) -> None:
+async def _watch_stream(app: AppSpec, advisories: Subscription, deciding: Decider) -> None:
     """Hear of it when the stream is deleted, made, or changed."""
     try:
         async with advisories:

@@ -1,4 +1,8 @@
-"""Serves commands with asyncio: any number of workers share them as one queue group, and are found as a service."""
+"""Serves commands with asyncio: any number of workers share them as one queue group, and are listed as a NATS service.
+
+:class:`RequestServer` reads each request, passes it to :mod:`~jetspark.app.commands.command_runner`, and sends the
+reply or the error.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +12,34 @@ import logging
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jetspark.aio.client import Client
-from jetspark.aio.context import context_of
+from jetspark.aio.context import DriverContext, context_of
 from jetspark.aio.message import Message
 from jetspark.aio.subscription import Subscription
 from jetspark.app.clock import utc_now
 from jetspark.app.commands import wire
-from jetspark.app.commands.answering import ReplyRule
-from jetspark.app.commands.command_runner import CommandOptions, CommandRunner
-from jetspark.app.commands.command_spec import CommandSpec
+from jetspark.app.commands.command_runner import CommandOptions, CommandRun, CommandRunner
+from jetspark.app.commands.command_spec import CommandReply, CommandSpec
+from jetspark.app.commands.reply_rule import ReplyRule
 from jetspark.app.commands.service import QUEUE_GROUP, Endpoint, ServiceRecord
-from jetspark.app.commands.serving import Serving
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.denial_watch import DenialWatch
 from jetspark.core.version import VERSION
-from jetspark.errors import JetSparkError, PermissionDenied
+from jetspark.errors import (
+    BufferFull,
+    CommandFailed,
+    ConnectionClosed,
+    JetSparkError,
+    PayloadTooLarge,
+    PermissionDenied,
+)
 
 if TYPE_CHECKING:
     from jetspark.app.spec import AppSpec
 
-__all__ = ["CommandWorker"]
+__all__ = ["CommandWorker", "RequestServer"]
 
 _logger = logging.getLogger("jetspark.app")
 
@@ -108,7 +118,7 @@ class CommandWorker:
     async def _open(self) -> None:
         app = self._app
         self._runner = await CommandRunner.open(app, self._js, catalogue=self._catalogue, options=self._options)
-        serving = Serving(self._context, self._commands, self._runner, self.replies)
+        serving = RequestServer(self._context, self._commands, self._runner, self.replies)
         for spec in self._specs:
             endpoint = Endpoint(spec.name.replace(".", "_"), wire.command_subject(app.name, spec.name))
             self.service.endpoints.append(endpoint)
@@ -132,7 +142,7 @@ class CommandWorker:
         if not self._ended.done():
             self._ended.set_exception(error)
 
-    def _answerer(self, verb: str) -> Callable[[Message], Coroutine[Any, Any, None]]:
+    def _answerer(self, verb: str) -> Callable[[Message], Coroutine[object, object, None]]:
         async def answer(message: Message) -> None:
             reply, runner = message.reply, self._runner
             if not reply or runner is None:
@@ -143,3 +153,77 @@ class CommandWorker:
                 self.replies.refuse(message.subject, reply, self._loop.time())
 
         return answer
+
+
+class _ServedRun(CommandRun):
+    """One request."""
+
+    __slots__ = ("_endpoint", "_serving", "message")
+
+    def __init__(
+        self,
+        serving: RequestServer,
+        spec: CommandSpec,
+        endpoint: Endpoint,
+        message: Message,
+        began: float,
+        deadline: float,
+    ) -> None:
+        super().__init__(serving.runner, spec, began, deadline)
+        self._serving, self._endpoint, self.message = serving, endpoint, message
+
+    def on_end(self, outcome: CommandReply | Exception) -> None:
+        self._serving.count(self._endpoint, self.began, outcome if isinstance(outcome, Exception) else None)
+        # Nobody is told of a time that is over, or over a connection that is.
+        if self.message.reply and not isinstance(outcome, TimeoutError | ConnectionClosed):
+            self._serving.answer(self.spec, self.message, outcome)
+
+    def on_left(self) -> None:
+        self._serving.count(self._endpoint, self.began, None)
+
+
+class RequestServer:
+    """What a worker does with the requests that reach it."""
+
+    def __init__(self, context: DriverContext, commands: Catalogue, runner: CommandRunner, replies: ReplyRule) -> None:
+        self._context, self._commands, self.runner = context, commands, runner
+        self._replies = replies
+        self._loop = asyncio.get_running_loop()
+
+    def take(self, spec: CommandSpec, endpoint: Endpoint, message: Message) -> None:
+        """Serve a request."""
+        now, headers = self._loop.time(), message.headers
+        # Before it is decided: a command must not have effects that its caller cannot be told of.
+        if message.reply and not self._replies.allows(message.reply, self.runner.stored):
+            self._replies.refuse(message.subject, message.reply, now)
+            self.count(endpoint, now, CommandFailed(spec.name, f"its reply subject is {message.reply!r}"))
+            return
+        deadline = now + wire.time_to_decide(headers, self.runner.options.timeout_s)
+        self.runner.start(
+            _ServedRun(self, spec, endpoint, message, now, deadline),
+            lambda: wire.read_request(
+                spec, self._commands, message.subject, message.data, message.raw_headers, headers
+            ),
+        )
+
+    def count(self, endpoint: Endpoint, began: float, error: Exception | None) -> None:
+        """Note that a request is over."""
+        endpoint.count(self._loop.time() - began, error)
+
+    def answer(self, spec: CommandSpec, message: Message, outcome: CommandReply | Exception) -> None:
+        """Send a reply or an error to the caller."""
+        try:
+            try:
+                self._respond(message, *wire.written_outcome(spec, outcome))
+            except PayloadTooLarge as large:
+                self._respond(message, *wire.written_outcome(spec, wire.reply_too_large(spec, large)))
+        except ConnectionClosed:
+            pass
+        except Exception:
+            _logger.exception("command %s: its caller could not be answered", spec.name)
+
+    def _respond(self, message: Message, body: bytes, headers: dict[str, str] | None) -> None:
+        try:
+            self._context.send_reply(message.reply or "", body, headers, at_once=self.runner.is_alone)
+        except BufferFull:
+            self.runner.spawn(message.respond(body, headers=headers))

@@ -16,7 +16,7 @@ from jetspark.aio.step_runner import run_steps
 from jetspark.aio.stream import Stream
 from jetspark.app.commands.boundaries import SnapshotState, encode_state
 from jetspark.app.commands.command_spec import CommandReply
-from jetspark.app.commands.deciding import (
+from jetspark.app.commands.decider import (
     Append,
     Appended,
     AppendMoved,

@@ -1,12 +1,13 @@
-"""Commands on the wire: a request is the command in the envelope of events, a reply is JSON. Pure.
+"""Commands on the wire: a request is the command in the envelope of events, a reply is JSON. Pure, except for the log.
 
-An answer that is not a reply has the headers ``Nats-Service-Error`` and ``Nats-Service-Error-Code``, as services of
-NATS do, and a body that names the error and its facts, so that it is the same error on the caller's side.
+An error is answered with the headers ``Nats-Service-Error`` and ``Nats-Service-Error-Code``, as NATS services do, and a
+body with the error's class and arguments, from which the caller's side raises the same error.
 """
 
 from __future__ import annotations
 
 import datetime
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -15,10 +16,10 @@ import msgspec
 
 from jetspark.app.causes import Cause, CauseLike
 from jetspark.app.commands.command_spec import Command, CommandReply, CommandSpec
-from jetspark.app.commands.deciding import CommandRequest
+from jetspark.app.commands.decider import CommandRequest
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import RawHeaders, decode, encode
-from jetspark.app.contracts.other_forms import header_of
+from jetspark.app.contracts.foreign_envelopes import header_of
 from jetspark.app.contracts.tokens import escape
 from jetspark.app.finite_json import check_finite
 from jetspark.core.numbers import UINT64
@@ -29,6 +30,7 @@ from jetspark.errors import (
     CommandRefused,
     ContractViolation,
     JetSparkError,
+    PayloadTooLarge,
     ProtocolError,
     WorkersBusy,
     WrongVersion,
@@ -37,18 +39,21 @@ from jetspark.errors import (
 __all__ = [
     "CODES",
     "STORED",
+    "answer_priority",
     "command_subject",
-    "how_telling",
     "kind_of",
     "read_expected_version",
     "read_reply",
     "read_request",
+    "reply_too_large",
     "time_to_decide",
     "timeout_header",
     "write_error",
     "write_reply",
     "write_request",
+    "written_outcome",
 ]
+
 
 EXPECTED_VERSION = "Jetspark-Expected-Version"
 TIMEOUT = "Jetspark-Timeout"
@@ -68,7 +73,7 @@ CODES: dict[type[JetSparkError], int] = {
 _BY_NAME = {kind.__name__: kind for kind in CODES}
 
 STORED = 2
-"""See :func:`how_telling`."""
+"""See :func:`answer_priority`."""
 DECIDING_PART = 0.8
 """Of the time that a caller waits: for so long a worker tries. The rest is for the way of the request."""
 MAX_TEXT = 8192
@@ -248,7 +253,7 @@ def read_reply(data: bytes, headers: Mapping[str, str]) -> CommandReply:
         raise ProtocolError(f"{data[:200]!r} is no answer to a command: something else is subscribed to it") from error
 
 
-def how_telling(data: bytes, headers: Mapping[str, str]) -> int:
+def answer_priority(data: bytes, headers: Mapping[str, str]) -> int:
     """How much an answer says. Of two answers to one command the one with more counts: ``STORED`` is that something is
     stored, 1 that nobody knows, 0 that nothing is.
     """
@@ -258,3 +263,32 @@ def how_telling(data: bytes, headers: Mapping[str, str]) -> int:
         return STORED if _decode_reply(data).events else 0
     except msgspec.MsgspecError:
         return 0
+
+
+_logger = logging.getLogger("jetspark.app")
+
+
+def written_outcome(spec: CommandSpec, outcome: CommandReply | Exception) -> tuple[bytes, dict[str, str] | None]:
+    """Body and headers of an answer, which has no headers if it is a reply. An error of the worker's is logged."""
+    if not isinstance(outcome, Exception):
+        try:
+            return write_reply(outcome), None
+        except (TypeError, ValueError) as error:
+            outcome = error
+    return write_error(_answerable(spec, outcome))
+
+
+def _answerable(spec: CommandSpec, error: Exception) -> JetSparkError:
+    """What the caller is told of an error."""
+    if isinstance(error, JetSparkError) and kind_of(error) is not None:
+        if isinstance(error, CommandFailed):
+            _logger.error("command %s: %s", spec.name, error.reason, exc_info=error.__cause__)
+        return error
+    _logger.error("command %s: %s", spec.name, error, exc_info=error)
+    return CommandFailed(spec.name, f"{type(error).__name__}: {error}")
+
+
+def reply_too_large(spec: CommandSpec, large: PayloadTooLarge) -> CommandFailed:
+    """What the caller is told of a reply that is larger than the server's messages."""
+    reason = f"its reply cannot be sent: {large}. Return an id, and let the caller read a view"
+    return CommandFailed(spec.name, reason)

@@ -159,7 +159,7 @@ class Contract:
         if from_version in self.upcasts:
             raise ConfigError(
                 f"upcast of {self.kind.__name__} from_version={from_version}: both "
-                f"{_place(self.upcasts[from_version])} and {_place(function)}; keep one"
+                f"{_qualified_name(self.upcasts[from_version])} and {_qualified_name(function)}; keep one"
             )
         self.upcasts[from_version] = function
 
@@ -232,8 +232,8 @@ class Catalogue:
             known = self._contracts.setdefault((contract.type, contract.version), contract)
             if known is not contract:
                 raise ConfigError(
-                    f"type {contract.type!r} version {contract.version} is both {_place(known.kind)} and "
-                    f"{_place(kind)}; give one of them another type or version"
+                    f"type {contract.type!r} version {contract.version} is both {_qualified_name(known.kind)} and "
+                    f"{_qualified_name(kind)}; give one of them another type or version"
                 )
             self._readings = None
 
@@ -348,7 +348,7 @@ def _first_fault(error: Exception) -> tuple[str, str]:
     return fault.field, fault.rule
 
 
-def _place(thing: Any) -> str:
+def _qualified_name(thing: Any) -> str:
     return f"{thing.__module__}.{thing.__qualname__}"
 
 

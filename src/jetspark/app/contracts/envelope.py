@@ -32,7 +32,7 @@ import msgspec
 from jetspark.app.contracts.catalogue import Catalogue, Contract, Decoding, contract_of
 from jetspark.app.contracts.faults import USER_ERRORS, fault_of
 from jetspark.app.contracts.field_rules import Timestamp
-from jetspark.app.contracts.other_forms import header_of, read_other_form
+from jetspark.app.contracts.foreign_envelopes import header_of, read_other_form
 from jetspark.app.contracts.tokens import key_fault
 from jetspark.errors import (
     BrokenRule,

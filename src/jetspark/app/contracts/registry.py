@@ -5,7 +5,7 @@ from __future__ import annotations
 from jetspark.aio.jetstream import JetStream
 from jetspark.aio.kv import KeyValue
 from jetspark.app.contracts.catalogue import Catalogue
-from jetspark.app.contracts.records import Finding, Record, Records, read_record, record_of
+from jetspark.app.contracts.contract_records import Finding, Record, Records, read_record, record_of
 from jetspark.app.contracts.schemas import differences
 from jetspark.errors import ContractFrozen, KeyExists, StreamNotFound
 

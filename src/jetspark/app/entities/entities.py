@@ -12,7 +12,7 @@ from jetspark.aio.context import context_of
 from jetspark.aio.ordered import Watch
 from jetspark.app.contracts.envelope import derived_id
 from jetspark.app.entities.changes import PendingChange, recent_changes
-from jetspark.app.entities.committing import Committer
+from jetspark.app.entities.committer import Committer
 from jetspark.app.entities.entity_spec import EntitySpec
 from jetspark.app.server_clock import server_clock
 from jetspark.app.timers import Seconds, When, cancelling, timer_message
@@ -97,7 +97,7 @@ class Entities:
     @property
     def bucket(self) -> str | None:
         """The bucket that has the states, by :meth:`key_of`; None if the application's stream is not that of one."""
-        return self._spec.place.bucket
+        return self._spec.state_subjects.bucket
 
     def key_of(self, key: str) -> str:
         """Where the state of an entity is in the bucket."""

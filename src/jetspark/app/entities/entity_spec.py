@@ -16,7 +16,7 @@ from jetspark.app.projections.projection_spec import ProjectionSpec
 from jetspark.app.topology.names import check_app_name, escape_token, is_hash
 from jetspark.errors import ConfigError, InvalidEvent
 
-__all__ = ["EntityFold", "EntitySpec", "StatePlace", "Truth"]
+__all__ = ["EntityFold", "EntitySpec", "StateSubjects", "Truth"]
 
 Truth: TypeAlias = Literal["state", "events"]
 
@@ -26,7 +26,7 @@ MANY = 1_000_000_000
 """Messages a subject may have: no limit to us, and a limit to clients that expect one of a bucket."""
 
 
-class StatePlace(NamedTuple):
+class StateSubjects(NamedTuple):
     """Where the states of an application are: in its stream, beside the events."""
 
     prefix: str
@@ -35,7 +35,7 @@ class StatePlace(NamedTuple):
     """The bucket that they are, if the stream is called as that of one. Others cannot be read as a bucket."""
 
     @classmethod
-    def of(cls, app: str, stream: str) -> StatePlace:
+    def of(cls, app: str, stream: str) -> StateSubjects:
         kind, _, bucket = stream.partition("_")
         if kind == "KV" and bucket:
             return cls(f"$KV.{bucket}.", bucket)
@@ -81,7 +81,7 @@ class EntitySpec:
         self,
         name: str,
         state: Any,
-        place: StatePlace,
+        state_subjects: StateSubjects,
         *,
         truth: Truth = "state",
         events: Sequence[type[Any]] = (),
@@ -100,7 +100,7 @@ class EntitySpec:
         self.truth: Truth = truth
         """Which of the two counts where they differ."""
         self.fold = None if fold is None else EntityFold(name, fold, events)
-        self.place = place
+        self.state_subjects = state_subjects
         try:
             self._decoder = msgspec.json.Decoder(state)
         except (TypeError, msgspec.ValidationError) as error:
@@ -114,7 +114,7 @@ class EntitySpec:
     @property
     def filter(self) -> str:
         """The subjects of all states."""
-        return f"{self.place.prefix}{self.name}.*"
+        return f"{self.state_subjects.prefix}{self.name}.*"
 
     def key_of(self, key: str) -> str:
         """The key in the bucket, or what would be it. Different entities have different ones."""
@@ -123,7 +123,7 @@ class EntitySpec:
         return f"{self.name}.{escape_token(key)}"
 
     def subject_of(self, key: str) -> str:
-        return f"{self.place.prefix}{self.key_of(key)}"
+        return f"{self.state_subjects.prefix}{self.key_of(key)}"
 
     def key_headers(self, key: str) -> dict[str, str]:
         """What the state says of its key: nothing, unless the key in the bucket is a hash of it."""

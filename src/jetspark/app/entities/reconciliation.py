@@ -20,9 +20,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jetspark.app.contracts.envelope import derived_id
-from jetspark.app.contracts.other_forms import header_of
+from jetspark.app.contracts.foreign_envelopes import header_of
 from jetspark.app.entities.changes import CHANGES_HEADER, PendingChange, recent_changes
-from jetspark.app.entities.committing import asking_again
+from jetspark.app.entities.committer import asking_again
 from jetspark.app.entities.entity_spec import KEY_HEADER, EntitySpec
 from jetspark.app.entities.event_comparison import (
     EntityDifference,
@@ -79,7 +79,7 @@ async def reconcile(
         )
     work = _Reconciling(writer, spec, keys, ReadingRate(rate), on_progress or (lambda at, last: None))
     await work.compare()
-    await work.settle(repair=repair, dry_run=dry_run)
+    await work.judge_suspects(repair=repair, dry_run=dry_run)
     return work.result
 
 
@@ -118,7 +118,7 @@ class _Reconciling:
         self._tail = {token: [] for token in self._states.keys() | self._folded.keys() if self._differs(token)}
         self._is_tail = True
 
-    async def settle(self, *, repair: bool, dry_run: bool) -> None:
+    async def judge_suspects(self, *, repair: bool, dry_run: bool) -> None:
         """Look at the suspects again, until nobody has changed them meanwhile."""
         suspects = sorted(self._tail)
         for _ in range(ROUNDS):
@@ -130,15 +130,15 @@ class _Reconciling:
             left = []
             for token in suspects:
                 if states[token].revision != still[token].revision:
-                    is_settled = self._was_equal(token, states[token])
+                    is_decided = self._was_equal(token, states[token])
                 else:
-                    is_settled = await self._settle_one(token, states[token], repair=repair, dry_run=dry_run)
-                if not is_settled:
+                    is_decided = await self._judge(token, states[token], repair=repair, dry_run=dry_run)
+                if not is_decided:
                     left.append(token)
             suspects = left
         self.result.moving = [self._key(token) for token in suspects]
 
-    async def _settle_one(self, token: str, state: EntityState, *, repair: bool, dry_run: bool) -> bool:
+    async def _judge(self, token: str, state: EntityState, *, repair: bool, dry_run: bool) -> bool:
         folded = self._at(token, (self._read, ""))
         kind = difference(self._spec, state, folded)
         if kind is None:
@@ -148,7 +148,7 @@ class _Reconciling:
         if repair or dry_run:
             try:
                 plan = repair_of(self._spec, token, self._names.get(token), state, folded)
-                note = _note(plan)
+                note = _describe(plan)
                 outcome = "would repair" if dry_run else "repaired"
                 if not dry_run:
                     await self._repair(token, state, plan)
@@ -340,7 +340,7 @@ def _text(data: bytes | None) -> str | None:
     return None if data is None else data.decode(errors="replace")
 
 
-def _note(plan: Repair) -> str:
+def _describe(plan: Repair) -> str:
     if plan.events:
         return f"events {', '.join(map(repr, plan.events))}"
     return f"state {_text(plan.state)}"

@@ -12,10 +12,9 @@ from jetspark.app.application import App
 from jetspark.app.causes import current_cause
 from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.handlers.retry import Reject, RetryIn
-from jetspark.app.testing.flaky import DependencySwitch
-from jetspark.app.testing.injecting import InjectedFault
+from jetspark.app.testing.fault_injection import DependencySwitch, InjectedFault
 from jetspark.app.testing.kit import TestApp
-from jetspark.app.testing.observing import EVENT_ID, RunObserver
+from jetspark.app.testing.observations import EVENT_ID, RunObserver
 from jetspark.app.testing.steps import StepMoment
 from jetspark.errors import RequestTimeout
 
@@ -67,15 +66,15 @@ class Scenario:
             RequestTimeout: There is no end.
         """
         waited_s, step_s = 0.0, 60.0
-        await self.settle()
+        await self.wait_until_idle()
         while self._waits():
             if waited_s > LONGEST_S:
                 raise RequestTimeout(f"app {self.app.name!r} still has events to retry", waited_s)
             self.test.advance(step_s)
             waited_s, step_s = waited_s + step_s, step_s * 1.5
-            await self.settle()
+            await self.wait_until_idle()
 
-    async def settle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Let happen what happens soon.
 
         Raises:
@@ -250,7 +249,7 @@ async def _dependencies_down(scenario: Scenario) -> None:
 
     scenario.hook(turn)
     await scenario.publish(1)
-    await scenario.settle()
+    await scenario.wait_until_idle()
     switch.is_down = False
     await scenario.publish(*range(2, len(scenario.events) + 1))
     await scenario.finish()

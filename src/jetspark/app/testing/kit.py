@@ -36,11 +36,11 @@ from jetspark.app.dead_letters.redriving import (
 )
 from jetspark.app.provisioning import apply_topology
 from jetspark.app.stored_events import DeadEvent
-from jetspark.app.testing.copies import with_dependencies, without_partitions
-from jetspark.app.testing.injecting import InjectedFault, Injector, watched_app
-from jetspark.app.testing.projected import VIRTUAL_LIVE, VirtualReaders, is_behind, read_states
+from jetspark.app.testing.app_copies import with_dependencies, without_partitions
+from jetspark.app.testing.fault_injection import InjectedFault, Injector, watched_app
+from jetspark.app.testing.projection_states import VIRTUAL_LIVE, VirtualReaders, is_behind, read_states
 from jetspark.app.testing.stages import RealStage, Stage, VirtualStage
-from jetspark.app.topology.declared import ConsumerPlace
+from jetspark.app.topology.declared import DeclaredConsumer
 from jetspark.app.workers import run_app
 from jetspark.core.subjects import matches
 from jetspark.errors import ConfigError, ContractViolation, NetworkError, RequestTimeout, UsageError
@@ -94,7 +94,7 @@ class TestApp:
         self._real = RealStage(server) if server is not None else None
         self.injector: Injector
         """Sees every step of the workers, in virtual time."""
-        self._consumers: Sequence[ConsumerPlace] = ()
+        self._consumers: Sequence[DeclaredConsumer] = ()
         self._readers: VirtualReaders | None = None
         self._client: AppClient
         self._connection: Client
@@ -152,7 +152,9 @@ class TestApp:
         Raises:
             RequestTimeout: After that time there still was something.
         """
-        await self._stage.run(self._settle((30.0 if self._virtual is None else 3600.0) if timeout is None else timeout))
+        await self._stage.run(
+            self._wait_until_idle((30.0 if self._virtual is None else 3600.0) if timeout is None else timeout)
+        )
 
     async def redrive(self, handler: str | None = None, *where: str) -> RedriveProgress:
         """Have handlers handle their dead letters again, as ``jetspark dlq redrive`` does."""
@@ -333,7 +335,7 @@ class TestApp:
                 lambda client: self._process is not None and self._process.owns(client),
             )
         self._start_workers()
-        await self._settle(STOP_TIMEOUT_S)  # by then the workers are at work
+        await self._wait_until_idle(STOP_TIMEOUT_S)  # by then the workers are at work
 
     def _start_workers(self) -> None:
         if not self.app.handlers and not self.app.projections and not self.app.commands:
@@ -371,7 +373,7 @@ class TestApp:
             if error is not None:
                 raise error
 
-    async def _settle(self, timeout: float) -> None:
+    async def _wait_until_idle(self, timeout: float) -> None:
         loop = asyncio.get_running_loop()
         began = quiet_since = loop.time()
         pause_s = QUIET_S / 5

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jetspark.app.application import App
-from jetspark.app.testing.copies import with_dependencies, with_replicas
+from jetspark.app.testing.app_copies import with_dependencies, with_replicas
 from jetspark.app.testing.failures import FAILURES, NamedFailure, Scenario
-from jetspark.app.testing.flaky import DependencySwitch, with_switch
+from jetspark.app.testing.fault_injection import DependencySwitch, with_switch
 from jetspark.app.testing.kit import TestApp
-from jetspark.app.testing.observing import ObservedRun, RunObserver
+from jetspark.app.testing.observations import ObservedRun, RunObserver
 from jetspark.errors import ConfigError, RequestTimeout
 
 __all__ = ["COLUMNS", "ReliabilityReport", "ReliabilityRow", "UnreliableHandler", "check_reliability"]

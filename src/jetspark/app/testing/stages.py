@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from jetspark.aio.client import Client
 from jetspark.aio.jetstream import JetStream
-from jetspark.app.topology.declared import ConsumerPlace
+from jetspark.app.topology.declared import DeclaredConsumer
 from jetspark.core.headers import Headers
 from jetspark.errors import ConsumerNotFound, NetworkError, UsageError
 from jetspark.server import NatsServer
@@ -55,7 +55,7 @@ class Stage(Protocol):
     def drive(self, work: Coroutine[Any, Any, T]) -> T:
         """The same, for callers that cannot wait otherwise."""
 
-    async def is_busy(self, js: JetStream, place: ConsumerPlace) -> bool:
+    async def is_busy(self, js: JetStream, place: DeclaredConsumer) -> bool:
         """Whether a consumer has something to deliver, or delivered something that is not acknowledged."""
 
     async def messages(self, js: JetStream, stream: str) -> Sequence[StageMessage]:
@@ -88,7 +88,7 @@ class VirtualStage:
         """On the stage's thread: until the work is done, and not a moment longer."""
         return self.loop.run_until_complete(work)
 
-    async def is_busy(self, js: JetStream, place: ConsumerPlace) -> bool:
+    async def is_busy(self, js: JetStream, place: DeclaredConsumer) -> bool:
         consumer = self.network.front.model.consumer(place.stream, place.name)
         return consumer is None or bool(consumer.num_pending or consumer.pending)
 
@@ -123,7 +123,7 @@ class RealStage:
     def drive(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def is_busy(self, js: JetStream, place: ConsumerPlace) -> bool:
+    async def is_busy(self, js: JetStream, place: DeclaredConsumer) -> bool:
         try:
             info = await (await (await js.stream(place.stream)).consumer(place.name)).info()
         except (ConsumerNotFound, NetworkError):

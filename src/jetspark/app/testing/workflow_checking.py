@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from jetspark.app.application import App
 from jetspark.app.commands.command_spec import Command
 from jetspark.app.testing.workflow_model import Answers, Arrival, Broken, ModelRun, Move, RunView, WorkflowModel
-from jetspark.app.workflows.commands import CommandAnswered
+from jetspark.app.workflows.command_events import CommandAnswered
 
 __all__ = ["WorkflowProblem", "WorkflowReport", "check_workflow"]
 
@@ -123,7 +123,7 @@ class _Checker:
             here = self._identity(run)
             if run.is_over:
                 ended.add(here)
-                self._note_end(run)
+                self._count_end(run)
             moves = list(self.model.moves(run))
             if self._is_stuck(run, moves):
                 self._raise(begin, _FoundProblem(self._stuck(run), ways[here]))
@@ -163,7 +163,7 @@ class _Checker:
     def _identity(self, run: ModelRun) -> Any:
         return self.model.identity(run, with_past=bool(self._invariants))
 
-    def _note_end(self, run: ModelRun) -> None:
+    def _count_end(self, run: ModelRun) -> None:
         assert run.record is not None
         reason = run.record.reason
         self.report.ends["done" if reason is None else f"failed: {reason}"] += 1
@@ -211,7 +211,7 @@ class _Checker:
                     break
             self.report.histories += 1
             if run.is_over:
-                self._note_end(run)
+                self._count_end(run)
             elif self._is_stuck(run, choices):
                 self._raise(begin, self._shortened(begin, _FoundProblem(self._stuck(run), moves)))
 

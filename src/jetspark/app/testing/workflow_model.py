@@ -19,7 +19,7 @@ from jetspark.app.application import App
 from jetspark.app.commands.command_spec import Command
 from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.timers import When
-from jetspark.app.workflows.commands import CommandSent
+from jetspark.app.workflows.command_events import CommandSent
 from jetspark.app.workflows.workflow_spec import RunRecord, RunStatus, StepTaken
 from jetspark.errors import CommandRefused, ConfigError
 

@@ -25,7 +25,7 @@ from jetspark.jetstream.wire import seconds_to_ns
 
 __all__ = [
     "OWNER",
-    "ConsumerPlace",
+    "DeclaredConsumer",
     "FieldChange",
     "Found",
     "Safety",
@@ -82,7 +82,7 @@ _CONSUMER_FILTERS = {"filter_subject", "filter_subjects"}
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerPlace:
+class DeclaredConsumer:
     """A consumer, and the stream it belongs to."""
 
     stream: str
@@ -102,7 +102,7 @@ class Topology:
     """That of its events, which it declares or only reads; everything else has at least as many replicas."""
     streams: Sequence[StreamConfig] = ()
     buckets: Sequence[KVConfig] = ()
-    consumers: Sequence[ConsumerPlace] = ()
+    consumers: Sequence[DeclaredConsumer] = ()
     replaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Streams of copies, and the consumer (stream, name) that the handler has without them: it has one of the two."""
 
@@ -305,7 +305,7 @@ def _consumers(declared: Topology, found: Found) -> Iterator[Step]:
             yield from _update("consumer", name, existing, place.config, declared.app, safety)
 
 
-def _unstored_advisories(place: ConsumerPlace, stream: StreamConfig | None) -> str | None:
+def _unstored_advisories(place: DeclaredConsumer, stream: StreamConfig | None) -> str | None:
     """The first advisory that a consumer waits for in vain, because its stream is another's and does not store it."""
     if stream is None or (stream.metadata or {}).get(OWNER) == (place.config.metadata or {}).get(OWNER):
         return None

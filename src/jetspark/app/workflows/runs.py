@@ -13,9 +13,9 @@ from jetspark.app.causes import current_cause
 from jetspark.app.contracts.envelope import Decoded, decode
 from jetspark.app.dead_letters.redriving import LetterFilter, RedriveResults, read_letters, run_redrive
 from jetspark.app.entities.entities import EntityChange, EntityWriter, StoredEntity, UnreadableEntity
-from jetspark.app.workflows.step_handler import carry_out
 from jetspark.app.workflows.timeline import read_timeline
-from jetspark.app.workflows.workflow_spec import RunRecord, RunStatus, StepNote, WorkflowSpec
+from jetspark.app.workflows.workflow_handlers import carry_out
+from jetspark.app.workflows.workflow_spec import RunRecord, RunStatus, StepRecord, WorkflowSpec
 from jetspark.core.arguments import text
 from jetspark.core.numbers import check_timeout, seconds
 from jetspark.errors import ConfigError, ConnectionClosed, ContractViolation, MessageNotFound, WorkflowNotOver
@@ -132,7 +132,7 @@ class WorkflowRuns:
             was_running = record is not None and record.status == "running"
             if record is not None and was_running:
                 step = self._spec.fail(record, reason, self._writer.now(), self._app.catalogue)
-                carry_out(self._app, self._spec, key, change, step, StepNote(0, by_hand="cancelled"))
+                carry_out(self._app, self._spec, key, change, step, StepRecord(0, by_hand="cancelled"))
 
         last = await self._last_event(key)
         with _caused_by(last):
@@ -180,7 +180,7 @@ class WorkflowRuns:
             record: RunRecord | None = change.state
             if record is not None and record.status == "failed":
                 step = self._spec.begin_anew(record, first.event, self._writer.now(), self._app.catalogue)
-                carry_out(self._app, self._spec, key, change, step, StepNote(record.first, by_hand="begun anew"))
+                carry_out(self._app, self._spec, key, change, step, StepRecord(record.first, by_hand="begun anew"))
 
         with _caused_by(first):
             await self._entities.modify(key, decide)

@@ -16,8 +16,8 @@ import msgspec
 
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import Decoded, decode
-from jetspark.app.workflows.commands import CommandSent
-from jetspark.app.workflows.workflow_spec import RunRecord, StepNote
+from jetspark.app.workflows.command_events import CommandSent
+from jetspark.app.workflows.workflow_spec import RunRecord, StepRecord
 from jetspark.errors import ContractViolation, MessageNotFound
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ async def read_timeline(
         revision: That of the record.
     """
     noted = {note.sequence for note in record.steps}
-    steps = [StepNote(sequence) for sequence in record.events if sequence not in noted]
+    steps = [StepRecord(sequence) for sequence in record.events if sequence not in noted]
     steps += [*record.steps[:-1], *(msgspec.structs.replace(each, revision=revision) for each in record.steps[-1:])]
     wanted = {sequence for note in steps for sequence in (note.sequence, *note.stored)}
     messages = await _read(stream, sorted(wanted - {0}))
@@ -74,7 +74,7 @@ async def _read(stream: Stream, sequences: Iterable[int]) -> dict[int, StoredMes
 
 
 def _shown_step(
-    note: StepNote, taken: dict[str, Any] | None, messages: Mapping[int, StoredMessage], catalogue: Catalogue
+    note: StepRecord, taken: dict[str, Any] | None, messages: Mapping[int, StoredMessage], catalogue: Catalogue
 ) -> dict[str, Any]:
     nothing = {"sequence": note.sequence, "time": None, "type": None, "id": None, "data": None}
     fields = {**(taken or nothing), "fired": note.fired, "by_hand": note.by_hand, "decided": None}

@@ -28,7 +28,7 @@ from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import Decoded, decode
 from jetspark.app.projections.folding import Recorded
 from jetspark.app.timers import firing_subject, timer_subject
-from jetspark.app.workflows.commands import CommandAnswered, CommandSent
+from jetspark.app.workflows.command_events import CommandAnswered, CommandSent
 from jetspark.app.workflows.workflow_spec import (
     RunRecord,
     StepTaken,
@@ -285,13 +285,13 @@ class HistoryComparison:
         run.compared.events += 1
         run.is_stopped = isinstance(old_step, Exception) or isinstance(new_step, Exception)
         before, after = _described(was_old, old_step), _described(was_new, new_step)
-        self._settle_states(was_old, old_step, was_new, new_step, before, after)
+        self._describe_states(was_old, old_step, was_new, new_step, before, after)
         _withhold_own(run.new, before, after, _time_of(message))
         kinds = sorted(kind for kind in {**before, **after} if before.get(kind) != after.get(kind))
         if kinds:
-            self._note(run.compared, message, old if isinstance(old, Decoded) else new, kinds, before, after)
+            self._record(run.compared, message, old if isinstance(old, Decoded) else new, kinds, before, after)
 
-    def _note(
+    def _record(
         self,
         compared: ComparedRun,
         message: Recorded,
@@ -370,7 +370,7 @@ class HistoryComparison:
                 return False
         return True
 
-    def _settle_states(
+    def _describe_states(
         self,
         was_old: RunRecord | None,
         old: StepTaken | Exception | None,

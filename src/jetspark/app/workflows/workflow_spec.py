@@ -31,14 +31,14 @@ from jetspark.app.contracts.tokens import escape, text_of
 from jetspark.app.finite_json import check_finite
 from jetspark.app.handlers.signatures import check_key
 from jetspark.app.topology.names import check_app_name
-from jetspark.app.workflows.commands import CommandAnswered, CommandKinds, CommandSent
+from jetspark.app.workflows.command_events import CommandAnswered, CommandKinds, CommandSent
 from jetspark.core.numbers import INT64
 from jetspark.errors import ConfigError
 
 __all__ = [
     "RunRecord",
     "RunStatus",
-    "StepNote",
+    "StepRecord",
     "StepTaken",
     "StoredCompensation",
     "WorkflowSpec",
@@ -49,7 +49,7 @@ RunStatus: TypeAlias = Literal["running", "done", "failed"]
 
 REMEMBERED = 256
 """Events that a record remembers."""
-NOTED = 64
+KEPT_STEPS = 64
 """Steps that a record has a note of."""
 LATE = 256
 """Messages behind which a server has stored the event of a timer that ended while it fired."""
@@ -64,7 +64,7 @@ class StoredCompensation(msgspec.Struct, frozen=True, array_like=True):
     is_command: bool = False
 
 
-class StepNote(msgspec.Struct, frozen=True, omit_defaults=True):
+class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A step that a run has taken, as its record has it: for those who look at it, not for the run."""
 
     sequence: int
@@ -118,15 +118,15 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """How often it was begun anew after it had failed."""
     started: datetime.datetime | None = None
     updated: datetime.datetime | None = None
-    steps: tuple[StepNote, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
     """The last ones."""
 
-    def with_note(self, note: StepNote, revision: int) -> RunRecord:
+    def with_step(self, note: StepRecord, revision: int) -> RunRecord:
         """The record with one more step, where ``revision`` is that of the record before it."""
         before = self.steps
         if before:
             before = (*before[:-1], msgspec.structs.replace(before[-1], revision=revision))
-        return msgspec.structs.replace(self, steps=(*before, note)[-NOTED:])
+        return msgspec.structs.replace(self, steps=(*before, note)[-KEPT_STEPS:])
 
     def without_old_timers(self, before: RunRecord | None, revision: int, still_there: Iterable[str] = ()) -> RunRecord:
         """The record without the names of timers whose events would be refused anyway: they are too old to be known.

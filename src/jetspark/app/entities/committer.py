@@ -90,7 +90,7 @@ class KnownRevisions:
     def __len__(self) -> int:
         return len(self._known)
 
-    def note(self, subject: str, revision: int) -> None:
+    def learn(self, subject: str, revision: int) -> None:
         """The state with this subject has this revision, or a later one."""
         known = max(revision, self._known.pop(subject, 0))
         self._known[subject] = known
@@ -213,7 +213,7 @@ class Committer:
                 await self._store(group[:middle], refusal.doubt)
                 await self._store(group[middle:], refusal.doubt)
             else:
-                await self._settle_refusal(*group[0], refusal, attempt)
+                await self._resolve_refusal(*group[0], refusal, attempt)
         except JetSparkError as error:
             for _, done in group:
                 _fail(done, error)
@@ -222,7 +222,7 @@ class Committer:
             self.changes += len(group)
             for (change, done), mine in zip(group, revisions, strict=True):
                 for part, revision in zip(change.parts, mine, strict=True):
-                    self._known.note(part.subject, revision)
+                    self._known.learn(part.subject, revision)
                 if not done.done():
                     done.set_result(mine)
                 self._refuse_overtaken(change, mine)
@@ -236,7 +236,7 @@ class Committer:
             if moved:
                 _fail(done, _conflict(moved))
 
-    async def _settle_refusal(
+    async def _resolve_refusal(
         self, change: JointChange, done: asyncio.Future[list[int]], refusal: _Refusal, attempt: int = 1
     ) -> None:
         error, doubt = refusal.error, refusal.doubt
@@ -245,7 +245,7 @@ class Committer:
             return
         if doubt is None and len(change.parts) == 1 and isinstance(error, WrongLastSequence):
             [part] = change.parts
-            self._known.note(part.subject, part.revision + 1)
+            self._known.learn(part.subject, part.revision + 1)
             _fail(done, _conflict(change.parts))
             return
         try:
@@ -287,7 +287,7 @@ class Committer:
             for part in change.parts:
                 message = await asking_again(partial(self._last, part.subject, from_leader=from_leader))
                 found.append(_changes_of(message))
-                self._known.note(part.subject, found[-1].revision)
+                self._known.learn(part.subject, found[-1].revision)
             if change.moved(found):
                 break
         return found

@@ -1,31 +1,30 @@
-"""The life of a command: read its boundary, decide, store under guards, and again if the boundary has moved. Pure.
+"""The life of a command: read its boundary, decide, store under guards, and repeat if the boundary has moved. Pure.
 
 ::
 
     read ──found its id──────────────────> the recorded reply
       │ ^
-      │ └──────── pause ──────── moved, or nobody knows ─────────┐
+      │ └──────── pause ──────── moved, or unknown ──────────────┐
       v                                                          │
     decide ──events──> append, if the boundary has not moved ────┤
       │                                                          └──stored──> reply
-      └──refused, failed, or nothing to store──> ask the leader whether the boundary has moved ──no──> say so
+      └──refused, failed, or nothing to store──> has the boundary moved at the leader? ──no──> reply or error
 
-Every outcome is that of one moment. What is stored is stored only if every boundary still ends where it was read to;
-the server checks that while it stores. What stores nothing is said only after the leader was asked where each boundary
-ends: each was read before and is the same afterwards, so all of them were so in between.
+Every outcome is true at one moment. Events are stored only if every boundary still ends where it was read to; the
+server compares both while it stores. A refusal, an error or an empty decision is returned only after the leader has
+confirmed the end of each boundary: it was read before and is the same afterwards, so all of it held in between.
 
 A command is decided once. Its events carry its id as their cause, and one of them lies inside the boundary
-(:mod:`~jetspark.app.commands.guarding`). Who decides the same command again has read that event, and answers what
-it records, or has not, and then the guard fails. An append that nobody answered may still arrive: it is decided again
-on what the boundary has then, under a guard that only one of the two can pass.
+(:mod:`~jetspark.app.commands.decision_messages`). A worker that decides the same command again either has read that
+event, and answers with the recorded reply, or has not, and fails at the guard. An append without an acknowledgement may
+still be stored later: the command is then decided again, under a guard that only one of the two appends can pass.
 
-Refusals, and decisions without events, are not recorded: nothing happened, and the same command may be decided
-otherwise later.
+Refusals and decisions without events are not recorded, so the same command may be decided differently later.
 
-A stream that was deleted and made again counts from 1 anew, and no guard of the server tells the two apart. So what is
-remembered belongs to one stream, which its time of creation names: it is compared when the worker has reason to doubt
-(:meth:`Deciding.doubt`), when nobody has looked for some seconds, and when a boundary ends otherwise than it did. What
-is remembered of another stream is forgotten, and a command that was about to be decided on it is read anew.
+A stream that was deleted and re-created counts from 1 again, and no guard of the server tells the two apart. So the
+cache belongs to one stream, identified by its creation time. The decider compares that time when the worker has a
+reason to doubt it (:meth:`Decider.doubt`), when it has not been checked for some seconds, and when a boundary ends at
+another sequence than before. The cache of another stream is dropped, and a command in progress reads it again.
 """
 
 from __future__ import annotations
@@ -45,8 +44,16 @@ from jetspark.app.commands.boundaries import (
     recorded_reply,
 )
 from jetspark.app.commands.command_spec import Command, CommandDecision, CommandReply, CommandSpec, PastEvent
-from jetspark.app.commands.guarding import Guard, NotGuardable, guards_stream, plan_guards
-from jetspark.app.commands.messages import COMMAND_HEADER, OUTCOME_HEADER, DecisionEncoder, DecisionMessages
+from jetspark.app.commands.decision_messages import (
+    COMMAND_HEADER,
+    OUTCOME_HEADER,
+    DecisionEncoder,
+    DecisionMessages,
+    Guard,
+    NotGuardable,
+    guards_stream,
+    plan_guards,
+)
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import Encoded, decode
 from jetspark.app.contracts.tokens import escape, text_of
@@ -73,7 +80,7 @@ __all__ = [
     "Appended",
     "CommandRequest",
     "CommandStep",
-    "Deciding",
+    "Decider",
     "GuardedMessage",
     "LastMessage",
     "ReadLasts",
@@ -208,7 +215,7 @@ CommandSteps: TypeAlias = Steps[CommandStep, T]
 # ---- the procedure ---------------------------------------------------------------------------------------------------
 
 
-class Deciding:
+class Decider:
     """Decides commands of one application, on what this worker knows of its stream.
 
     Args:
@@ -337,7 +344,7 @@ class _DecidingRun:
     """One command."""
 
     def __init__(
-        self, deciding: Deciding, spec: CommandSpec, request: CommandRequest, boundary: tuple[str, ...]
+        self, deciding: Decider, spec: CommandSpec, request: CommandRequest, boundary: tuple[str, ...]
     ) -> None:
         self._deciding, self._spec, self._request, self._filters = deciding, spec, request, boundary
         self._pasts: list[BoundaryPast] = []
@@ -383,7 +390,7 @@ class _DecidingRun:
             if isinstance(outcome, CommandDecision) and append is not None:
                 answer = yield append
                 if isinstance(answer, Appended):
-                    return self._note(outcome, answer.sequence)
+                    return self._remember(outcome, answer.sequence)
                 self._is_unknown |= isinstance(answer, AppendUnknown)
                 conflicts += isinstance(answer, AppendMoved) and answer.is_conflict
                 failures += 1
@@ -600,7 +607,7 @@ class _DecidingRun:
             "command_id was used before with other fields, or event_id returns the same for two events"
         )
 
-    def _note(self, decision: CommandDecision, end: int) -> CommandReply:
+    def _remember(self, decision: CommandDecision, end: int) -> CommandReply:
         """Remember what was stored: the guards have proven that nothing is between it and what was read.
 
         Args:

@@ -17,10 +17,20 @@ from jetspark.app.commands.command_spec import CommandDecision
 from jetspark.app.contracts.catalogue import Catalogue, Contract, contract_of
 from jetspark.app.contracts.envelope import Encoded, derived_id, write_event
 from jetspark.app.timers import When, cancelling, timer_message
-from jetspark.core.subjects import is_subset
+from jetspark.core.subjects import is_subset, matches
 from jetspark.errors import CommandFailed, ConfigError, InvalidEvent
 
-__all__ = ["COMMAND_HEADER", "OUTCOME_HEADER", "DecisionEncoder", "DecisionMessages"]
+__all__ = [
+    "COMMAND_HEADER",
+    "OUTCOME_HEADER",
+    "DecisionEncoder",
+    "DecisionMessages",
+    "Guard",
+    "NotGuardable",
+    "guards_stream",
+    "plan_guards",
+]
+
 
 COMMAND_HEADER = "Jetspark-Command"
 OUTCOME_HEADER = "Jetspark-Outcome"
@@ -143,3 +153,66 @@ class DecisionEncoder:
         for message, name in zip(events, ended, strict=False):
             message.headers.update(cancelling(app, name))
         return DecisionMessages(events, timers)
+
+
+class NotGuardable(Exception):
+    """The server cannot check what this decision depends on."""
+
+
+class Guard(NamedTuple):
+    """The last message under a filter has this sequence."""
+
+    filter: str
+    last: int
+
+
+def has_wildcards(filter: str) -> bool:
+    return "*" in filter.split(".") or filter.endswith(">")
+
+
+def guards_stream(guarding: str, filters: Sequence[str], replicas: int) -> bool:
+    """Whether nothing at all may be stored between reading and storing, rather than nothing inside the boundary."""
+    if guarding == "auto":
+        return replicas > 1 and any(map(has_wildcards, filters))
+    return guarding == "stream"
+
+
+def plan_guards(subjects: Sequence[str], boundary: Sequence[Guard], *, whole_stream: bool) -> list[Guard | None]:
+    """The guard of each message; None for those that carry none.
+
+    Raises:
+        NotGuardable: There is no such plan; the message says what to change.
+    """
+    if len(subjects) == len(boundary) == 1 and not whole_stream and matches(boundary[0].filter, subjects[0]):
+        return [boundary[0]]  # most decisions are so
+    filters = ", ".join(repr(guard.filter) for guard in boundary)
+    if not any(matches(guard.filter, subject) for guard in boundary for subject in subjects):
+        is_escaped = any("=" in subject for subject in subjects) and not any("=" in each.filter for each in boundary)
+        hint = ". Values in subjects are escaped: fill those of reads with Template, too" if is_escaped else ""
+        raise NotGuardable(
+            f"none of its events ({', '.join(map(repr, subjects))}) is inside what it reads ({filters}): a retry would "
+            f"not find that it was decided. Read a subject that it writes{hint}"
+        )
+    if whole_stream:
+        return [None] * len(subjects)
+    if len(boundary) > len(subjects):
+        raise NotGuardable(
+            f"it reads {len(boundary)} boundaries ({filters}) and stores {len(subjects)} events, and the server checks "
+            "one boundary with each. Return an event for each, read fewer, or declare guard='stream'"
+        )
+    plan: list[Guard | None] = [None] * len(subjects)
+    # Whichever has to be checked first gets the first place.
+    for place, (latest, guard) in enumerate(sorted((_latest(guard, subjects), guard) for guard in boundary)):
+        if place > latest:
+            raise NotGuardable(
+                f"{guard.filter!r} has to be checked with event {latest + 1} at the latest, which is the first one "
+                f"inside it, and those before carry the checks of other boundaries ({filters}). Return the events in "
+                "another order, or declare guard='stream'"
+            )
+        plan[place] = guard
+    return plan
+
+
+def _latest(guard: Guard, subjects: Sequence[str]) -> int:
+    """The last message that can carry the guard: the first one under its filter; any can where none is."""
+    return next((i for i, subject in enumerate(subjects) if matches(guard.filter, subject)), len(subjects))

@@ -8,7 +8,7 @@
     next step <── CommandAnswered <── any worker of the command
 
 The command is stored with the step, so there is none without the other. Its id is that of the event that stores it, so
-it is decided once, however often it is sent (:mod:`jetspark.app.commands.deciding`).
+it is decided once, however often it is sent (:mod:`jetspark.app.commands.decider`).
 """
 
 from __future__ import annotations
@@ -73,28 +73,28 @@ class CommandKinds(NamedTuple):
         names = {CommandSent: "sent", CommandAnswered: "answered"}
         made = []
         for base, word in names.items():
-            place = "run" if key is None else key
-            if place != "run" and place in base.__struct_fields__:
+            key_field = "run" if key is None else key
+            if key_field != "run" and key_field in base.__struct_fields__:
                 raise ConfigError(
                     f"workflow {workflow!r}: key={key!r}: {base.__name__} has a field of this name that means "
                     "something else; give a function as key, or the field another name"
                 )
-            subject = f"{workflow_subjects(app)[:-1]}{workflow}.{{{place}}}.{word}"
-            keywords = {"type": f"{workflow}.command_{word}", "key": place, "subject": subject}
-            more: dict[str, type] = {} if place == "run" else {place: str}
+            subject = f"{workflow_subjects(app)[:-1]}{workflow}.{{{key_field}}}.{word}"
+            keywords = {"type": f"{workflow}.command_{word}", "key": key_field, "subject": subject}
+            more: dict[str, type] = {} if key_field == "run" else {key_field: str}
             made.append(types.new_class(base.__name__, (base,), keywords, _with_fields(more)))
         return cls(*made)
 
     def make_sent(self, run: str, **fields: Any) -> CommandSent:
-        return self.sent(run=run, **self._place(self.sent, run), **fields)
+        return self.sent(run=run, **self._key_field(self.sent, run), **fields)
 
     def make_answered(self, sent: CommandSent, **fields: Any) -> CommandAnswered:
         same: dict[str, Any] = {"name": sent.name, "command": sent.command}
-        return self.answered(run=sent.run, **self._place(self.answered, sent.run), **same, **fields)
+        return self.answered(run=sent.run, **self._key_field(self.answered, sent.run), **same, **fields)
 
-    def _place(self, kind: type[Event], run: str) -> dict[str, Any]:
-        (place,) = kind.__contract__.subject.fields
-        return {} if place == "run" else {place: run}
+    def _key_field(self, kind: type[Event], run: str) -> dict[str, Any]:
+        (key_field,) = kind.__contract__.subject.fields
+        return {} if key_field == "run" else {key_field: run}
 
 
 def workflow_subjects(app: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jetspark.app.application import App
 from jetspark.app.causes import current_cause
 from jetspark.app.stored_events import DeadEvent
-from jetspark.app.testing.injecting import Injector
+from jetspark.app.testing.fault_injection import Injector
 from jetspark.app.testing.steps import SeenStep, StepMoment
 from jetspark.testing.model import ModelServer
 from jetspark.testing.network import Publication

@@ -19,8 +19,8 @@ from jetspark.app.causes import Cause
 from jetspark.app.commands import wire
 from jetspark.app.commands.command_runner import CommandOptions, CommandRun, CommandRunner
 from jetspark.app.commands.command_spec import Command, CommandReply, CommandSpec
-from jetspark.app.commands.deciding import CommandRequest
-from jetspark.app.commands.telling import cannot_be_sent, written_outcome
+from jetspark.app.commands.decider import CommandRequest
+from jetspark.app.commands.wire import reply_too_large, written_outcome
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.core.headers import encode as encode_headers
 from jetspark.errors import CommandInDoubt, ConnectionClosed, PayloadTooLarge, PermissionDenied
@@ -28,7 +28,7 @@ from jetspark.errors import CommandInDoubt, ConnectionClosed, PayloadTooLarge, P
 if TYPE_CHECKING:
     from jetspark.app.spec import AppSpec
 
-__all__ = ["DecidingHere"]
+__all__ = ["LocalDecider"]
 
 CLOSING_S = 2.0
 """For how long closing waits for commands that are being decided. A server that is well answers within milliseconds."""
@@ -37,7 +37,7 @@ ENVELOPE_BYTES = 16 << 10
 not measured."""
 
 
-class _Asked(CommandRun):
+class _LocalRun(CommandRun):
     """One command, and who waits for it."""
 
     __slots__ = ("outcome",)
@@ -47,17 +47,17 @@ class _Asked(CommandRun):
         self.outcome: asyncio.Future[CommandReply | Exception | None] = asyncio.get_running_loop().create_future()
 
     def on_end(self, outcome: CommandReply | Exception) -> None:
-        self._tell(outcome)
+        self._finish(outcome)
 
     def on_left(self) -> None:
-        self._tell(None)
+        self._finish(None)
 
-    def _tell(self, outcome: CommandReply | Exception | None) -> None:
+    def _finish(self, outcome: CommandReply | Exception | None) -> None:
         if not self.outcome.done():  # else the caller was cancelled
             self.outcome.set_result(outcome)
 
 
-class DecidingHere:
+class LocalDecider:
     """Takes the calls of one client. It looks at the stream when the first one comes."""
 
     def __init__(self, app: AppSpec, js: JetStream, options: CommandOptions) -> None:
@@ -88,15 +88,15 @@ class DecidingHere:
         read = self._reader(spec, command, cause, expected_version, write)
         runner = self._runner or await self._open(timeout_s)
         if not isinstance(runner, CommandRunner):
-            return self._told(spec, cause.id, timeout_s, runner)
-        run = _Asked(runner, spec, began, timeout_s)
+            return self._reply(spec, cause.id, timeout_s, runner)
+        run = _LocalRun(runner, spec, began, timeout_s)
         runner.start(run, read)
         try:
             outcome = await run.outcome
         except asyncio.CancelledError:
             run.is_wanted = False
             raise
-        return self._told(spec, cause.id, timeout_s, outcome)
+        return self._reply(spec, cause.id, timeout_s, outcome)
 
     async def close(self) -> None:
         """Decide what was begun, for at most two seconds; the callers of the rest are told that it is in doubt."""
@@ -167,7 +167,7 @@ class DecidingHere:
 
     # ---- the answer --------------------------------------------------------------------------------------------
 
-    def _told(
+    def _reply(
         self, spec: CommandSpec, command_id: str, timeout_s: float, outcome: CommandReply | Exception | None
     ) -> CommandReply:
         """The reply, or the error, as it would have come over the network."""
@@ -181,5 +181,5 @@ class DecidingHere:
         body, headers = written_outcome(spec, outcome)
         limit = self._context.client.max_payload_bytes
         if len(body) > limit:
-            body, headers = written_outcome(spec, cannot_be_sent(spec, PayloadTooLarge(len(body), limit)))
+            body, headers = written_outcome(spec, reply_too_large(spec, PayloadTooLarge(len(body), limit)))
         return wire.read_reply(body, headers or {})

@@ -1,25 +1,35 @@
-"""Runs a workflow as a handler: an event is a step of its run, stored before the event is acknowledged."""
+"""The two handlers of a workflow: one takes the steps of its runs, the other sends the commands that a step decided.
+
+A step is stored before its event is acknowledged. A command is sent with retries and dead letters, and its answer is
+recorded once.
+"""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
+from jetspark.app.commands.command_spec import Command
 from jetspark.app.entities.changes import MAX_MESSAGES
 from jetspark.app.entities.entities import EntityChange
 from jetspark.app.handlers.context import Context
+from jetspark.app.handlers.retry import Reject
 from jetspark.app.timers import When, firing_subject, timer_subject
-from jetspark.app.workflows.commands import CommandSent
-from jetspark.app.workflows.workflow_spec import RunRecord, StepNote, StepTaken, WorkflowSpec, timer_name
-from jetspark.errors import ConfigError
+from jetspark.app.workflows.command_events import CommandAnswered, CommandKinds, CommandSent
+from jetspark.app.workflows.workflow_spec import RunRecord, StepRecord, StepTaken, WorkflowSpec, timer_name
+from jetspark.errors import CommandRefused, ConfigError
 
 if TYPE_CHECKING:
+    from jetspark.aio.jetstream import JetStream
+    from jetspark.app.commands.command_spec import CommandReply
     from jetspark.app.spec import AppSpec
 
-__all__ = ["carry_out", "handler_of"]
+    Call: TypeAlias = Callable[[JetStream, Command, str, float], Awaitable[CommandReply]]
+
+__all__ = ["SENDING_TIMEOUT_S", "carry_out", "handler_of", "sender_of"]
 
 TRIES = 100
 """How often a step is taken anew because another event of the run was faster, on another worker."""
@@ -56,7 +66,7 @@ def handler_of(declared: Callable[[], AppSpec], spec: WorkflowSpec) -> Callable[
                 timer=timer,
             )
             if step is not None:
-                carry_out(app, spec, key, change, step, StepNote(ctx.sequence, fired=timer))
+                carry_out(app, spec, key, change, step, StepRecord(ctx.sequence, fired=timer))
 
         try:
             await ctx.entities(spec.name).modify(key, decide, tries=TRIES)
@@ -69,7 +79,7 @@ def handler_of(declared: Callable[[], AppSpec], spec: WorkflowSpec) -> Callable[
 
 
 def carry_out(
-    app: AppSpec, spec: WorkflowSpec, key: str, change: EntityChange, step: StepTaken, note: StepNote
+    app: AppSpec, spec: WorkflowSpec, key: str, change: EntityChange, step: StepTaken, note: StepRecord
 ) -> None:
     """Put everything that follows from a step into one change; ``note`` says why the step was taken.
 
@@ -109,7 +119,7 @@ def carry_out(
     room = MAX_MESSAGES - len(step.timers)
     record = msgspec.structs.replace(step.record, timers=timers, commands=commands)
     record = record.without_old_timers(change.state, change.revision, step.cancels[room:])
-    change.set(record.with_note(noted, change.revision))
+    change.set(record.with_step(noted, change.revision))
     for name in step.cancels[:room]:
         change.cancel_timer(timer_name(spec.name, key, name))
 
@@ -120,3 +130,60 @@ def _fired(app: str, workflow: str, key: str, record: RunRecord | None, schedule
         return None
     names = (name for name in record.timers if timer_subject(app, timer_name(workflow, key, name)) == scheduler)
     return next(names, None)
+
+
+CALL_TIMEOUT_S = 5.0
+"""How long an attempt waits for the answer."""
+SENDING_TIMEOUT_S = 2 * CALL_TIMEOUT_S
+"""Of the handler; the worker that takes over from one that died waits for as long."""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """As it is recorded."""
+
+    refused: str | None = None
+    reply: Any = None
+    sequence: int = 0
+
+
+def sender_of(
+    app: Callable[[], AppSpec], workflow: str, kinds: CommandKinds, call_command: Call
+) -> Callable[..., Coroutine[Any, Any, CommandAnswered | None]]:
+    """Return the handler that sends the commands of a workflow.
+
+    Args:
+        app: Returns the spec of the application, once everything is declared.
+        call_command: Sends a command over a connection, with its id and a time-out.
+    """
+
+    async def send_command(event: CommandSent, ctx: Context) -> CommandAnswered | None:
+        command = _restored(app(), event)
+
+        async def call() -> _Answer:
+            try:
+                # The id of the event: sent again, the command is answered as it was decided.
+                reply = await call_command(ctx.js, command, ctx.event_id, CALL_TIMEOUT_S)
+            except CommandRefused as refusal:
+                return _Answer(refused=refusal.reason)
+            return _Answer(reply=reply.data, sequence=reply.sequence)
+
+        # The log knows what was decided and not what was refused. So the answer is recorded before anybody is told:
+        # after a crash the same command may be decided otherwise, and the run must not be told both.
+        answer = await ctx.once("call", call)
+        if event.is_awaited:
+            fields = msgspec.structs.asdict(answer)
+            return kinds.make_answered(event, command_id=ctx.event_id, **fields)
+        if answer.refused is not None:
+            raise Reject(f"command {event.command!r} was refused, and its run is over: {answer.refused}")
+        return None
+
+    send_command.__name__ = send_command.__qualname__ = f"{workflow}-commands"
+    return send_command
+
+
+def _restored(app: AppSpec, event: CommandSent) -> Command:
+    spec = app.commands.get(event.command)
+    if spec is None:
+        raise ConfigError(f"command {event.command!r} is not known any more: app {app.name!r} has to declare it")
+    command: Command = spec.kind.__contract__.convert(event.fields)
+    return command

@@ -22,7 +22,7 @@ from jetspark.app.handlers.handler_spec import HandlerFunction, HandlerSpec
 from jetspark.app.handlers.invocation import returned_events
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords, call_effect
 from jetspark.app.handlers.retry import Bury, RetryPolicy, Skip, WaitHere, WaitLong, decide, deciding_error
-from jetspark.app.testing.memory import MemoryBucket
+from jetspark.app.testing.memory_bucket import MemoryBucket
 from jetspark.app.timers import cancelling
 from jetspark.app.topology.names import escape_token
 from jetspark.errors import ConfigError
