@@ -173,7 +173,7 @@ class Odd(Command):
             case "end alone":
                 return Decision(cancels=["a"])
             case "no time":
-                return Decision(events=[paid], timers={"a": (overdue, "soon")})
+                return Decision(events=[paid], timers={"a": (overdue, "soon")})  # type: ignore[dict-item]
             case "no pair":
                 return Decision(events=[paid], timers={"a": overdue})  # type: ignore[dict-item]
             case "no name":

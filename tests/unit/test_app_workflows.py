@@ -188,14 +188,14 @@ def test_a_run_that_is_begun_anew_knows_what_it_has_taken_and_nothing_else() -> 
         compensations=(RELEASE, RELEASE),
         retries=2,
     )
-    step = spec(version=2).begin_anew(failed, Placed(order_id="o"), **WITH)
+    step = spec(version=2).restart(failed, Placed(order_id="o"), **WITH)
     record = step.record
     assert (record.version, record.status, record.reason, record.retries) == (2, "running", None, 3)
     assert (record.first, record.events, record.started) == (5, (5, 6), NOW)
     assert (record.timers, record.commands, record.compensations) == ({"payment": ""}, {}, (RELEASE,))
     assert (step.events, list(step.timers), step.cancels) == ([Reserve(order_id="o")], ["payment"], [])
     with pytest.raises(ConfigError, match="react begins no run with Paid"):
-        spec().begin_anew(failed, Paid(order_id="o"), **WITH)
+        spec().restart(failed, Paid(order_id="o"), **WITH)
 
 
 def test_what_is_stored_of_a_run_has_the_same_form_for_ever() -> None:

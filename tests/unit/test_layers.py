@@ -251,7 +251,7 @@ def _is_within(module: str, prefixes: tuple[str, ...]) -> bool:
 def _check_init(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Allowed: imports, a docstring, ``__all__``, ``__version__``, ``__getattr__`` and ``__dir__`` for lazy exports.
 
-    The two may be hidden from type checkers, which would take any name for one that is there.
+    Both may be hidden from type checkers, which would otherwise accept any name.
     """
     for position, node in enumerate(tree.body):
         match node:
@@ -297,7 +297,7 @@ def _check_rooms(path: str, imports: Iterable[Import]) -> Iterator[tuple[int, st
 
 
 def violations(source: str, path: str) -> list[str]:
-    """What a module breaks; ``path`` is relative to the package, such as ``core/parser.py``."""
+    """The violations in a module; ``path`` is relative to the package, such as ``core/parser.py``."""
     parts = path.removesuffix(".py").split("/")
     is_init = parts[-1] == "__init__"
     package = ".".join([ROOT, *parts[:-1]])

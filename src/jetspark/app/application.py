@@ -63,20 +63,20 @@ replica and disk a batch takes as long for one as for a hundred."""
 
 _Handler = TypeVar("_Handler", bound=HandlerFunction)
 _Kind = TypeVar("_Kind", bound=type[Any])
-Lifespan: TypeAlias = Callable[[], AsyncIterator[Any]]
+Lifespan: TypeAlias = Callable[[], AsyncIterator[object]]
 _Lifespan = TypeVar("_Lifespan", bound=Lifespan)
 _Observer = TypeVar("_Observer", bound="HandlerObserver")
 _is_version = re.compile(r"\d+\.\d+\.\d+(?:[-+][0-9A-Za-z.+-]+)?").fullmatch
 
 
-def _check_texts(**values: Any) -> None:
+def _check_texts(**values: object) -> None:
     for name, value in values.items():
         if value is not None or name == "version":
             text(name, value)
 
 
 def _several(what: str, values: Any, kind: str) -> list[Any]:
-    """Several values. A text is none: it has characters, and nobody means those."""
+    """A list of several values. A single text is refused: it would be read as a list of its characters."""
     expected = f"a list of {kind}"
     if isinstance(values, str):
         raise unfit(what, values, expected)
@@ -84,7 +84,8 @@ def _several(what: str, values: Any, kind: str) -> list[Any]:
 
 
 class App:
-    """An event application: one stream, its events, and what is done with them.
+    """An event application: one stream, its events, and the handlers, projections, commands, entities and workflows on
+    it.
 
     Declaring does nothing yet: ``await app.run(url)`` starts its workers, ``app.connect(url)`` a client.
 
@@ -113,7 +114,7 @@ class App:
         stream: str | StreamConfig,
         subjects: Sequence[str] = (),
         source: str | None = None,
-        events: Sequence[type[Any]] = (),
+        events: Sequence[type] = (),
         buckets: Sequence[KVConfig | str] = (),
         compatibility: Mode = DEFAULT_MODE,
         timers: bool = False,
@@ -200,7 +201,7 @@ class App:
 
     @property
     def catalogue(self) -> Catalogue:
-        """Every type of event it declares, and those that its handlers and projections take and handlers return.
+        """Every declared event type, including those that handlers and projections take and handlers return.
 
         Raises:
             ConfigError: A handler takes a class that is not an event, or two classes have one type and version.
@@ -211,7 +212,7 @@ class App:
         """Everything it needs on the server.
 
         Args:
-            only: As far as these handlers, projections and commands need it; all of them if there are none.
+            only: Limit the result to these handlers, projections and commands; all by default.
 
         Raises:
             ConfigError: It declares something twice, or a handler takes a class that is not an event.
@@ -228,8 +229,8 @@ class App:
         """Make a type of event known that the application publishes: ``@app.register`` above its class, or a call.
 
         Raises:
-            ConfigError: It is no type of event, another class has the same type and version, or the application's
-                stream does not store its subject.
+            ConfigError: The class is not an event type, another class has the same type and version, or the
+                application's stream does not store its subject.
         """
         self._spec = self._spec.with_events(kind)
         return kind
@@ -238,10 +239,10 @@ class App:
         self,
         name: str,
         *,
-        state: Any,
+        state: object,
         truth: Truth = "state",
-        events: Sequence[type[Any]] = (),
-        fold: type[Any] | None = None,
+        events: Sequence[type] = (),
+        fold: type | None = None,
     ) -> EntitySpec:
         """Declare a kind of entity: a state that is changed together with its events.
 
@@ -252,8 +253,8 @@ class App:
         Args:
             name: Of the kind, the first part of its keys.
             state: The type of a state, which msgspec encodes: a Struct, a dataclass, a dict.
-            truth: Which counts where state and events differ, because somebody wrote only one of them: the ``"state"``
-                or the ``"events"``. ``jetspark reconcile`` compares both, and repairs by this.
+            truth: Which one counts where state and events differ, because a program wrote only one of them: the
+                ``"state"`` or the ``"events"``. ``jetspark reconcile`` compares both, and repairs by this.
             events: The types of events that tell the history of an entity.
             fold: A class that makes a state of them, with ``key(event)`` and ``apply(state, event)`` as that of a
                 projection. With the state as the truth it may have ``correct(key, folded, state)``: it returns the
@@ -301,7 +302,7 @@ class App:
         """Declare a handler of one or more event types; the options are the fields of :class:`HandlerSpec`.
 
         Raises:
-            ConfigError: There is no such option, or its value is wrong, or another handler has the name.
+            ConfigError: An option is unknown or has an invalid value, or another handler has the name.
         """
         check_options(durable, options, HandlerOptions)
 
@@ -321,12 +322,12 @@ class App:
     ) -> Callable[[_Handler], _Handler]:
         """Declare a handler that is called with a list of events: one commit for many, then all are acknowledged.
 
-        One batch runs at a time, with its events in the order of the stream. A batch that fails acknowledges nothing:
-        its events are tried again one by one, so that one that cannot succeed ends in the dead letters alone. So order
-        does not hold through retries. It gets what lifespans made, and no context, and returns nothing.
+        One batch runs at a time, with its events in stream order. A failed batch acknowledges nothing: its events are
+        tried again one by one, so that only an event that cannot succeed ends in the dead letters. Order does not hold
+        through retries. The function takes the objects that lifespans yield, but no context, and returns nothing.
 
         Raises:
-            ConfigError: There is no such option, or its value is wrong, or another handler has the name.
+            ConfigError: An option is unknown or has an invalid value, or another handler has the name.
         """
         check_options(durable, options, BatchHandlerOptions)
 
@@ -366,17 +367,17 @@ class App:
     ) -> Callable[[_Kind], _Kind]:
         """Declare state that events are folded into: ``@app.projection(...)`` above a class with ``key`` and ``apply``.
 
-        ``key(self, event)`` says which key an event concerns: a text, several, or None for none; in a class without it,
-        the key of an event is that of its type (``key=`` of the event). ``apply(self, state,
-        event)`` is pure, and returns the new state or ``DELETE``; the state is None for a key that has none. With
-        a third parameter it is told the key. A type for ``state`` is what it is decoded into.
+        ``key(self, event)`` returns the key that an event concerns: a text, several, or None for none; a class without
+        it uses the key of the event's type (``key=`` of the event). ``apply(self, state, event)`` is pure, and returns
+        the new state or ``DELETE``; the state is None for a new key. A third parameter receives the key. The type of
+        ``state`` is the type that it is decoded into.
 
         Args:
             events: The types it is made of.
             bucket: Where its state is kept, one key for each of its own.
             version: Of the fold. Another fold is another version, and has to be rebuilt.
-            invariants: Functions of a state that return what is false (``False``, ``0``, ``""``), or raise, if it must
-                not be. None passes.
+            invariants: Functions of a state that return a false value (``False``, ``0``, ``""``) or raise for an
+                invalid state. None passes.
             window: Have a state for each key and hour, or the like.
             lookups: Projections declared above, whose state of the same key ``apply(self, state, event, lookup)`` gets
                 as ``lookup["<name>"]``: as it was before the event, whichever engine folds.
@@ -388,7 +389,7 @@ class App:
                 duplicate window protects.
 
         Raises:
-            ConfigError: The class is no fold, or the bucket or the name has another use already.
+            ConfigError: The class is not a fold, or the bucket or the name has another use already.
         """
 
         def declare(kind: _Kind) -> _Kind:
@@ -444,7 +445,7 @@ class App:
         ``AppClient.call``.
 
         Raises:
-            ConfigError: The class is no command, the name is taken, or the stream would store the requests.
+            ConfigError: The class is not a command, the name is taken, or the stream would store the requests.
         """
 
         def declare(kind: _Kind) -> _Kind:
@@ -466,7 +467,7 @@ class App:
         self,
         name: str,
         *,
-        key: str | Callable[[Any], Any],
+        key: str | Callable[[Any], object],
         events: Sequence[type] | None = None,
         version: int = 1,
         **options: Unpack[WorkflowOptions],
@@ -475,18 +476,18 @@ class App:
 
         ``react`` is pure, and returns a :class:`Decision`: the run's new state, events, commands to send, timers to set
         or cancel, and whether the run is over; or None if the event does not matter. The state is None for the first
-        event of a run. What becomes of a command comes back as :class:`CommandAnswered`. Each step is stored whole or
-        not at all. The type of ``state`` is what it is decoded into.
+        event of a run. The answer to a command comes back as :class:`CommandAnswered`. Each step is stored whole or not
+        at all. The type of ``state`` is the type that it is decoded into.
 
         Args:
             name: Of the workflow; its handler has it as its durable, and its runs are entities of this name.
             key: The field of the events that says which run they belong to, or a function of an event.
-            events: What it reacts to; the types at ``event`` of ``react``, if not given.
+            events: The event types that the workflow takes; the types at ``event`` of ``react``, if not given.
             version: Of the state. An older one is given to ``def upcast(self, state, version)``, if there is one.
             options: Those of a handler: concurrency (128 by default), retry, partitions and so on.
 
         Raises:
-            ConfigError: The class is no workflow, or the stream would drop the states of runs; see ``app.entities``.
+            ConfigError: The class is not a workflow, or the stream would drop the states of runs; see ``app.entities``.
         """
         check_options(name, options, WorkflowOptions)
 
@@ -538,7 +539,7 @@ class App:
         return observer
 
     async def plan(self, servers: str | Iterable[str], **options: Unpack[ConnectArguments]) -> TopologyPlan:
-        """What differs between what the application declares and what the server has; nothing is changed.
+        """The difference between the declaration and the server; nothing is changed.
 
         The options are those of :func:`jetspark.connect`. ``str()`` of the plan is the difference, in lines.
         """
@@ -548,7 +549,8 @@ class App:
     async def apply(
         self, servers: str | Iterable[str], *, allow: bool = False, **options: Unpack[ConnectArguments]
     ) -> TopologyPlan:
-        """Make what the application declares, or change it, and return what was done. Done again, it does nothing.
+        """Create or update everything that the application declares, and return the steps taken. A second call takes
+        none.
 
         Args:
             allow: Make changes that can lose something, too. What the server cannot change is refused all the same.
@@ -597,13 +599,13 @@ class App:
     ) -> None:
         """Run handlers, projections and commands until cancelled, or until SIGTERM or Ctrl-C; then end in order.
 
-        Ending: nothing more is pulled, what runs may finish, the rest is given back to the server in its order.
-        Projections store what they have read. Commands that have arrived are decided and answered. A server that is
-        away is waited for in none of this for longer than a few seconds.
+        To end, the workers stop pulling, finish running handlers where possible, and return the other messages to the
+        server in order. Projections store the events they have read. Commands that have arrived are decided and
+        answered. None of this waits longer than a few seconds for a server that does not answer.
 
         Args:
-            only: Names of the handlers, projections and commands to run; all if there are none. Only what these need is
-                compared with the server.
+            only: Run these handlers, projections and commands; all by default. Only their streams, buckets and
+                consumers are compared with the server.
             stop_timeout: Seconds that running handlers have to finish; after that they are cancelled.
             apply: Make what the application declares, as :meth:`apply` does, before it starts.
             live: How projections are run.

@@ -72,8 +72,8 @@ class ConnectArguments(ConnectKeywords, total=False):
 class AppClient:
     """Publishes the events of an application, from any program: ``async with app.connect(url) as orders``.
 
-    What it publishes is validated, and has an id, the time, and what led to it: inside of a handler that is the event
-    being handled, outside something new begins.
+    A published event is validated, and gets an id, the time, and its cause: inside a handler the event being handled,
+    elsewhere it starts a new correlation.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class AppClient:
 
     @classmethod
     def on(cls, app: HasSpec, js: JetStream) -> Self:
-        """A client on a connection that somebody else has opened, and closes; it is used without a block."""
+        """Wraps a JetStream context that the caller owns and closes; no ``async with`` needed."""
         client = cls(app.spec, (), {})
         client._js = js
         client._ask_loop()
@@ -218,7 +218,7 @@ class AppClient:
             self.app, self.js, self._encode_as, lambda subject: self.new_id(), self.now, self._committer
         )
 
-    def _encode_as(self, event: Any, id: str, time: datetime.datetime | None) -> Encoded:
+    def _encode_as(self, event: object, id: str, time: datetime.datetime | None) -> Encoded:
         return self.encode(event, id=_own_id(event) or id, time=time)
 
     def now(self) -> datetime.datetime:
@@ -247,7 +247,7 @@ class AppClient:
 
     @property
     def dead_letters(self) -> AppDeadLetters:
-        """The application's dead letters: ``async for letter in orders.dead_letters.list(key="o-1")``.
+        """The application's dead letters, such as ``async for each in orders.dead_letters.list(key="o-1")``.
 
         Raises:
             UsageError: Outside of the ``async with`` block.
@@ -282,7 +282,7 @@ class AppClient:
 
     async def publish(
         self,
-        event: Any,
+        event: object,
         *,
         id: str | None = None,
         time: datetime.datetime | None = None,
@@ -311,8 +311,8 @@ class AppClient:
             JetStreamUnavailable: No stream stores its subject, or the stream had no leader for all of ``timeout``;
                 nothing was stored.
             ServerError: The server refused it; nothing was stored.
-            ConfigError: It is no type of event, or the application does not declare it: write ``@app.register`` above
-                its class.
+            ConfigError: The object is not an event, or the application does not declare its class: write
+                ``@app.register`` above the class.
         """
         encoded = self.encode(
             event,
@@ -357,9 +357,10 @@ class AppClient:
             WorkersBusy, NoWorkers: Nothing was decided; call again in a moment.
             CommandInDoubt: No reply in time. Call again with the same ``command_id`` to learn what became of it.
             CommandFailed: The worker could not decide: its code or the events it reads are wrong.
-            PermissionDenied: This user may not call it, or with ``decide_here`` not read or store what it needs.
+            PermissionDenied: This user may not call the command, or with ``decide_here`` not read or store what it
+                needs.
             InvalidEvent: A field has a value its type does not allow; nothing was sent.
-            ConfigError: It is no command of the application.
+            ConfigError: The application does not declare this command.
         """
         from jetspark.app.commands.caller import call_command
 
@@ -375,7 +376,7 @@ class AppClient:
 
     def encode(
         self,
-        event: Any,
+        event: object,
         *,
         id: str | None = None,
         time: datetime.datetime | None = None,
@@ -409,7 +410,7 @@ class AppClient:
         return self._ids.several(self._now_ns(), count)
 
     def child_trace(self, cause: CauseLike | None) -> str:
-        """A span of its own in the trace of what is being handled, or in a new trace."""
+        """A new span in the trace of the cause, or in a new trace."""
         return child_of(None if cause is None else cause.traceparent, self._random_bits)
 
     def bulk(self, **options: Unpack[FastPublisherKeywords]) -> BulkPublisher:
@@ -424,7 +425,7 @@ class AppClient:
 class BulkPublisher:
     """Stores events in order, by fast ingest. Leaving the block waits until all of them are stored, each once.
 
-    Each has its id as ``Nats-Msg-Id``, so one that had to be sent again is not stored twice within the stream's
+    Each event has its id as ``Nats-Msg-Id``, so an event that is sent again is not stored twice within the stream's
     duplicate window.
     """
 
@@ -439,7 +440,7 @@ class BulkPublisher:
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
         await self._publisher.__aexit__(kind, error, trace)
 
-    async def publish(self, event: Any, *, id: str | None = None) -> int:
+    async def publish(self, event: object, *, id: str | None = None) -> int:
         """Accept an event and return its position; waits while too much is pending.
 
         Raises:
@@ -449,7 +450,7 @@ class BulkPublisher:
         [item] = self._items([event], id)
         return await self._publisher.publish_many([item])
 
-    async def publish_many(self, events: Iterable[Any] | AsyncIterable[Any]) -> int:
+    async def publish_many(self, events: Iterable[object] | AsyncIterable[object]) -> int:
         """Accept many events; returns the last position. The fastest way.
 
         Raises:
@@ -463,7 +464,7 @@ class BulkPublisher:
             return position
         return await self._publisher.publish_many(self._items(events))
 
-    def _items(self, events: Iterable[Any], id: str | None = None) -> Iterator[Item]:
+    def _items(self, events: Iterable[object], id: str | None = None) -> Iterator[Item]:
         """The messages of some events, one after the other.
 
         This is the inner loop of bulk publishing.
@@ -492,6 +493,6 @@ class BulkPublisher:
             yield subject, data, f"{head}{chosen}{tail}".encode()
 
 
-def _own_id(event: Any) -> str | None:
+def _own_id(event: object) -> str | None:
     found = contract_of(event).id_of
     return None if found is None else found(event)

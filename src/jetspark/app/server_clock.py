@@ -1,9 +1,9 @@
-"""The server's time of day, for what is due by the server's clock: timers, retries, pauses.
+"""The server's time of day, for timers, retries and pauses, which are due by the server's clock.
 
 A program's own clock may be wrong, and a timer that is due "in an hour" by it fires at once, or a day late. The server
-says its time with every ``STREAM.INFO``; between two of these the event loop's clock, which is never set, goes on from
-there. What was said when the answer came was true after the request was sent, and is counted from then: so the time
-read here is ahead by up to a round trip, and what is due by it comes late by as much, and never early.
+sends its time with every ``STREAM.INFO``; between two answers the event loop's clock, which is never set, measures the
+time since. The server's time is counted from when the request was sent, so the time read here is ahead by up to a round
+trip: a timer may come late by as much, and never early.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jetspark.errors import ProtocolError
 __all__ = ["ServerClock", "server_clock"]
 
 REFRESH_S = 60.0
-"""How long an answer is gone on from. Clocks drift by some ms in this time; one that somebody sets is noticed then."""
+"""How long an answer is used. Clocks drift by some ms in this time; a clock that was set is noticed afterwards."""
 
 
 class ServerClock:

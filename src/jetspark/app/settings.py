@@ -4,12 +4,12 @@ A setting is a key of a bucket, ``<scope>.<name>`` or ``<name>``. It holds JSON 
 
     {"at": "2026-03-31T10:15:30+00:00", "by": "ann", "value": "EUR"}
 
-without ``value`` for one that was removed with a name to it. Every revision stays in the history of the bucket, which
-is the audit. :class:`Settings` is a copy in memory, kept up to date by a watch: reading costs nothing, never waits, and
-never fails for a key that is missing or not readable, because every setting has a default.
+without ``value`` for a setting that a named person removed. Every revision stays in the history of the bucket, which is
+the audit. :class:`Settings` is a copy in memory, kept up to date by a watch: reading it is free, never waits, and never
+fails for a missing or unreadable key, because every setting has a default.
 
 A flag is on for ``rollout`` of a hundred parts of its units. A unit's part is the first eight bytes of the SHA-256 of
-``<flag>/<unit>``, modulo 100: the same for everybody, for ever, and apart for each flag.
+``<flag>/<unit>``, modulo 100: the same in every program, permanently, and independent for each flag.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import datetime
 import hashlib
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar, cast
@@ -63,8 +63,8 @@ class Setting(Generic[T]):
 
     Args:
         type: What a value is read as and checked against: anything that msgspec can read from JSON.
-        default: The value where nobody has set one.
-        on_delete: ``"default"``: a deleted setting has its default. ``"keep"``: the last value that was set goes on.
+        default: The value while none is set.
+        on_delete: ``"default"``: a deleted setting returns to its default. ``"keep"``: it keeps its last value.
     """
 
     def __init__(self, type: type[T], default: T, *, on_delete: OnDelete = "default") -> None:
@@ -73,7 +73,7 @@ class Setting(Generic[T]):
         self.type, self.default, self.on_delete = type, default, on_delete
         self.check(default)
 
-    def check(self, value: Any) -> T:
+    def check(self, value: object) -> T:
         """The value, if it is one of the setting's.
 
         Raises:
@@ -91,7 +91,7 @@ class Setting(Generic[T]):
 
 
 class FlagValue(msgspec.Struct, frozen=True):
-    """Of a flag: whether it is on at all, and for how many of a hundred units."""
+    """A flag's value: whether it is on at all, and for how many of a hundred units."""
 
     enabled: bool = False
     rollout: int = 100
@@ -144,7 +144,7 @@ class SettingChange(NamedTuple):
     """None where it was deleted, or cannot be read as its type."""
     is_deleted: bool
     by: str
-    """Who did it; empty if another program did, which does not say."""
+    """The author of the change; empty if the program that made it gave none."""
     at: datetime.datetime
     """When the bucket stored it."""
     revision: int
@@ -161,7 +161,12 @@ class Settings:
     """
 
     def __init__(
-        self, spec: SettingsSpec, open_bucket: Callable[[], Any], *, scope: str = "", max_stale_s: float | None = None
+        self,
+        spec: SettingsSpec,
+        open_bucket: Callable[[], Awaitable[KeyValue]],
+        *,
+        scope: str = "",
+        max_stale_s: float | None = None,
     ) -> None:
         self._spec, self._open_bucket = spec, open_bucket
         self._scope = f"{check_key(scope)}." if scope else ""
@@ -204,8 +209,8 @@ class Settings:
         """The value of a setting, of its declared type. Values are shared: do not change one.
 
         Raises:
-            ConfigError: There is no such setting.
-            RequestTimeout: With ``max_stale_s``: the copy is older than that.
+            ConfigError: The setting is not declared.
+            RequestTimeout: The copy is older than ``max_stale_s``.
             JetSparkError: Following the bucket has failed for good: it was deleted, for instance.
         """
         self._spec.setting(name)
@@ -217,7 +222,7 @@ class Settings:
         return self._values[name]
 
     def is_on(self, flag: str, unit: object = "") -> bool:
-        """Whether a flag is on, for a unit such as a user's id; the same unit always gets the same answer.
+        """True if a flag is on for a unit such as a user's id; the same unit always gets the same answer.
 
         Without a unit, a flag that is rolled out to less than everybody is off.
         """
@@ -236,7 +241,7 @@ class Settings:
     def on_change(self, name: str, callback: OnChange) -> None:
         """Have a function called with the new value and the one before, when a setting changes. It must not block.
 
-        What it raises is logged, and keeps nobody else from hearing of the change.
+        Its errors are logged, and do not keep other callbacks from being called.
         """
         self._spec.setting(name)
         if not callable(callback) or inspect.iscoroutinefunction(callback):
@@ -252,12 +257,12 @@ class Settings:
 
     # ---- writing -----------------------------------------------------------------------------------------------
 
-    async def set(self, name: str, value: Any, *, by: str, revision: int | None = None) -> int:
+    async def set(self, name: str, value: object, *, by: str, revision: int | None = None) -> int:
         """Set a value; returns its revision. The whole value is replaced.
 
         Args:
             by: Who does it.
-            revision: Only if that is the last one of the setting; 0 for one that was never set.
+            revision: Write only if this is the setting's last revision; 0 for a setting that was never set.
 
         Raises:
             ConfigError: The value is not of the setting's type.
@@ -270,7 +275,7 @@ class Settings:
         self._spec.setting(name)
         return await self._put(name, {}, by, revision)
 
-    async def _put(self, name: str, fields: dict[str, Any], by: str, revision: int | None) -> int:
+    async def _put(self, name: str, fields: Mapping[str, object], by: str, revision: int | None) -> int:
         if not isinstance(by, str) or not by:
             raise ConfigError(f"by={by!r}: expected who does it, as text, for the history")
         record = msgspec.json.encode({**fields, "by": by, "at": utc_now().isoformat()}, order="sorted")
@@ -327,7 +332,7 @@ class Settings:
         if setting.on_delete != "keep":
             self._hold(name, setting.default)
 
-    def _hold(self, name: str, new: Any) -> None:
+    def _hold(self, name: str, new: object) -> None:
         self.errors.pop(name, None)
         old, self._values[name] = self._values[name], new
         if new != old:

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 _logger = logging.getLogger("jetspark.app")
 
-# How long an orderly end waits for the server in one go; without an answer, what it was to hear is not said.
+# How long an orderly end waits for each answer of the server; without one, its messages are not sent.
 END_S = 5.0
 # For a connection whose server does not answer.
 AT_ONCE_S = 0.1
@@ -114,7 +114,7 @@ async def run_app(
 
 
 def _check_inboxes(app: AppSpec, client: Client) -> None:
-    """Whether command workers may answer below the prefix of their own connection, as they do.
+    """Check that command workers may answer below the inbox prefix of their own connection.
 
     Raises:
         ConfigError: It is a subject of the server, or a stream of the application would store the replies.
@@ -152,8 +152,8 @@ async def _until(ended: asyncio.Event) -> AsyncIterator[None]:
         waiting.cancel()
 
 
-async def _unless(ended: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """What the work returns; None if the process is asked to end before."""
+async def _unless(ended: asyncio.Event, work: Coroutine[object, object, T]) -> T | None:
+    """The result of the work; None if the process is asked to end first."""
     task, waiting = asyncio.create_task(work), asyncio.create_task(ended.wait())
     try:
         await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -183,12 +183,12 @@ async def _close(client: Client) -> None:
     try:
         await client.close(min(END_S, client.options.drain_timeout_s) if client.is_connected else AT_ONCE_S)
     except NetworkError as error:
-        # Acknowledgements may be among these messages: what they were of comes again, as after a crash.
+        # Acknowledgements may be among the unconfirmed messages: their events are delivered again, as after a crash.
         _logger.warning("closing: %s", error)
 
 
 async def _answers(client: Client) -> bool:
-    """Whether the server still answers, or does so again within a few seconds."""
+    """True if the server answers within a few seconds."""
     try:
         await client.flush(END_S)
     except JetSparkError as error:
@@ -214,7 +214,7 @@ async def _run_workers(workers: list[Worker], client: Client, stop_timeout: floa
         if not is_there:
             with suppress(JetSparkError):  # it was asked for long enough
                 await client.close(AT_ONCE_S)
-    # All of them are asked: asyncio would print a page for each error that nobody has seen.
+    # Every error is retrieved: asyncio would print a traceback for each one that is not.
     over: list[asyncio.Future[None]] = [each for each in (*tasks, *abandoned) if each.done() and not each.cancelled()]
     errors = [_single(error) for each in over if (error := each.exception()) is not None]
     if ended.is_set():

@@ -75,7 +75,7 @@ class Passing:
         return me in self._in_hand
 
     def is_under_way(self, me: int) -> bool:
-        """Whether :meth:`pass_on` of this thread is running, and has called the caller."""
+        """True if :meth:`pass_on` is running in this thread, and has called the caller."""
         return any(delivery.gi_running for delivery in self._deliveries.get(me, ()))
 
     def put_back(self, me: int) -> None:

@@ -22,10 +22,10 @@ ENDING = ".json"
 
 
 def read_golden(folder: str | Path) -> dict[tuple[str, int], Record]:
-    """The records in a folder, by type and version; none if there is no such folder.
+    """The records in a folder, by type and version; empty if the folder does not exist.
 
     Raises:
-        ConfigError: A file is no record, not the one that its name says, or cannot be read.
+        ConfigError: A file is not a record, has another contract than its name says, or cannot be read.
     """
     found = {}
     for path in sorted(Path(folder).glob(f"*{ENDING}")):
@@ -40,7 +40,7 @@ def read_golden(folder: str | Path) -> dict[tuple[str, int], Record]:
 
 
 def golden_findings(app: HasSpec, folder: str | Path) -> list[Finding]:
-    """What the code of today does not keep of the files, and what has no file yet."""
+    """Promises in the files that the present code does not keep, and contracts without a file."""
     app = app.spec
     return check_records(app.catalogue, read_golden(folder), app.compatibility)
 
@@ -49,7 +49,7 @@ def write_golden(app: HasSpec, folder: str | Path) -> list[Path]:
     """Write the files that are missing, and return them. Files that are there are left alone, right or wrong.
 
     Raises:
-        ConfigError: A file is no record, or the folder cannot be written to.
+        ConfigError: A file is not a record, or the folder cannot be written to.
     """
     app = app.spec
     folder = Path(folder)

@@ -1,4 +1,4 @@
-"""What `jetspark check` finds in an application without a server: names, overlaps, ownership.
+"""Checks of `jetspark check` that need no server: names, overlaps, ownership.
 
 An *error* cannot work, or breaks what the framework promises. A *warning* works, and is what teams regret later.
 """
@@ -30,7 +30,7 @@ Level: TypeAlias = Literal["error", "warning"]
 IMPERATIVES = frozenset({
     "accept", "add", "approve", "assign", "cancel", "charge", "check", "close", "complete", "confirm",
     "create", "delete", "do", "execute", "fulfil", "fulfill", "invoice", "make", "move", "notify",
-    "open", "order", "pay", "qualified_name", "process", "publish", "refund", "register", "reject", "release",
+    "open", "order", "pay", "place", "process", "publish", "refund", "register", "reject", "release",
     "remove", "request", "reserve", "retry", "run", "save", "schedule", "send", "ship", "start",
     "stop", "submit", "sync", "transfer", "update", "validate", "verify", "write",
 })
@@ -150,10 +150,10 @@ def _stream(app: AppSpec) -> Iterator[Lint]:
 
 
 def _impure(app: AppSpec) -> Iterator[Lint]:
-    """What is run again on the same events, and may come to another result."""
+    """Functions that run again on the same events and may return another result."""
     folds = [(f"projection {name}", spec.kind) for name, spec in app.projections.items()]
     folds += [(f"entities {name}", spec.fold.spec.kind) for name, spec in app.entities.items() if spec.fold is not None]
-    run: list[tuple[str, str, Any, type[Any] | None]] = [
+    run: list[tuple[str, str, Any, type | None]] = [
         *((where, name, getattr(kind, name), kind) for where, kind in folds for name in ("key", "apply")),
         *(
             (f"workflow {name}", "react", getattr(spec.kind, "react", None), spec.kind)
@@ -200,7 +200,7 @@ def _commands(app: AppSpec) -> Iterator[Lint]:
 
 
 def _ownership(one: AppSpec, other: AppSpec) -> Iterator[Lint]:
-    """What two applications both claim."""
+    """Names and subjects that two applications both claim."""
     where = f"app {one.name}"
     if one.name == other.name:
         yield Lint("error", "app_name", where, "two applications have this name, and would share streams and buckets")
@@ -228,7 +228,7 @@ def _ownership(one: AppSpec, other: AppSpec) -> Iterator[Lint]:
 
 
 def _two_classes(contract: Contract, theirs: Contract, other: AppSpec) -> str:
-    def qualified_name(kind: type[Any]) -> str:
+    def qualified_name(kind: type) -> str:
         return f"{kind.__module__}.{kind.__qualname__}"
 
     ours, others = qualified_name(contract.kind), qualified_name(theirs.kind)

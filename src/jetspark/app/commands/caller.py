@@ -62,7 +62,7 @@ async def call_command(
     timeout: float | None,
     here: LocalDecider | None = None,
 ) -> CommandReply:
-    """What :meth:`AppClient.call` does; ``here`` decides the command, if it is given, and a worker otherwise."""
+    """Implements :meth:`AppClient.call`; ``here`` decides the command in this process, None sends it to a worker."""
     app = client.app
     contract = getattr(type(command), "__contract__", None)
     name = "" if contract is None else contract.type
@@ -137,7 +137,7 @@ class _Asking:
         self._loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[Message] = self._loop.create_future()
         self._held: Message | None = None
-        """Of two answers the first, where it does not say that something is stored."""
+        """The first of two answers, unless it says that events are stored."""
         self._tokens: list[str] = []
         self._timer: asyncio.TimerHandle
 

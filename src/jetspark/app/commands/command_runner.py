@@ -1,13 +1,13 @@
 """Runs commands in this process: a request in, a reply or an error out, each in one of two ways.
 
-Most commands have what they need in memory: they are decided as soon as they are asked for, one guarded message is
-sent, and its acknowledgement, in the connection's own callback, is made the reply. No task, no future and no timer of
-the event loop is made for them; those took half of the time of a command.
+Most commands find everything in memory: they are decided as soon as they arrive, one guarded message is sent, and the
+reply is made from its acknowledgement, in the connection's own callback. No task, future or event-loop timer is created
+for them, which took half of the time of a command.
 
-A command that has to wait for anything else (its turn, a place, something to read, a batch, another attempt) goes on in
-a task, from the very step at which it is. The steps are those of :mod:`~jetspark.app.commands.decider` either way.
+A command that has to wait for anything else (its turn, a slot, a read, a batch, another attempt) continues in a task
+from its current step. The steps are those of :mod:`~jetspark.app.commands.decider` in both cases.
 
-Who asks is not known here: :mod:`~jetspark.app.commands.command_worker` has requests from the network,
+The runner does not know its callers: :mod:`~jetspark.app.commands.command_worker` serves requests from the network,
 :mod:`~jetspark.app.commands.local_decider` those of a program that decides its commands itself.
 """
 
@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jetspark.aio.context import DriverContext, context_of
 from jetspark.aio.jetstream import JetStream
@@ -98,17 +98,18 @@ class CommandRun(ABC):
         self.boundary: tuple[str, ...] = ()
         self.has_turn = self.has_slot = self.is_over = False
         self.is_wanted = True
-        """Whether somebody waits for it: one that nobody waits for is not begun."""
+        """False once the caller is gone; such a command is not started."""
         self.token = ""
         self.wait_until = 0.0
 
     @abstractmethod
     def on_end(self, outcome: CommandReply | Exception) -> None:
-        """It has a reply or an error; a ``TimeoutError`` says that nobody knows. Turn and place are free already."""
+        """The command ended with a reply or an error; ``TimeoutError`` means an unknown outcome. Turn and slot are free
+        already."""
 
     @abstractmethod
     def on_left(self) -> None:
-        """It is left as it is, and nobody knows whether it is decided."""
+        """The command was abandoned with an unknown outcome."""
 
     # ---- what the connection calls -----------------------------------------------------------------------------
 
@@ -142,7 +143,7 @@ class CommandRunner:
         self._count = 0
         """Commands that are not over."""
         self._on_their_way: dict[CommandRun, None] = {}
-        """Those whose message was sent and is not acknowledged."""
+        """Commands whose message was sent and is not acknowledged."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: asyncio.Future[None] | None = None
         self._link.dispatcher.attach(self)
@@ -157,10 +158,10 @@ class CommandRunner:
             catalogue: The events of the application.
 
         Raises:
-            JetSparkError: There is no stream, or the server does not answer for a minute.
+            JetSparkError: The stream does not exist, or the server does not answer for a minute.
         """
         context = context_of(js)
-        # Before anybody looks at the stream: what happens to it after that is heard of.
+        # Subscribed before the stream is read, so no later change is missed.
         advisories = await context.client.subscribe(f"$JS.EVENT.ADVISORY.STREAM.*.{app.stream}")
         time = server_clock(js, app.stream)
         try:
@@ -201,7 +202,7 @@ class CommandRunner:
             await asyncio.wait([self._idle], timeout=timeout)
 
     async def close(self) -> None:
-        """Leave what is not over: whether it is decided is told to those who ask again."""
+        """Abandon unfinished commands; a retry with the same id learns whether it was decided."""
         self._link.dispatcher.detach(self)
         for run in [*self._on_their_way]:
             self._forget(run)
@@ -252,7 +253,7 @@ class CommandRunner:
     def _begin(self, run: CommandRun, request: CommandRequest) -> None:
         run.boundary = boundary = self._deciding.boundary(run.spec, request.command)
         run.steps = StepRun(self._deciding.run(run.spec, request, boundary))
-        # A turn first, then a place: those that wait for one boundary must not hold the places of all the others.
+        # The turn comes before the slot: commands that wait for one boundary must not hold the slots of all others.
         run.has_turn = self._turns.try_begin(boundary)
         run.has_slot = run.has_turn and self._slots.try_take()
         if run.has_slot:
@@ -262,7 +263,7 @@ class CommandRunner:
 
     # ---- without waiting ---------------------------------------------------------------------------------------
 
-    def _go_on(self, run: CommandRun, answer: Any = None, error: Exception | None = None) -> None:
+    def _go_on(self, run: CommandRun, answer: object = None, error: Exception | None = None) -> None:
         """Give the procedure the outcome of its last step, and send its next message, or start a task for the rest."""
         steps = run.steps
         steps.answer, steps.error = answer, error
@@ -304,7 +305,7 @@ class CommandRunner:
             self._go_on(run, AppendMoved(is_duplicate=True) if ack.duplicate else Appended(ack.sequence))
 
     def on_ack_failed(self, run: CommandRun, error: Exception) -> None:
-        """Nobody will answer, or the stream refuses."""
+        """The stream refuses the message, or no acknowledgement will come."""
         self._forget(run)
         try:
             outcome = self._store.judge(error)
@@ -328,7 +329,7 @@ class CommandRunner:
 
         self.spawn(self._work(run)).add_done_callback(over)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Do something that has to wait; :meth:`close` ends it."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
@@ -336,7 +337,7 @@ class CommandRunner:
         return task
 
     async def _work(self, run: CommandRun) -> None:
-        outcome: Any = None
+        outcome: CommandReply | Exception | None = None
         try:
             async with asyncio.timeout_at(run.deadline):
                 if not run.has_turn:
@@ -348,7 +349,7 @@ class CommandRunner:
                 if run.steps.step is not None or run.is_wanted:
                     outcome = await self._store.run(run.steps)
         except TimeoutError:
-            # Nobody waits for an answer any more. Whether it was decided is told to those who ask again.
+            # The caller has stopped waiting. A retry with the same id learns whether it was decided.
             outcome = RequestTimeout(f"command {run.spec.name!r}", self._loop.time() - run.began)
         except Exception as error:
             outcome = error

@@ -43,7 +43,7 @@ __all__ = ["CommandWorker", "RequestServer"]
 
 _logger = logging.getLogger("jetspark.app")
 
-# How long the server may take to send no more requests; one that is away sends none.
+# Longest wait until the server stops sending requests; a disconnected server sends none.
 DRAIN_S = 5.0
 
 
@@ -100,10 +100,10 @@ class CommandWorker:
                 await self._runner.close()
 
     async def stop(self, runners: asyncio.Task[None], timeout: float) -> None:
-        """Take no more commands, decide those that are here for at most ``timeout`` seconds, and end."""
+        """Stop taking commands, finish those in progress within ``timeout`` seconds, and end."""
         deadline = self._loop.time() + timeout
         with contextlib.suppress(JetSparkError):
-            # The server stops sending, and what it has sent already is taken.
+            # The server stops sending; requests that it has already sent are taken.
             await asyncio.gather(*(each.drain(min(DRAIN_S, max(0.1, timeout))) for each in self._subscriptions))
         if self._runner is not None:
             await self._runner.finish(max(0.0, deadline - self._loop.time()))
@@ -174,7 +174,7 @@ class _ServedRun(CommandRun):
 
     def on_end(self, outcome: CommandReply | Exception) -> None:
         self._serving.count(self._endpoint, self.began, outcome if isinstance(outcome, Exception) else None)
-        # Nobody is told of a time that is over, or over a connection that is.
+        # After a time-out or the end of the connection, an answer would not reach the caller.
         if self.message.reply and not isinstance(outcome, TimeoutError | ConnectionClosed):
             self._serving.answer(self.spec, self.message, outcome)
 
@@ -183,7 +183,7 @@ class _ServedRun(CommandRun):
 
 
 class RequestServer:
-    """What a worker does with the requests that reach it."""
+    """Handles the requests that reach a worker."""
 
     def __init__(self, context: DriverContext, commands: Catalogue, runner: CommandRunner, replies: ReplyRule) -> None:
         self._context, self._commands, self.runner = context, commands, runner

@@ -100,11 +100,11 @@ _TRUST = datetime.timedelta(seconds=TRUST_S)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRequest:
-    """A command that somebody waits for."""
+    """A command with its caller's expectations."""
 
     command: Command
     cause: Cause
-    """Its id, its correlation, its trace: the cause of what it leads to."""
+    """The command's id, correlation and trace: the cause of its events."""
     expected_version: int | None = None
 
 
@@ -113,7 +113,7 @@ class CommandRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadTail:
-    """Read what is stored under a filter after a sequence; the answer is a list of :class:`StoredMessage`, in order.
+    """Read the messages under a filter after a sequence; the answer is a list of :class:`StoredMessage`, in order.
 
     Any replica will do, unless it does not get to ``through``: then the leader is asked. At most ``limit``.
     """
@@ -123,7 +123,7 @@ class ReadTail:
     through: int
     limit: int
     since_s: float | None = None
-    """Begin earlier, if need be, so that what was stored in this many seconds is read as well."""
+    """Start earlier if necessary, so that the messages of this many seconds are included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class LastMessage(NamedTuple):
     """The last message under a filter."""
 
     sequence: int
-    """0 if there is none."""
+    """0 if the filter matches no message."""
     id: str | None = None
     """Its ``Nats-Msg-Id``, if it has one."""
 
@@ -151,20 +151,20 @@ class StreamEnd(NamedTuple):
     """A stream at one moment."""
 
     sequence: int
-    """Of the last message."""
+    """The sequence of the stream's last message."""
     created: datetime.datetime | None
     """When it was made: another time is another stream, whose sequences mean something else."""
     replicas: int
     """A replicated stream checks some guards less exactly."""
     subjects: tuple[str, ...]
-    """What it stores; none if that is not known."""
+    """The stream's subjects; empty while they are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSnapshot:
     """The state of a projection's key; the answer is a :class:`SnapshotState`.
 
-    What the projection has of another stream of the same name is no state: its sequences mean something else here.
+    State that the projection folded from another stream of the same name is ignored: its sequences mean something else.
     """
 
     projection: str
@@ -220,7 +220,7 @@ class Decider:
 
     Args:
         stream: Its name, for errors.
-        end: What it is now.
+        end: The stream's current end.
         clock: The time of day.
         random_bits: Returns the given number of random bits, for traces.
         timers_of: The application whose timers commands set; None if it has none.
@@ -268,7 +268,7 @@ class Decider:
         return self._end.subjects
 
     def is_in_doubt(self, now: datetime.datetime) -> bool:
-        """Whether the stream may be another one by now."""
+        """True if the stream may have been re-created since the last check."""
         return self._seen_at is None or not self._seen_at <= now < self._seen_at + _TRUST
 
     def doubt(self) -> None:
@@ -285,7 +285,7 @@ class Decider:
         self._end, self._seen_at = end, self.clock()
 
     def boundary(self, spec: CommandSpec, command: Command) -> tuple[str, ...]:
-        """What a command reads.
+        """The filters that a command reads.
 
         Raises:
             CommandFailed: ``reads`` raised an error, or returned no subjects of the stream.
@@ -300,7 +300,7 @@ class Decider:
 
         Raises:
             CommandRefused, WrongVersion, BoundaryConflict, CommandFailed: Nothing was stored.
-            CommandInDoubt: Nobody knows.
+            CommandInDoubt: The outcome is unknown.
         """
         return _DecidingRun(self, spec, request, boundary).run()
 
@@ -308,7 +308,7 @@ class Decider:
         """A stored message as an event of the past.
 
         Raises:
-            ContractViolation: It is no event that the application knows.
+            ContractViolation: The message is not an event that the application declares.
         """
         decoded = decode(message.subject, message.data, message.headers, self.catalogue)
         outcome = message.headers.get(OUTCOME_HEADER)
@@ -328,10 +328,10 @@ class Decider:
 
 
 def failed_by(spec: CommandSpec, method: str, error: BaseException) -> CommandFailed:
-    """What the caller is told when a method of the command raised an error.
+    """The caller's error when a method of the command raised.
 
-    That may be ``SystemExit`` or ``CancelledError``, too. Neither is a pure function's to raise: they would end a
-    worker, or leave a request that nobody answers, and the same command would do so to the next worker.
+    The method may also raise ``SystemExit`` or ``CancelledError``. A pure function has no reason to, and either would
+    end the worker or leave the request unanswered, and the retry would do the same to the next worker.
     """
     if isinstance(error, KeyboardInterrupt):
         raise error
@@ -350,7 +350,7 @@ class _DecidingRun:
         self._pasts: list[BoundaryPast] = []
         self._messages = DecisionMessages(())
         self._time: datetime.datetime
-        """Of the events: not before what was read for them."""
+        """The time of the events: never earlier than the events that were read."""
         self._is_unknown = self._guards_stream = False
         self._key = self._key_text = ""
         self._epoch = -1
@@ -369,7 +369,7 @@ class _DecidingRun:
         while conflicts < self._spec.tries:
             if self._is_outdated:
                 yield from self._open()
-            # What was found is a fact; and asked for again, most commands are found without reading.
+            # A recorded outcome is final, and most retries find it in the cache without reading.
             reply = self._find()
             end = None
             if reply is None and self._guards_stream:
@@ -380,7 +380,7 @@ class _DecidingRun:
             if reply is not None:
                 return reply
             if self._is_newer:
-                # By the leader's word only: what is remembered may be purged.
+                # Only the leader's answer counts here: cached events may have been purged.
                 if is_version_asked:
                     raise self._wrong_version()
                 yield from self._catch_up()
@@ -413,7 +413,7 @@ class _DecidingRun:
         if reply is not None:
             return reply
         if self._is_unknown:
-            # One of those that were not answered may be on its way.
+            # An earlier append without an acknowledgement may still be stored.
             raise CommandInDoubt(self._spec.name, self._id, 0.0)
         raise BoundaryConflict(self._deciding.stream, self._filters, conflicts)
 
@@ -425,7 +425,7 @@ class _DecidingRun:
 
     @property
     def _is_outdated(self) -> bool:
-        """Whether what was read is of another stream than there is now."""
+        """True if the cached events belong to an earlier stream of this name."""
         return self._epoch != self._deciding.epoch
 
     def _keep(self, past: BoundaryPast) -> None:
@@ -433,7 +433,7 @@ class _DecidingRun:
             self._deciding.cache.put(past, self._key)
 
     def _open(self) -> CommandSteps[None]:
-        """Have the past of every boundary: what is remembered, or all of it."""
+        """Load the past of every boundary, from the cache where possible."""
         if self._deciding.is_in_doubt(self._time):
             self._deciding.see((yield ReadStreamEnd()))
         self._epoch = self._deciding.epoch
@@ -461,7 +461,7 @@ class _DecidingRun:
             if snapshot is None:
                 snapshot = yield self._read_snapshot(self._projection)
             past = BoundaryPast(filter, snapshot)
-            # Where the boundary ends cannot be told from a snapshot; and it must not end behind what is read next.
+            # A snapshot does not contain the boundary's end, and the end must not be later than the events read next.
             [last] = yield ReadLasts((filter,))
             yield from self._extend(past, last.sequence, after=snapshot.sequence, since_s=self._spec.remember_s)
             past.last = max(past.last, last.sequence)
@@ -499,7 +499,7 @@ class _DecidingRun:
             )
 
     def _catch_up(self) -> CommandSteps[bool]:
-        """Read what is new in the boundaries, by the word of the leader; whether there was something."""
+        """Read new events of the boundaries up to the end that the leader reports; True if there were any."""
         lasts: list[LastMessage] = yield ReadLasts(self._filters)
         if not all(past.may_go_on_to(*last) for past, last in zip(self._pasts, lasts, strict=True)):
             # Events that were read are gone, by a limit or a purge; or this is another stream.
@@ -517,7 +517,7 @@ class _DecidingRun:
                 self._keep(past)
                 is_whole = past.last >= last.sequence
             if not is_whole:
-                # Events that were read, or were to be read, are gone: begin anew.
+                # Events that were read, or were about to be, have been removed: read the boundary from its start.
                 self._deciding.cache.drop(past.filter, self._key)
                 self._pasts[place] = yield from self._read_anew(past.filter, past.snapshot)
         return has_moved
@@ -530,7 +530,7 @@ class _DecidingRun:
         known = min(past.through for past in self._pasts)
         if is_first and known and known == self._deciding.known_end:
             return known
-        # In this order: what is stored after the end was read fails on it, whatever the boundaries say then.
+        # The order matters: an event stored after this end was read fails the guard, whatever the boundaries contain.
         end: StreamEnd = yield ReadStreamEnd()
         self._deciding.see(end)
         if self._is_outdated:
@@ -558,7 +558,7 @@ class _DecidingRun:
 
     @property
     def _is_newer(self) -> bool:
-        """Whether the boundary has events that the caller does not know of, and wants to."""
+        """True if the boundary has events later than the version that the caller expects."""
         return self._request.expected_version is not None and self._version > self._request.expected_version
 
     def _wrong_version(self) -> WrongVersion:
@@ -573,12 +573,13 @@ class _DecidingRun:
         except CommandRefused as refusal:
             return refusal
         except BaseException as error:
-            # Boundaries that were read one after the other may not fit together: only an error on those that do counts.
+            # Boundaries that were read one after the other may not fit together; only an error on matching ones is
+            # final.
             return failed_by(self._spec, "decide", error)
 
     def _decide_for(self, end: int | None) -> tuple[CommandDecision | JetSparkError, Append | None]:
-        """The outcome, and what has to be stored for it. Events that cannot be stored are an error as one of ``decide``
-        is: it counts only on what the leader has."""
+        """The outcome and the append it needs. Events that cannot be stored are an error like one raised by ``decide``:
+        it is final only on a boundary that the leader has confirmed."""
         outcome = self._decide()
         if not isinstance(outcome, CommandDecision) or not outcome.events:
             return outcome, None
@@ -608,7 +609,8 @@ class _DecidingRun:
         )
 
     def _remember(self, decision: CommandDecision, end: int) -> CommandReply:
-        """Remember what was stored: the guards have proven that nothing is between it and what was read.
+        """Add the stored events to the cache. The guards have proven that no other event lies between them and the
+        events read.
 
         Args:
             end: The sequence of the last message, which may be a timer.

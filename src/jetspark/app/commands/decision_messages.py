@@ -1,15 +1,15 @@
-"""What is stored of a decision: its events, and the timers that it sets and ends. Pure.
+"""The messages that store a decision: its events and timers, and the guards that they carry. Pure.
 
-All of it is one message, or one atomic batch: events first, without a gap between them, then timers. An event records
-the command, and what the caller is told. A timer records nothing: a retry is known by the events, so there is no timer
-without one. A timer is ended by a header of an event, which the server acts on while it stores the event.
+A decision is one message or one atomic batch: events first, in consecutive sequences, then timers. Each event records
+the command and its reply. A timer records neither: a retry is recognised by the events, so a decision without events
+has no timers. A timer is ended by a header of an event, which the server obeys while it stores the event.
 """
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jetspark.app.causes import Cause, child_of
 from jetspark.app.commands.boundaries import outcome_of
@@ -35,7 +35,7 @@ __all__ = [
 COMMAND_HEADER = "Jetspark-Command"
 OUTCOME_HEADER = "Jetspark-Outcome"
 MAX_MESSAGES = 1000
-"""That the server takes in one atomic batch."""
+"""Most messages that the server takes in one atomic batch."""
 MAX_REPLY_BYTES = 16 << 10
 
 
@@ -80,8 +80,8 @@ class DecisionEncoder:
         """The messages of a decision that has events.
 
         Raises:
-            CommandFailed: An event is none of the application's, or breaks its contract; the reply is too large; or
-                there are timers that cannot be set or ended with it.
+            CommandFailed: An event is not declared by the application or breaks its contract; the reply is too large;
+                or a timer cannot be set or ended with the decision.
         """
         events, reply, timers, cancels = decision
         count = len(events) + len(timers)
@@ -109,7 +109,7 @@ class DecisionEncoder:
             raise CommandFailed(command, f"{reason}: return an id, and let the caller read a view")
         return messages
 
-    def _encode(self, event: Any, cause: Cause, id: str, time: datetime.datetime, traceparent: str) -> Encoded:
+    def _encode(self, event: object, cause: Cause, id: str, time: datetime.datetime, traceparent: str) -> Encoded:
         contract = contract_of(event)
         if contract not in self._checked:
             self._check(contract)
@@ -171,17 +171,17 @@ def has_wildcards(filter: str) -> bool:
 
 
 def guards_stream(guarding: str, filters: Sequence[str], replicas: int) -> bool:
-    """Whether nothing at all may be stored between reading and storing, rather than nothing inside the boundary."""
+    """True if the guard is the whole stream's last sequence, and False if it is the boundary's."""
     if guarding == "auto":
         return replicas > 1 and any(map(has_wildcards, filters))
     return guarding == "stream"
 
 
 def plan_guards(subjects: Sequence[str], boundary: Sequence[Guard], *, whole_stream: bool) -> list[Guard | None]:
-    """The guard of each message; None for those that carry none.
+    """The guard of each message; None for a message without one.
 
     Raises:
-        NotGuardable: There is no such plan; the message says what to change.
+        NotGuardable: No assignment exists; the error says what to change.
     """
     if len(subjects) == len(boundary) == 1 and not whole_stream and matches(boundary[0].filter, subjects[0]):
         return [boundary[0]]  # most decisions are so

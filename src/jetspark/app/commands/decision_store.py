@@ -7,7 +7,6 @@ import contextlib
 import datetime
 import json
 import math
-from typing import Any
 
 from jetspark.aio import clock
 from jetspark.aio.context import context_of
@@ -54,17 +53,17 @@ __all__ = ["CommandStore", "judge", "stream_end"]
 # What the server does not answer is asked for again after these waits, for as long as the caller waits.
 PAUSE = Backoff(first_s=0.05, max_s=1.0)
 REQUEST_S = 2.0
-"""Longest wait for one answer of the server; a command mostly has more time than that, and can try again."""
+"""Longest wait for one answer of the server; most callers wait longer, and the request is repeated."""
 
 
 def stream_end(info: StreamInfo) -> StreamEnd:
-    """What commands have to know of a stream."""
+    """The facts about a stream that decisions need."""
     config = info.config
     return StreamEnd(info.state.last_sequence, info.created, config.replicas or 1, tuple(config.subjects or ()))
 
 
 def judge(error: Exception) -> AppendMoved | AppendUnknown:
-    """What became of an append that ended with this error; one that says it all is raised again."""
+    """The outcome of an append that raised this error; a final error is raised again."""
     if isinstance(error, WrongLastSequence):
         return AppendMoved()
     if isinstance(error, NoResponders):
@@ -91,22 +90,23 @@ class CommandStore:
         self.refused_at, self.refusal = -math.inf, ""
         """When the stream last refused an append although no guard failed, and why: it is full, say."""
         self._folded_from: dict[str, datetime.datetime | None] = {}
-        """Of a projection that was looked at: when the stream was made of whose events its states are."""
+        """By projection: the creation time of the stream that its states were folded from."""
 
     async def run(self, run: StepRun[CommandStep, CommandReply]) -> CommandReply:
         """Run a procedure from its present step. Reads are repeated, without a limit, while their error may pass."""
         return await run_steps(run, self._perform)
 
-    async def _perform(self, step: CommandStep) -> Any:
+    async def _perform(self, step: CommandStep) -> object:
         if isinstance(step, Append):
             return await self._append(step)
         # Not logged: the caller has a timeout of its own.
         return await patiently(lambda: self._read(step), patience_s=FOR_EVER_S, pause=PAUSE, on_wait=lambda error: None)
 
-    async def _read(self, step: CommandStep) -> Any:
+    async def _read(self, step: CommandStep) -> object:
         match step:
             case Sleep():
-                return await clock.sleep(step.draw_s(clock.rng().random))
+                await clock.sleep(step.draw_s(clock.rng().random))
+                return None
             case ReadLasts(filters):
                 if len(filters) == 1:
                     return [await self._last(filters[0])]
@@ -145,7 +145,7 @@ class CommandStore:
         return found
 
     async def _sequence_since(self, filter: str, since_s: float) -> int | None:
-        """Of the first message under a filter that was stored in the last seconds."""
+        """The sequence of the first message under a filter that was stored in the last ``since_s`` seconds."""
         since = await server_clock(self._js, self._stream.name).now() - datetime.timedelta(seconds=since_s)
         body = {"start_time": time_text(since), "next_by_subj": filter}
         subject = f"{self._context.api.prefix}.DIRECT.GET.{self._stream.name}"
@@ -157,7 +157,7 @@ class CommandStore:
     async def _snapshot(self, step: ReadSnapshot) -> SnapshotState:
         view = self._views.view(step.projection)
         if self._folded_from.get(step.projection) != step.created:
-            # Before the state: the projection may be rebuilt meanwhile, but is never made of the old stream again.
+            # Read before the state: the projection may be rebuilt in between, but never from the earlier stream again.
             position = await view._position()
             if position is not None:
                 if position[:2] != FoldPosition.beginning(self._stream.name, step.created)[:2]:
@@ -200,7 +200,7 @@ class CommandStore:
         return Appended(batch.ack.sequence)
 
     def guard_headers(self, step: Append, index: int) -> dict[str, str]:
-        """What one message of an append expects of the stream, as headers: ``Expect`` would check what is known."""
+        """The guard of one message as headers. ``Expect`` would validate values that are known to be valid."""
         guard = step.messages[index].guard
         found: dict[str, str] = {}
         if guard is not None:

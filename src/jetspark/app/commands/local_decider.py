@@ -1,8 +1,8 @@
 """Decides the commands of a program in the program itself: ``app.connect(url, decide_here=True)``.
 
-The guards of the stream make it safe to decide anywhere, so no worker has to be asked, and a command takes one way
-through the server instead of three. It is told what it would be told by a worker: fields, replies and errors are
-written and read as they are for the network, which checks them, and makes them what a worker or its caller would have.
+The guards of the stream make it safe to decide in any process, so no worker is asked, and a command takes one trip
+through the server instead of three. Requests and replies are still encoded and decoded as over the network, so that
+results and errors match those of a remote call.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = ["LocalDecider"]
 CLOSING_S = 2.0
 """For how long closing waits for commands that are being decided. A server that is well answers within milliseconds."""
 ENVELOPE_BYTES = 16 << 10
-"""More than a request has around its fields, mostly: one that is smaller by this than the server's largest message is
-not measured."""
+"""An upper bound of the envelope around a request's fields. A request that stays below the server's limit by this much
+is not measured."""
 
 
 class _LocalRun(CommandRun):
@@ -99,7 +99,7 @@ class LocalDecider:
         return self._reply(spec, cause.id, timeout_s, outcome)
 
     async def close(self) -> None:
-        """Decide what was begun, for at most two seconds; the callers of the rest are told that it is in doubt."""
+        """Finish running commands for at most two seconds; callers of the rest get ``CommandInDoubt``."""
         self._is_closed = True
         if self._opening is not None:
             self._opening.cancel()
@@ -119,7 +119,8 @@ class LocalDecider:
         expected_version: int | None,
         write: Callable[[], tuple[bytes, dict[str, str]]],
     ) -> Callable[[], CommandRequest]:
-        """Reads the request as a worker would. Its fields are written now: the caller may change what is in them.
+        """Returns a function that reads the request as a worker would. The fields are encoded now: the caller may
+        change them later.
 
         Raises:
             InvalidEvent: A field has a value that its type does not allow.
@@ -130,7 +131,7 @@ class LocalDecider:
             contract = spec.kind.__contract__
             fields = contract.encode(command)
             if len(fields) + ENVELOPE_BYTES <= limit:
-                # The envelope would say what is known already: to write and read it is a tenth of a command.
+                # Encoding and decoding the envelope would take a tenth of a command, and its values are known.
                 read = contract.decode(fields)
                 return lambda: CommandRequest(command=read, cause=cause, expected_version=expected_version)
         body, headers = write()
@@ -143,7 +144,7 @@ class LocalDecider:
     # ---- opening -----------------------------------------------------------------------------------------------
 
     async def _open(self, timeout_s: float) -> CommandRunner | Exception | None:
-        """What decides, when the stream was looked at; else why not, or None if that takes too long."""
+        """The runner, once the stream has been read; an error if that failed, None if it took too long."""
         if self._is_closed:
             return None
         if self._opening is None:
@@ -172,7 +173,7 @@ class LocalDecider:
     ) -> CommandReply:
         """The reply, or the error, as it would have come over the network."""
         if outcome is None or isinstance(outcome, TimeoutError | ConnectionClosed):
-            # What was sent may be stored.
+            # The sent message may be stored.
             raise CommandInDoubt(spec.name, command_id, timeout_s) from outcome
         if isinstance(outcome, PermissionDenied):
             raise outcome  # of this program's own user, and not of a worker's

@@ -19,8 +19,8 @@ __all__ = ["INBOX_PREFIXES", "ReplyRule", "check_inbox_prefixes", "check_no_stre
 _logger = logging.getLogger("jetspark.app")
 
 INBOX_PREFIXES = ("_INBOX", "_R_")
-"""That of all official clients, and that of the server: it puts a subject of its own in place of the reply subject when
-a request comes from another account, through an export and an import."""
+"""The prefixes of all official clients, and of the server: for a request from another account, through an export and an
+import, the server replaces the reply subject with one of its own."""
 LOG_EVERY_S = 60.0
 """Refused requests are logged at most this often: who sends them must not fill the log."""
 
@@ -72,7 +72,7 @@ class ReplyRule:
         self._log_at = 0.0
 
     def allows(self, reply: str, stored: Sequence[str] = ()) -> bool:
-        """Whether an answer to this subject reaches a caller, and no stream; ``stored`` are subjects of one."""
+        """True if an answer to this subject reaches a caller and no stream; ``stored`` are the subjects of a stream."""
         return (
             reply.startswith(self._begin_with)
             and is_subject(reply)

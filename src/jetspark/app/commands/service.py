@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -39,7 +38,7 @@ class Endpoint:
             self.num_errors += 1
             self.last_error = f"{type(error).__name__}: {error}"[:500]
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> dict[str, object]:
         return {
             "name": self.name,
             "subject": self.subject,
@@ -47,7 +46,7 @@ class Endpoint:
             "metadata": self.metadata,
         }
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, object]:
         return {
             "name": self.name,
             "subject": self.subject,
@@ -82,8 +81,8 @@ class ServiceRecord:
         }
 
     def answer(self, verb: str) -> bytes:
-        """What a verb is answered with."""
-        found: dict[str, Any] = {
+        """The response to a verb."""
+        found: dict[str, object] = {
             "type": f"io.nats.micro.v1.{verb.lower()}_response",
             "name": self.name,
             "id": self.id,

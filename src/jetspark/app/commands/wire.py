@@ -75,7 +75,7 @@ _BY_NAME = {kind.__name__: kind for kind in CODES}
 STORED = 2
 """See :func:`answer_priority`."""
 DECIDING_PART = 0.8
-"""Of the time that a caller waits: for so long a worker tries. The rest is for the way of the request."""
+"""A worker tries for this part of the caller's time-out; the rest is for the request's trip."""
 MAX_TEXT = 8192
 """Characters of a text in an error: an answer that is too large for the server would not arrive at all."""
 _MAX_VERSION = 20
@@ -86,13 +86,13 @@ class _Reply(msgspec.Struct, frozen=True):
     command_id: str
     sequence: int
     events: int
-    data: Any = None
+    data: object = None
     is_repeated: bool = False
 
 
 class _Error(msgspec.Struct, frozen=True):
     error: str
-    facts: list[Any]
+    facts: list[object]
 
 
 _decode_reply = msgspec.json.Decoder(_Reply).decode
@@ -176,11 +176,11 @@ def read_request(
     """
     Args:
         spec: Of the command that belongs here.
-        commands: Those that can be read.
+        commands: The readable commands.
         raw_headers: As the message has them; ``headers`` are the same.
 
     Raises:
-        CommandFailed: It is no such command, or breaks its contract.
+        CommandFailed: The message is another command, or breaks the command's contract.
     """
     try:
         decoded = decode(subject, data, raw_headers, commands)
@@ -222,7 +222,7 @@ def kind_of(error: Exception) -> type[JetSparkError] | None:
     return next((kind for kind in type(error).__mro__ if kind in CODES), None)
 
 
-def _fact(value: Any) -> Any:
+def _fact(value: object) -> Any:
     """A fact of an error as JSON has it: what the application raised may be anything, and the caller waits for it."""
     if isinstance(value, list | tuple):
         return [_fact(each) for each in value]
@@ -235,7 +235,8 @@ def _fact(value: Any) -> Any:
 def read_reply(data: bytes, headers: Mapping[str, str]) -> CommandReply:
     """
     Raises:
-        JetSparkError: What the worker answered with; ``ProtocolError`` if it is no answer of a worker.
+        JetSparkError: The error that the worker answered with; ``ProtocolError`` if the message is not a worker's
+            answer.
     """
     try:
         if ERROR_CODE not in headers:
@@ -254,8 +255,8 @@ def read_reply(data: bytes, headers: Mapping[str, str]) -> CommandReply:
 
 
 def answer_priority(data: bytes, headers: Mapping[str, str]) -> int:
-    """How much an answer says. Of two answers to one command the one with more counts: ``STORED`` is that something is
-    stored, 1 that nobody knows, 0 that nothing is.
+    """Rank an answer; of two answers to one command the higher one counts. ``STORED`` if events are stored, 1 if the
+    outcome is unknown, 0 if nothing is stored.
     """
     if ERROR_CODE in headers:
         return int(headers[ERROR_CODE] == str(CODES[CommandInDoubt]))
@@ -279,7 +280,7 @@ def written_outcome(spec: CommandSpec, outcome: CommandReply | Exception) -> tup
 
 
 def _answerable(spec: CommandSpec, error: Exception) -> JetSparkError:
-    """What the caller is told of an error."""
+    """The error to send to the caller."""
     if isinstance(error, JetSparkError) and kind_of(error) is not None:
         if isinstance(error, CommandFailed):
             _logger.error("command %s: %s", spec.name, error.reason, exc_info=error.__cause__)
@@ -289,6 +290,6 @@ def _answerable(spec: CommandSpec, error: Exception) -> JetSparkError:
 
 
 def reply_too_large(spec: CommandSpec, large: PayloadTooLarge) -> CommandFailed:
-    """What the caller is told of a reply that is larger than the server's messages."""
+    """The error for a reply that exceeds the server's largest message."""
     reason = f"its reply cannot be sent: {large}. Return an id, and let the caller read a view"
     return CommandFailed(spec.name, reason)

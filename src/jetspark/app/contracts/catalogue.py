@@ -1,4 +1,4 @@
-"""Contracts: what is agreed about one version of one type of event, and the catalogue of those an application knows.
+"""Contracts: the agreed form of one version of one event type, and the catalogue of an application's contracts.
 
 A :class:`Contract` belongs to a class: its wire name and version, where its events go, which field is their key, how
 their data is written and read. A class stands for exactly one version; older versions live on as *upcasts*, pure
@@ -22,7 +22,7 @@ from jetspark.errors import ConfigError, InvalidEvent
 
 __all__ = ["Catalogue", "Contract", "Decoding", "Upcast", "contract_of", "returned_types"]
 
-Upcast: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+Upcast: TypeAlias = Callable[[dict[str, object]], dict[str, object]]
 
 _is_type = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*").fullmatch
 _ENCODER = msgspec.json.Encoder()
@@ -79,8 +79,8 @@ class Contract:
             self._write = self._write_sorted
         self._is_checked = True
 
-    def _decode_first(self, data: Any) -> Any:
-        """What ``decode`` is until it is used: by then every type of the module is defined."""
+    def _decode_first(self, data: object) -> Any:
+        """The first call of ``decode``: by then every type of the module is defined, so the decoder can be built."""
         return self.decoder()(data)
 
     def decoder(self) -> Callable[[Any], Any]:
@@ -90,17 +90,17 @@ class Contract:
             self.decode = self._validate_json if self.is_pydantic else msgspec.json.Decoder(self.kind).decode
         return self.decode
 
-    def _validate_json(self, data: Any) -> Any:
+    def _validate_json(self, data: Any) -> object:
         return self.kind.model_validate_json(bytes(data))
 
-    def convert(self, data: dict[str, Any]) -> Any:
+    def convert(self, data: dict[str, object]) -> Any:
         """Read data that is parsed already, such as what an upcast returned."""
         self.check()
         # Keys of JSON are text, whatever they stand for.
         return self.kind.model_validate(data) if self.is_pydantic else msgspec.convert(data, self.kind, str_keys=True)
 
-    def encode(self, event: Any) -> bytes:
-        """Write the data of an event, and read it again: what is not read back equal is not written.
+    def encode(self, event: object) -> bytes:
+        """Encode the data of an event and decode it again; data that does not come back equal is refused.
 
         Raises:
             InvalidEvent: A field has a value that its type or its rules do not allow.
@@ -115,7 +115,7 @@ class Contract:
             raise InvalidEvent(self.type, self.version, *_first_fault(error)) from error
         raise InvalidEvent(self.type, self.version, *self._changed(event, data))
 
-    def _write_sorted(self, event: Any) -> bytes:
+    def _write_sorted(self, event: object) -> bytes:
         """Write sets in the order of their elements, so that the same event has the same bytes in every process."""
         if self.is_pydantic:
             return _write_pydantic_sorted(event)
@@ -124,7 +124,7 @@ class Contract:
         except TypeError:  # dicts whose keys are no texts, which it does not sort
             return _ENCODER.encode(msgspec.to_builtins(event, order="deterministic", str_keys=True))
 
-    def _changed(self, event: Any, data: bytes) -> tuple[str, str]:
+    def _changed(self, event: object, data: bytes) -> tuple[str, str]:
         """The field that is not read back as it was written."""
         again = self.decode(data)
         for name in field_names(self.kind):
@@ -187,7 +187,7 @@ class Contract:
         return f"<Contract {self.type} version {self.version}: {self.kind.__qualname__}>"
 
 
-def contract_of(kind: Any) -> Contract:
+def contract_of(kind: object) -> Contract:
     """The contract of an event, or of its class.
 
     Raises:
@@ -214,16 +214,16 @@ class Decoding(NamedTuple):
 class Catalogue:
     """The types of events that an application knows, each version once."""
 
-    def __init__(self, *kinds: type[Any]) -> None:
+    def __init__(self, *kinds: type) -> None:
         self._contracts: dict[tuple[str, int], Contract] = {}
         self._readings: dict[tuple[str, int], Decoding] | None = None
         self.add(*kinds)
 
-    def add(self, *kinds: type[Any]) -> None:
-        """Make classes known; one that is known already changes nothing.
+    def add(self, *kinds: type) -> None:
+        """Add classes; a class that is present already changes nothing.
 
         Raises:
-            ConfigError: A class is no type of event, or another class has the same type and version.
+            ConfigError: A class is not an event type, or another class has the same type and version.
         """
         for kind in kinds:
             if kind in self:
@@ -237,18 +237,19 @@ class Catalogue:
                 )
             self._readings = None
 
-    def declared(self, event: Any) -> Contract:
+    def declared(self, event: object) -> Contract:
         """The contract of an event that is to be published, or of its class.
 
         Raises:
-            ConfigError: It is not an event, or its class is not here: other programs could not read what is stored.
+            ConfigError: The argument is not an event, or its class is not in the catalogue: other programs could not
+                read it.
         """
         contract = contract_of(event)
         if self._contracts.get((contract.type, contract.version)) is not contract:
             raise _undeclared(contract)
         return contract
 
-    def declared_version(self, event: Any) -> Contract:
+    def declared_version(self, event: object) -> Contract:
         """The contract of an event, as :meth:`declared`; here it may be of a class of the same type and version."""
         contract = contract_of(event)
         if (contract.type, contract.version) not in self._contracts:
@@ -332,7 +333,7 @@ def _key_functions(key: str | None) -> tuple[Template | None, Callable[[Any], st
         template = Template(key)
         return template, template.format
 
-    def one_field(event: Any) -> str:
+    def one_field(event: object) -> str:
         # A key is not a token: it is the value itself.
         value = getattr(event, key)
         return value if value.__class__ is str else text_of(value)
@@ -352,7 +353,7 @@ def _qualified_name(thing: Any) -> str:
     return f"{thing.__module__}.{thing.__qualname__}"
 
 
-def returned_types(function: Callable[..., Any]) -> list[type[Any]]:
+def returned_types(function: Callable[..., object]) -> list[type]:
     """The types of events that a handler says it returns."""
     try:
         hint = typing.get_type_hints(function).get("return")

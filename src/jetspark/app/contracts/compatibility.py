@@ -1,4 +1,5 @@
-"""Whether the reader of one schema can read what the writer of another wrote, in the words of Confluent's registry.
+"""Compatibility of two schemas: can a reader with one read data written with the other? Terms as in Confluent's
+registry.
 
 ============================  =====================================================================================
 ``BACKWARD``                  the new version reads what the last one wrote
@@ -14,7 +15,7 @@ may be removed and an optional one added; forward a field may be added and an op
 optional fields may come and go. (The registry itself treats JSON Schema more strictly where ``additionalProperties`` is
 open, since there a writer might write anything.)
 
-The answer errs on one side: what is called compatible is; of unions and patterns some that are not called so might be.
+The check is conservative: schemas that it calls compatible are. It refuses some compatible unions and patterns.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from jetspark.app.contracts.schemas import Schema, resolve
+from jetspark.app.contracts.schemas import Json, Schema, resolve
 from jetspark.errors import ConfigError
 
 __all__ = ["Incompatibility", "Mode", "Rule", "check_mode", "directions", "older_to_check", "unreadable"]
@@ -86,7 +87,8 @@ def check_mode(mode: str) -> Mode:
 
 
 def directions(mode: Mode) -> tuple[bool, bool]:
-    """Whether a mode asks that the new version reads old data, and that old versions read new data."""
+    """The checks that a mode asks for: backward (the new version reads old data), and forward (old versions read new
+    data)."""
     return mode.startswith(("BACKWARD", "FULL")), mode.startswith(("FORWARD", "FULL"))
 
 
@@ -108,7 +110,7 @@ class _Comparison:
         self._open: set[str] = set()
         """Pairs that are being compared: a type that contains itself is compatible if the rest of it is."""
 
-    def compare(self, reader: Any, writer: Any, path: str) -> Iterator[Incompatibility]:
+    def compare(self, reader: object, writer: object, path: str) -> Iterator[Incompatibility]:
         pair = json.dumps([reader, writer])
         if pair in self._open or writer is False or reader is True or reader == {}:
             return
@@ -118,7 +120,7 @@ class _Comparison:
         finally:
             self._open.discard(pair)
 
-    def _resolved(self, reader: Any, writer: Any, path: str) -> Iterator[Incompatibility]:
+    def _resolved(self, reader: Json, writer: Json, path: str) -> Iterator[Incompatibility]:
         reader, writer = _merged(reader, self._reader), _merged(writer, self._writer)
         if reader is False:
             yield Incompatibility(path, "type_changed", "the reader takes no value here")
@@ -137,7 +139,7 @@ class _Comparison:
             return
         yield from self._values(reader, writer, path)
 
-    def _one_of(self, branches: list[Any], writer: Any, path: str) -> Iterator[Incompatibility]:
+    def _one_of(self, branches: Sequence[object], writer: object, path: str) -> Iterator[Incompatibility]:
         """Some branch of the reader has to take all that the writer writes."""
         tried = [list(self.compare(branch, writer, path)) for branch in branches]
         if all(tried):
@@ -205,8 +207,8 @@ class _Comparison:
                     yield from self.compare(schema, values, _join(path, name))
 
 
-def _merged(schema: Any, root: Schema) -> Any:
-    """A schema with the parts of its ``allOf`` in it, and ``true`` as what it means."""
+def _merged(schema: Json, root: Schema) -> Json:
+    """A schema with its ``allOf`` merged in, and ``true`` replaced by the schema that it stands for."""
     if not isinstance(schema, dict) or "allOf" not in schema:
         return {} if schema is True else schema
     result: Schema = {}
@@ -215,7 +217,7 @@ def _merged(schema: Any, root: Schema) -> Any:
     return result
 
 
-def _branches(schema: Schema) -> list[Any] | None:
+def _branches(schema: Schema) -> list[object] | None:
     """The alternatives of a schema, each with what stands beside them; None if it has none."""
     kinds = schema.get("type")
     if isinstance(kinds, list):
@@ -227,7 +229,7 @@ def _branches(schema: Schema) -> list[Any] | None:
     return None
 
 
-def _enum(schema: Schema) -> list[Any] | None:
+def _enum(schema: Schema) -> list[object] | None:
     return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
@@ -238,7 +240,7 @@ def _types(schema: Schema) -> frozenset[str]:
     return _ALL_TYPES if values is None else frozenset(map(_type_of, values))
 
 
-def _type_of(value: Any) -> str:
+def _type_of(value: object) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -263,7 +265,7 @@ def _bounds(reader: Schema, writer: Schema, types: frozenset[str], path: str) ->
         yield Incompatibility(path, "bound_tightened", f"the reader takes multiples of {step} only")
 
 
-def _divides(step: Any, of: Any) -> bool:
+def _divides(step: Json, of: Json) -> bool:
     return of is not None and of % step == 0
 
 
@@ -279,7 +281,7 @@ def _text(reader: Schema, writer: Schema, path: str) -> Iterator[Incompatibility
         )
 
 
-def _item(schema: Schema, index: int) -> Any:
+def _item(schema: Schema, index: int) -> object:
     prefix = schema.get("prefixItems", ())
     return prefix[index] if index < len(prefix) else schema.get("items", {})
 
@@ -288,5 +290,5 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _shown(values: Any) -> str:
+def _shown(values: Json) -> str:
     return values if isinstance(values, str) else ", ".join(map(json.dumps, values))

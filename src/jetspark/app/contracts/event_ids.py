@@ -35,7 +35,7 @@ class NewIds:
         """The next ids, at most a million of them, all of the same millisecond."""
         millisecond = now_ns // 1_000_000
         if millisecond > self._millisecond or self._low >> _LOW_BITS or self._pid != os.getpid():
-            # A counter that is full takes the next millisecond, as one that goes back does: the last one goes on.
+            # A full counter, or a clock that went back, advances to the millisecond after the last one used.
             self._millisecond, self._pid = max(millisecond, self._millisecond + 1), os.getpid()
             # One bit less than there is room for, so that the counter has as much to grow.
             self._low = self._bits(_LOW_BITS - 1)

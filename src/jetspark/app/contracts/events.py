@@ -66,8 +66,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, metaclass=EventMeta):
 
     ``class OrderPaid(Event, type="order.paid", version=2, key="order_id", subject="orders.{order_id}.paid")``:
 
-    - ``type`` is its name on the wire, for ever; the name of the class may change. Without it the class is only a base
-      for others.
+    - ``type`` is the event's name on the wire, permanently; the name of the class may change. A class without it is
+      only a base for others.
     - ``version`` counts the changes of its fields that a reader has to know of; see :func:`upcast`.
     - ``key`` is the field whose value orders events: those of one key are handled one after the other. A template such
       as ``"{tenant}.{order_id}"`` makes one of several fields.
@@ -131,7 +131,7 @@ def event(
     pydantic's rules, on writing and on reading; reading is several times slower than with :class:`Event`.
 
     Raises:
-        ConfigError: The class is no pydantic model, or a keyword or field breaks a rule.
+        ConfigError: The class is not a pydantic model, or a keyword or field breaks a rule.
     """
 
     def register(kind: _Kind) -> _Kind:
@@ -147,7 +147,7 @@ def event(
     return register
 
 
-def unchanged(old: dict[str, Any]) -> dict[str, Any]:
+def unchanged(old: dict[str, object]) -> dict[str, object]:
     """The upcast of data that the next version reads as it is: ``upcast(OrderPaid, from_version=1)(unchanged)``.
 
     Whether that is true is decided by the rules for schemas: ``jetspark schema check`` asks them.
@@ -155,7 +155,7 @@ def unchanged(old: dict[str, Any]) -> dict[str, Any]:
     return old
 
 
-def upcast(kind: type[Any], *, from_version: int) -> Callable[[_Function], _Function]:
+def upcast(kind: type, *, from_version: int) -> Callable[[_Function], _Function]:
     """Say how the data of an old version becomes that of the next: ``@upcast(OrderPaid, from_version=1)``.
 
     The function gets the data as a dict and returns a dict. It must be pure: no clock, no I/O, no chance, because

@@ -1,4 +1,4 @@
-"""What msgspec and pydantic complain about, in one form: which field, which rule, and of which kind the fault is."""
+"""Validation errors of msgspec and pydantic in one form: the field, the rule, and the kind of fault."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 __all__ = ["USER_ERRORS", "Fault", "FaultKind", "fault_of"]
 
 USER_ERRORS = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
-"""What a synchronous function of the application may raise: a failure of its event, and never the end of the process.
-The others end it: ``KeyboardInterrupt`` is Ctrl-C, which may arrive anywhere."""
+"""Errors that a synchronous function of the application may raise, each a failure of its event and not of the process.
+Others end the process: ``KeyboardInterrupt`` is Ctrl-C, which may arrive anywhere."""
 
 FaultKind: TypeAlias = Literal["syntax", "missing", "type", "rule"]
 
@@ -31,7 +31,7 @@ class Fault(NamedTuple):
     field: str
     """The path to it, such as ``items[0].sku``; empty for the data as a whole."""
     rule: str
-    """In words: what was expected, and what was there."""
+    """In words: the expectation, and the value found."""
 
 
 def fault_of(error: Exception) -> Fault:
@@ -47,7 +47,8 @@ def fault_of(error: Exception) -> Fault:
 
 
 def error_text(error: BaseException) -> str:
-    """What an error says of data that cannot be read or written; with its kind, if it is of somebody's own code."""
+    """The text of an error about unreadable or unwritable data; for an error of the application's own code, with its
+    class."""
     is_plain = isinstance(error, TypeError | ValueError | msgspec.MsgspecError)
     return str(error) if is_plain else f"{type(error).__name__}: {error}"
 

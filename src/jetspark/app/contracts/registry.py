@@ -43,7 +43,7 @@ class ContractRegistry:
 
 
 async def read_registry(js: JetStream, bucket: str) -> dict[tuple[str, int], Record]:
-    """Every record of a bucket; none if there is no such bucket."""
+    """Every record of a bucket; empty if the bucket does not exist."""
     try:
         kv = await js.kv(bucket)
     except StreamNotFound:
@@ -52,7 +52,7 @@ async def read_registry(js: JetStream, bucket: str) -> dict[tuple[str, int], Rec
 
 
 def missing_records(catalogue: Catalogue, records: Records, findings: list[Finding], source: str) -> list[Record]:
-    """What can be recorded: contracts that are not, of types that no finding speaks against."""
+    """Contracts to record: those without a record, of types without a breaking finding."""
     broken = {finding.type for finding in findings if finding.is_breaking}
     return [
         record_of(contract, source)

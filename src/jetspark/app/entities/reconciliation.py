@@ -1,15 +1,15 @@
-"""Comparing the states of entities with what their events make, and repairing what differs, while changes go on.
+"""Compares the states of entities with the fold of their events, and repairs differences, while changes continue.
 
 First everything up to one boundary is read, in the order of the stream: events are folded, and the state of an entity
 is the last that comes. A boundary is the end of a batch, so no change is cut in two. That finds suspects: a state that
 was replaced while this was read does not come at all.
 
-Each suspect is looked at again, at its newest: its state, then the end of the stream, then the events up to there, then
-once more whether the state is still that one. Only what differs then is a difference. One that changes each time is
+Each suspect is compared again at its newest: its state, then the end of the stream, then the events up to there, then a
+check that the state has not changed. Only a difference that remains is reported. An entity that changes each time is
 compared where it was read: with the events before its state, and those of the state's own batch.
 
-A repair is a change as any other: stored only if the entity is still as it was compared. So a run that is interrupted
-begins anew, and a second run, or two at a time, repair nothing twice.
+A repair is an ordinary change: it is stored only if the entity is still as it was compared. So an interrupted run can
+be started again, and two runs, even at the same time, repair nothing twice.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Reconciling:
         self._states: dict[str, EntityState] = {}
         self._folded: dict[str, Folded] = {}
         self._names: dict[str, str] = {}
-        """Keys by token, of those that a token does not tell."""
+        """The keys of tokens that are hashes."""
         self._tail: dict[str, list[tuple[int, str, Any]]] = {}
         """Events behind the first boundary, of suspects: sequence, batch, event."""
         self._is_tail = False
@@ -119,7 +119,7 @@ class _Reconciling:
         self._is_tail = True
 
     async def judge_suspects(self, *, repair: bool, dry_run: bool) -> None:
-        """Look at the suspects again, until nobody has changed them meanwhile."""
+        """Compare the suspects again, until each was compared without a change in between."""
         suspects = sorted(self._tail)
         for _ in range(ROUNDS):
             if not suspects:
@@ -240,7 +240,7 @@ class _Reconciling:
                     self._learn(token, key)
                     self._add(token, message, event)
 
-    def _add(self, token: str, message: Recorded, event: Any) -> None:
+    def _add(self, token: str, message: Recorded, event: object) -> None:
         if not self._is_tail:
             folded = self._folded.get(token, Folded())
             self._folded[token] = folded.then(self._spec, token, message.sequence, event)
@@ -276,7 +276,7 @@ class _Reconciling:
         return difference(self._spec, state, folded) is not None
 
     def _at(self, token: str, place: tuple[int, str]) -> Folded:
-        """What the events of a suspect make up to a sequence, with those of a batch behind it."""
+        """The fold of a suspect's events up to a sequence, including later ones of the same batch."""
         last, own = place
         folded = self._folded.get(token, Folded())
         for sequence, batch, event in self._tail[token]:
@@ -285,7 +285,7 @@ class _Reconciling:
         return folded
 
     def _was_equal(self, token: str, state: EntityState) -> bool:
-        """Whether a suspect that has changed since was equal to its events where its state was read."""
+        """Whether a suspect that has changed since was equal to its events at the sequence where its state was read."""
         if state.revision <= self.result.boundary:
             return False  # what was folded may be beyond it
         return difference(self._spec, state, self._at(token, (state.revision, state.batch))) is None

@@ -1,4 +1,4 @@
-"""The failures of :func:`check_reliability`: each is a small script of what is published and what goes wrong."""
+"""The failures of :func:`check_reliability`: each is a small script that publishes events and injects a fault."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import datetime
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from jetspark.app.application import App
 from jetspark.app.causes import current_cause
 from jetspark.app.contracts.catalogue import contract_of
+from jetspark.app.handlers.handler_spec import HandlerSpec
 from jetspark.app.handlers.retry import Reject, RetryIn
 from jetspark.app.testing.fault_injection import DependencySwitch, InjectedFault
 from jetspark.app.testing.kit import TestApp
@@ -37,19 +37,19 @@ LOOK_S = 5.0
 
 @dataclass(slots=True, kw_only=True)
 class Scenario:
-    """One run: the application under test, what it is given, and what happened to it."""
+    """One run: the application under test, its events, and the outcome."""
 
     test: TestApp
     app: App
     handler: str | None
-    events: Sequence[Any]
+    events: Sequence[object]
     time: datetime.datetime
     switch: DependencySwitch
     observer: RunObserver
     has_happened: bool = True
-    """The failure has come about; one that cannot is no failure."""
+    """False if the failure could not be caused; it then proves nothing."""
     letter_problems: list[str] = field(default_factory=list)
-    """What was wrong with them on the way."""
+    """Problems with dead letters found during the run."""
     run_problem: str = ""
     """The first event was not run as often as it had to be."""
 
@@ -63,7 +63,7 @@ class Scenario:
         """Let everything happen that is to happen, however late.
 
         Raises:
-            RequestTimeout: There is no end.
+            RequestTimeout: The application does not become idle.
         """
         waited_s, step_s = 0.0, 60.0
         await self.wait_until_idle()
@@ -78,7 +78,7 @@ class Scenario:
         """Let happen what happens soon.
 
         Raises:
-            RequestTimeout: There is no end.
+            RequestTimeout: The application does not become idle.
         """
         most = MOST_STARTS * len(self.events) * max(1, len(self.app.handlers))
         began = self.test.now
@@ -102,7 +102,7 @@ class Scenario:
         ask for the number of runs."""
         runs = 0
 
-        async def on_run(when: StepMoment, handler: str, event: Any) -> None:
+        async def on_run(when: StepMoment, handler: str, event: object) -> None:
             nonlocal runs
             cause = current_cause.get()
             if (self.handler in (None, handler)) and (cause is None or cause.id == FIRST):
@@ -257,7 +257,7 @@ async def _dependencies_down(scenario: Scenario) -> None:
 
 
 async def _poison(scenario: Scenario) -> None:
-    """The first event cannot be handled. Then the handler is mended, and its letters are redriven."""
+    """The first event cannot be handled until the handler is repaired and its dead letters are redriven."""
     hit = _hit(scenario)
     if not all(spec.dead_letter and spec.batch is None for spec in hit):
         scenario.has_happened = False
@@ -288,7 +288,7 @@ async def _poison(scenario: Scenario) -> None:
 
 
 async def _no_event(scenario: Scenario) -> None:
-    """Something in the stream is no event. It holds up its key, if its subject tells one, until it is discarded."""
+    """A message in the stream is not an event. It holds up its key, if its subject names one, until it is discarded."""
     hit = _hit(scenario)
     if not all(spec.dead_letter for spec in hit) or not scenario.app.spec.owns_stream:
         scenario.has_happened = False
@@ -304,7 +304,7 @@ async def _no_event(scenario: Scenario) -> None:
     await scenario.finish()
 
 
-def _hit(scenario: Scenario) -> list[Any]:
+def _hit(scenario: Scenario) -> list[HandlerSpec]:
     """The handlers that the first event goes to."""
     kind = type(scenario.events[0])
     return [

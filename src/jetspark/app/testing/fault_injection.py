@@ -65,7 +65,7 @@ class Injector:
         """Have ``times`` runs of a handler, or of any, refuse their events for good, after some that do not."""
         fault, passed = InjectedFault(name="reject"), 0
 
-        async def refuse(when: StepMoment, name: str, event: Any) -> None:
+        async def refuse(when: StepMoment, name: str, event: object) -> None:
             nonlocal passed
             if when != "before" or handler not in (None, name) or fault.happened == times:
                 return
@@ -78,7 +78,7 @@ class Injector:
         self.run_hooks.append(refuse)
         return fault
 
-    async def at_run(self, when: StepMoment, handler: str, event: Any) -> None:
+    async def at_run(self, when: StepMoment, handler: str, event: object) -> None:
         """A worker comes to the handler's own code, or from it."""
         if self._spring(when, SeenStep("RunHandler", handler), event):
             await asyncio.get_running_loop().create_future()  # it died here
@@ -100,7 +100,7 @@ class Injector:
     def _after(self, step: SeenStep, message: Publication) -> None:
         self._spring("after", step, message)
 
-    def _spring(self, when: StepMoment, step: SeenStep, what: Any) -> bool:
+    def _spring(self, when: StepMoment, step: SeenStep, what: object) -> bool:
         for observer in self.observers:
             observer(when, step, what)
         is_lost = False
@@ -114,14 +114,14 @@ class Injector:
         return is_lost
 
 
-def watched_app(app: App, at_run: Callable[[StepMoment, str, Any], Any]) -> App:
+def watched_app(app: App, at_run: Callable[[StepMoment, str, Any], object]) -> App:
     """The same application, whose handlers tell when they begin and end."""
     return with_specs(app, lambda spec: dataclasses.replace(spec, function=_watched(spec.function, spec.name, at_run)))
 
 
 def _watched(function: HandlerFunction, name: str, at_run: Callable[[StepMoment, str, Any], Any]) -> HandlerFunction:
     @functools.wraps(function)  # by its signature it is given what it wants
-    async def run(event: Any, *arguments: Any, **named: Any) -> Any:
+    async def run(event: Any, *arguments: Any, **named: Any) -> object:
         await at_run("before", name, event)
         result = await function(event, *arguments, **named)
         await at_run("after", name, event)
@@ -147,8 +147,8 @@ class DependencySwitch:
             self.refused += 1
             raise ConnectionError(f"{name} is down, by order of the test")
 
-    def stand_in(self, target: Any) -> Any:
-        """An object that is used in place of another, of the same class as far as anybody can ask."""
+    def stand_in(self, target: object) -> object:
+        """An object that replaces another one and reports the same class."""
         kind = type(target)
         if kind.__module__ == "builtins" or any(name in vars(base) for base in kind.__mro__ for name in _SPECIAL):
             return target
@@ -157,35 +157,35 @@ class DependencySwitch:
 
 
 class _StandIn:
-    _target: Any
+    _target: object
     _switch: DependencySwitch
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(self._target)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         value = getattr(self._target, name)
         if name.startswith("_") or not callable(value):
             return value
         return _switched(value, self._switch, f"{type(self._target).__name__}.{name}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         setattr(self._target, name, value)
 
 
-def _switched(function: Callable[..., Any], switch: DependencySwitch, name: str) -> Callable[..., Any]:
+def _switched(function: Callable[..., object], switch: DependencySwitch, name: str) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        async def call_async(*arguments: Any, **named: Any) -> Any:
+        async def call_async(*arguments: object, **named: object) -> object:
             switch.check(name)
             return await function(*arguments, **named)
 
         return call_async
 
     @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
+    def call(*arguments: object, **named: object) -> object:
         switch.check(name)
         return function(*arguments, **named)
 
@@ -198,7 +198,7 @@ def with_switch(app: App, switch: DependencySwitch) -> App:
 
 
 def _switched_lifespan(lifespan: Lifespan, switch: DependencySwitch) -> Lifespan:
-    async def run() -> AsyncIterator[Any]:
+    async def run() -> AsyncIterator[object]:
         async with aclosing(lifespan()) as made:  # type: ignore[type-var]
             async for each in made:
                 stand_ins = tuple(map(switch.stand_in, each)) if isinstance(each, tuple) else switch.stand_in(each)

@@ -84,7 +84,7 @@ class TestApp:
         *,
         server: str | NatsServer | None = None,
         seed: int = 0,
-        dependencies: Iterable[Any] | None = None,
+        dependencies: Iterable[object] | None = None,
         partitions: bool = False,
     ) -> None:
         if dependencies is not None:
@@ -166,10 +166,10 @@ class TestApp:
         return (await self._stage.run(discard_letters(self._client.js, self.app, chosen))).discarded
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; what falls due meanwhile happens.
+        """Advance the time; everything due until then happens.
 
         Raises:
-            UsageError: On a real server, where nobody can.
+            UsageError: On a real server, whose time cannot be advanced.
         """
         self._in_virtual_time("advance").drive(asyncio.sleep(seconds))
 
@@ -206,7 +206,7 @@ class TestApp:
 
     @property
     def dead_letters(self) -> list[DeadEvent]:
-        """Letters that are not closed, oldest first."""
+        """Dead letters that are not closed, oldest first."""
         letters = self._stage.drive(read_letters(self._client.js, self.app, LetterFilter()))
         return [each.letter for each in letters]
 
@@ -239,8 +239,8 @@ class TestApp:
     def reject(self, times: int = 1, *, handler: str | None = None, after: int = 0) -> InjectedFault:
         """Have the next events that handlers begin with end in the dead letters; :meth:`redrive` takes them out again.
 
-        Meanwhile the other handlers go on, and so does this one with events of other keys: whatever relies on an order
-        between two handlers fails here.
+        Other handlers continue, and so does this one with events of other keys: code that relies on an order between
+        two handlers fails here.
 
         Args:
             handler: Only events of this one.
@@ -270,7 +270,7 @@ class TestApp:
         return self._set("lose_leader", at, lambda: self._done(self.network.lose_leader, name, seconds), None, 1)
 
     def cut_connection(self, *, at: str | None = None) -> InjectedFault:
-        """Break the connection of the workers: what is on its way is lost from some byte on, and they reconnect."""
+        """Break the connection of the workers: the bytes in transit are lost from some point on, and they reconnect."""
         return self._set("cut_connection", at, self._cut, None, 1)
 
     # ---- small steps -------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ class TestApp:
             return InjectedFault(name=name, happened=1)
         return self.injector.set(at, act, name=name, handler=handler, times=times)
 
-    def _done(self, act: Callable[..., None], *arguments: Any) -> bool:
+    def _done(self, act: Callable[..., None], *arguments: object) -> bool:
         act(*arguments)
         return False
 
@@ -383,13 +383,13 @@ class TestApp:
             pause_s = QUIET_S / 5
             if busy := await self._busy():
                 quiet_since = loop.time()
-                # What has taken long takes longer; in virtual time looking is all that waiting costs.
+                # Poll less often as time passes; in virtual time only the poll itself takes any.
                 pause_s = max(pause_s, min(MAX_PAUSE_S, (quiet_since - began) / 10))
                 if quiet_since - began > timeout:
                     raise RequestTimeout(f"settling of app {self.app.name!r}: {busy}", timeout)
 
     async def _busy(self) -> str:
-        """What handlers have to do, in words; empty if nothing."""
+        """The work that handlers still have, in words; empty if they are idle."""
         if self._killed and self._workers is None:
             return "the workers are dead and start again soon"
         if self.app.commands:

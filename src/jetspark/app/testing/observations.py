@@ -1,4 +1,4 @@
-"""What an application did in a run: what it published and wrote, in which order, and what is left."""
+"""Records an application's effects in a run: its events and writes, their order, and its final state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["EVENT_ID", "ObservedRun", "RunObserver"]
 
 EVENT_ID = "reliability-{}"
-"""Of the events that are published to be handled, counted from 1."""
+"""Ids of the published events, counted from 1."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,9 +32,9 @@ class ObservedRun:
     published: dict[str, str]
     """Events that the application published, by id."""
     written: dict[str, set[str]]
-    """What attempts wrote under each id, whether it was stored or known already."""
+    """The contents that attempts wrote under each id, whether the write was stored or a duplicate."""
     state: dict[str, bytes]
-    """Of its buckets, by bucket and key."""
+    """The values of its buckets, by bucket and key."""
     letters: list[str]
     order_problem: str | None
     starts: int
@@ -56,7 +56,7 @@ class RunObserver:
         """How often handlers began."""
         injector.observers.append(self._on_step)
 
-    def _on_step(self, when: StepMoment, step: SeenStep, what: Any) -> None:
+    def _on_step(self, when: StepMoment, step: SeenStep, what: object) -> None:
         if step.name == "RunHandler":
             self._on_run(when, step.handler or "", what)
         elif step.name == "Publish" and when == "before" and isinstance(what, Publication):
@@ -64,7 +64,7 @@ class RunObserver:
             if id is not None:
                 self._written[id].add(_text(what.data))
 
-    def _on_run(self, when: StepMoment, handler: str, event: Any) -> None:
+    def _on_run(self, when: StepMoment, handler: str, event: object) -> None:
         if when == "before":
             self.starts += 1
         cause, spec = current_cause.get(), self._app.handlers[handler]

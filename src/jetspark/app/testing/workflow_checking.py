@@ -1,4 +1,4 @@
-"""Whether a workflow is right whatever happens: every order of events, duplicates, time-outs against completions.
+"""Checks a workflow under every order of events, duplicates, and races of time-outs with completions.
 
 All moments that a run can come to are visited, nearest first, so the first problem has the shortest history. If there
 are more than ``max_states``, random histories follow, each a function of the seed, and one with a problem is shortened.
@@ -10,7 +10,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jetspark.app.application import App
 from jetspark.app.commands.command_spec import Command
@@ -25,7 +25,7 @@ MAX_STEPS = 200
 
 @dataclass(slots=True, kw_only=True)
 class WorkflowReport:
-    """What ``check_workflow`` has seen; ``str()`` of it is a line."""
+    """The result of ``check_workflow``; ``str()`` of it is a line."""
 
     workflow: str
     states: int = 0
@@ -47,7 +47,7 @@ class WorkflowReport:
 
 
 class WorkflowProblem(AssertionError):
-    """A history in which a workflow does what it must not; the message tells it step by step."""
+    """A history in which a workflow breaks a rule; the message lists it step by step."""
 
     def __init__(self, workflow: str, problem: str, history: Sequence[str]) -> None:
         super().__init__(workflow, problem, history)
@@ -61,9 +61,9 @@ class WorkflowProblem(AssertionError):
 def check_workflow(
     app: App,
     name: str,
-    events: Sequence[Any],
+    events: Sequence[object],
     *,
-    invariants: Sequence[Callable[[RunView], Any]] = (),
+    invariants: Sequence[Callable[[RunView], object]] = (),
     answers: Answers | None = None,
     in_order: bool = False,
     duplicates: int = 1,
@@ -83,7 +83,7 @@ def check_workflow(
         answers: By type, what may follow what the workflow publishes or sends: a function that returns alternatives. Of
             an event these are events, lists of them, or None for nothing; of a command replies, or ``Refused(reason)``.
             Commands are decided with no reply, or refused, unless something is given here.
-        in_order: Events come in the given order. What is not from outside may still come at any time between.
+        in_order: Events arrive in the given order. Timers and answers may still come at any time between them.
         duplicates: How many events come a second time, at most, in one history.
         must_end: A run that cannot come to its end any more is a problem.
         max_states: Moments to visit; above it the rest is left to chance.
@@ -92,7 +92,7 @@ def check_workflow(
 
     Raises:
         WorkflowProblem: Something is wrong; the message is the shortest history that was found.
-        ConfigError: There is no such workflow, or the events are not those of one run of it.
+        ConfigError: The workflow does not exist, or the events do not belong to one of its runs.
     """
     checker = _Checker(WorkflowModel(app, name, answers or {}, in_order=in_order), invariants, must_end)
     begin = checker.model.begin(events, duplicates)
@@ -107,7 +107,7 @@ class _FoundProblem(NamedTuple):
 
 
 class _Checker:
-    def __init__(self, model: WorkflowModel, invariants: Sequence[Callable[[RunView], Any]], must_end: bool) -> None:
+    def __init__(self, model: WorkflowModel, invariants: Sequence[Callable[[RunView], object]], must_end: bool) -> None:
         self.model, self._invariants, self._must_end = model, invariants, must_end
         self.report = WorkflowReport(workflow=model.spec.name)
 
@@ -115,8 +115,8 @@ class _Checker:
 
     def visit_all(self, begin: ModelRun, max_states: int) -> bool:
         """Visit every moment, nearest first; False if there are too many."""
-        ways: dict[Any, list[Move]] = {self._identity(begin): []}
-        sources: dict[Any, set[Any]] = {}
+        ways: dict[object, list[Move]] = {self._identity(begin): []}
+        sources: dict[object, set[object]] = {}
         waiting, ended = deque([begin]), set()
         while waiting:
             run = waiting.popleft()
@@ -145,7 +145,7 @@ class _Checker:
         return True
 
     def _check_ends(
-        self, begin: ModelRun, ways: dict[Any, list[Move]], sources: dict[Any, set[Any]], ended: set[Any]
+        self, begin: ModelRun, ways: dict[object, list[Move]], sources: dict[object, set[object]], ended: set[object]
     ) -> None:
         """Every moment has to lead to an end: a timer that is set again and again does not."""
         reached, waiting = set(ended), list(ended)
@@ -160,7 +160,7 @@ class _Checker:
                 begin, _FoundProblem("from here on the same happens again and again, and the run never ends", lost)
             )
 
-    def _identity(self, run: ModelRun) -> Any:
+    def _identity(self, run: ModelRun) -> object:
         return self.model.identity(run, with_past=bool(self._invariants))
 
     def _count_end(self, run: ModelRun) -> None:
@@ -169,7 +169,7 @@ class _Checker:
         self.report.ends["done" if reason is None else f"failed: {reason}"] += 1
 
     def _make(self, run: ModelRun, move: Move) -> tuple[ModelRun, str | None]:
-        """What is after a move, and what is wrong with it."""
+        """The run after a move, and the broken rule, if any."""
         try:
             after = self.model.make(run, move)
         except Broken as broken:
@@ -227,11 +227,11 @@ class _Checker:
         return found
 
     def _replay(self, begin: ModelRun, moves: Sequence[Move]) -> _FoundProblem | None:
-        """The problem that some moves lead to; those that cannot happen are left out."""
+        """The problem that some moves lead to; impossible moves are left out."""
         run, made = begin, list[Move]()
         for move in moves:
             possible = set(self.model.moves(run))
-            # What came again comes for the first time if the first one is left out.
+            # Without the first delivery, a duplicate is the first one.
             chosen = next((each for each in (move, Move("event", move.what, move.choice)) if each in possible), None)
             if chosen is not None:
                 made.append(chosen)
@@ -260,8 +260,8 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _arrived(move: Move, event: Any) -> str:
-    """What a move is, in words."""
+def _arrived(move: Move, event: object) -> str:
+    """A move in words."""
     if move.kind == "timer":
         return f"timer {move.what} fires with {event!r}"
     if isinstance(event, CommandAnswered):
@@ -273,7 +273,7 @@ def _arrived(move: Move, event: Any) -> str:
 
 
 def _followed(arrival: Arrival, after: ModelRun, model: WorkflowModel) -> str:
-    """What a step has led to, in words."""
+    """The result of a step in words."""
     before = arrival.run
     old, new = before.record, after.record
     if new is None or new == old:

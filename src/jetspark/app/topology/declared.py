@@ -1,7 +1,7 @@
-"""What an application needs on the server, as data, and how that differs from what is there. Nothing here is sent.
+"""An application's streams, buckets and consumers as data, and the plan that makes the server match. Sends no request.
 
-A :class:`Topology` lists streams, buckets and consumers. Only what it says of them is compared: a field that it leaves
-open (None) may be anything. A :class:`TopologyPlan` has one :class:`Step` for each thing that is missing or differs.
+A :class:`Topology` lists streams, buckets and consumers. Only declared fields are compared: a field that is left open
+(None) may have any value. A :class:`TopologyPlan` has one :class:`Step` for each missing or different part.
 
 Three kinds of change are told apart. A *safe* one is applied. A *destructive* one can lose something that is stored or
 would have been, such as a shorter age or a subject less: it is applied only where that was allowed. An *impossible* one
@@ -11,10 +11,10 @@ the server does not do to something that exists, such as another storage: it nee
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from jetspark.app.topology.key_record import KEYS, changed_keys
 from jetspark.core.subjects import is_subset
@@ -42,6 +42,8 @@ OWNER = "jetspark-app"
 
 Kind: TypeAlias = Literal["stream", "bucket", "consumer", "contract"]
 Safety: TypeAlias = Literal["safe", "destructive", "impossible"]
+SafetyOf: TypeAlias = Callable[[str, Any, Any], tuple[Safety, str]]
+"""Judges the change of a field, by its name and both values."""
 
 # Lower is a loss: messages beyond the new limit are deleted, or ids forgotten. -1, 0 and None are no limit.
 _STREAM_LIMITS = {"max_messages", "max_messages_per_subject", "max_bytes", "max_age_s", "max_message_bytes"}
@@ -76,9 +78,13 @@ _OF_EVERY_BUCKET = (
     "mirror",
 )
 _EVENTS = "$JS.EVENT."
-# Of these, an update leaves alone what is not mentioned; all other fields that have parts are replaced.
+# An update leaves undeclared parts of these fields alone; all other fields with parts are replaced.
 _KEPT_IN_PART = {"consumer_limits", "placement"}
 _CONSUMER_FILTERS = {"filter_subject", "filter_subjects"}
+
+
+Config: TypeAlias = StreamConfig | KVConfig | ConsumerConfig
+C = TypeVar("C", StreamConfig, KVConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,7 @@ class Topology:
 
     app: str
     stream: str = ""
-    """That of its events, which it declares or only reads; everything else has at least as many replicas."""
+    """The stream of the application's events, its own or another's; everything else has at least as many replicas."""
     streams: Sequence[StreamConfig] = ()
     buckets: Sequence[KVConfig] = ()
     consumers: Sequence[DeclaredConsumer] = ()
@@ -116,7 +122,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What the server has, of what a topology names. A name that is not there is not on the server."""
+    """The server's state of everything that a topology names. A missing name does not exist on the server."""
 
     streams: Mapping[str, StreamConfig] = field(default_factory=dict)
     """By name; those of buckets too."""
@@ -127,7 +133,7 @@ class Found:
     parked: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
     """Keys that are parked of a handler whose keys are other ones than declared, by its consumer; the first of them."""
     former: Mapping[str, str] = field(default_factory=dict)
-    """What is declared and missing -> what a handler read until now in its place, in words."""
+    """A declared part that is missing -> the part from which a handler has read until now, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +141,8 @@ class FieldChange:
     """One field that is not as it was declared."""
 
     name: str
-    found: Any
-    declared: Any
+    found: object
+    declared: object
     safety: Safety = "safe"
     reason: str = ""
 
@@ -173,14 +179,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TopologyPlan:
-    """What has to be done so that the server has what an application declares."""
+    """The steps that make the server match an application's declaration."""
 
     app: str
     steps: tuple[Step, ...] = ()
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
+        """True if the server matches already."""
         return not self.steps
 
     def refused(self, allow: bool) -> list[Step]:
@@ -196,7 +202,7 @@ class TopologyPlan:
 
 
 def plan_changes(declared: Topology, found: Found) -> TopologyPlan:
-    """What has to be done, in an order in which it can be: streams, buckets, consumers."""
+    """The steps to take, in a possible order: streams, buckets, consumers."""
     steps = [*_streams(declared, found), *_buckets(declared, found), *_consumers(declared, found)]
     return TopologyPlan(declared.app, tuple(steps))
 
@@ -204,15 +210,15 @@ def plan_changes(declared: Topology, found: Found) -> TopologyPlan:
 def inherit_replicas(declared: Topology, found: Found) -> Topology:
     """The topology with as many replicas as the server's stream of events has, where nothing is said of them.
 
-    The stream may be that of another application, or somebody has given it more replicas by hand. What has as many
-    or more is left alone.
+    The stream may belong to another application, or an operator may have given it more replicas. Parts with as many or
+    more replicas are left alone.
     """
     events = found.streams.get(declared.stream)
     if events is None or events.replicas is None:
         return declared
     wanted = events.replicas
 
-    def inherit(config: Any, name: str) -> Any:
+    def inherit(config: C, name: str) -> C:
         existing = found.streams.get(name)
         has = existing.replicas if existing is not None and existing.replicas is not None else 1
         if config.replicas is not None or has >= wanted or name == declared.stream:
@@ -229,8 +235,8 @@ def inherit_replicas(declared: Topology, found: Found) -> Topology:
 def inherit_advisories(declared: Topology, found: Found) -> Topology:
     """The topology with the advisories that the server's stream of them stores already.
 
-    Another version of the application, which may run beside this one, has other handlers: none of the two must keep the
-    other from starting, or end what is known of its events.
+    Another version of the application, which may run beside this one, has other handlers: neither version may keep the
+    other from starting, or delete its consumers.
     """
 
     def inherit(config: StreamConfig) -> StreamConfig:
@@ -322,7 +328,7 @@ def _begin_again(former: str) -> str:
     )
 
 
-def _update(kind: Kind, name: str, existing: Any, wanted: Any, app: str, safety: Any) -> Iterator[Step]:
+def _update(kind: Kind, name: str, existing: Config, wanted: Config, app: str, safety: SafetyOf) -> Iterator[Step]:
     owner = (existing.metadata or {}).get(OWNER)
     if owner is not None and owner != app:
         yield Step(kind, name, "conflict", (), f"it belongs to app {owner!r}; let one of the two declare it")
@@ -335,14 +341,14 @@ def _update(kind: Kind, name: str, existing: Any, wanted: Any, app: str, safety:
         yield Step(kind, name, "update", changes)
 
 
-def _declared(config: Any) -> Iterator[FieldChange]:
+def _declared(config: Config) -> Iterator[FieldChange]:
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
         if value is not None and value != {} and each.name not in ("name", "bucket", "durable_name"):
             yield FieldChange(each.name, None, value)
 
 
-def _differences(existing: Any, wanted: Any) -> Iterator[FieldChange]:
+def _differences(existing: Config, wanted: Config) -> Iterator[FieldChange]:
     for each in dataclasses.fields(wanted):
         declared, actual = getattr(wanted, each.name), getattr(existing, each.name)
         if declared is None or each.name == "extra":
@@ -355,7 +361,7 @@ def _differences(existing: Any, wanted: Any) -> Iterator[FieldChange]:
 
 
 def _is_same(name: str, actual: Any, declared: Any) -> bool:
-    """Whether the server has what was declared: it leaves out what is empty, off, or without a limit."""
+    """Whether the server has the declared value: it leaves out values that are empty, off, or without a limit."""
     if actual == declared:
         return True
     known = actual if declared is None else declared
@@ -376,7 +382,7 @@ def _is_same(name: str, actual: Any, declared: Any) -> bool:
     return False
 
 
-def _is_same_list(name: str, actual: Sequence[Any], declared: Sequence[Any]) -> bool:
+def _is_same_list(name: str, actual: Sequence[object], declared: Sequence[object]) -> bool:
     if name == "backoff_s":
         return len(actual) == len(declared) and all(map(_is_same, [name] * len(actual), actual, declared))
     return all(any(_is_same("", each, other) for each in actual) for other in declared) and all(
@@ -384,8 +390,8 @@ def _is_same_list(name: str, actual: Sequence[Any], declared: Sequence[Any]) -> 
     )
 
 
-def _is_consumer_default(name: str, actual: Any, declared: Any) -> bool:
-    """Whether the server leaves out what was asked for because it is the default anyway."""
+def _is_consumer_default(name: str, actual: object, declared: object) -> bool:
+    """Whether the server leaves out the declared value because it is the default."""
     defaults = {"replay_policy": "instant", "deliver_policy": "all", "compression": "none", "persist_mode": "default"}
     return actual is None and defaults.get(name) == declared
 
@@ -445,7 +451,7 @@ def _consumer_safety(name: str, found: Any, declared: Any, *, parked: Sequence[s
     return "safe", ""
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}={each}" for name, each in sorted(value.items())) + "}"
     if isinstance(value, list | tuple):

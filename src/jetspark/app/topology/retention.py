@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import StreamConfig
 
 __all__ = ["check_keeps", "keeping"]
 
 
-def keeping(*, survives_age: bool) -> dict[str, Any]:
-    """How a stream is configured that keeps everything, and that nobody else may configure otherwise.
+def keeping(*, survives_age: bool) -> dict[str, object]:
+    """The configuration of a stream that must keep everything; a declaration with other values is refused.
 
     :func:`check_keeps` refuses other values where an application declares them; on the server they are a difference.
     """

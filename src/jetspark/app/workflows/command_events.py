@@ -1,4 +1,4 @@
-"""Commands of a workflow: what is stored when one is decided on, and the event by which its answer comes back. Pure.
+"""Commands of a workflow: the event that stores a decided command, and the event that brings its answer back. Pure.
 
 ::
 
@@ -7,13 +7,14 @@
                                                   v
     next step <── CommandAnswered <── any worker of the command
 
-The command is stored with the step, so there is none without the other. Its id is that of the event that stores it, so
-it is decided once, however often it is sent (:mod:`jetspark.app.commands.decider`).
+The command is stored in the step's batch, so neither exists without the other. Its id is that of the event that stores
+it, so it is decided once, however often it is sent (:mod:`jetspark.app.commands.decider`).
 """
 
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jetspark.app.contracts.events import Event
@@ -23,7 +24,7 @@ __all__ = ["CommandAnswered", "CommandKinds", "CommandSent", "workflow_subjects"
 
 
 class CommandAnswered(Event):
-    """What became of a command that a workflow has sent: take it in ``react``, by the name the command was given.
+    """The outcome of a command that a workflow has sent: take it in ``react``, by the name the command was given.
 
     ``case CommandAnswered(name="reserve", refused=None)`` is a command that was decided.
     """
@@ -38,9 +39,9 @@ class CommandAnswered(Event):
     refused: str | None = None
     """Why it was refused; None if it was decided."""
     reply: Any = None
-    """What the command's decision replied."""
+    """The ``reply`` of the command's decision."""
     sequence: int = 0
-    """Of the last event that the command has stored; 0 if there is none."""
+    """The sequence of the last event that the command has stored; 0 without events."""
 
 
 class CommandSent(Event):
@@ -102,7 +103,7 @@ def workflow_subjects(app: str) -> str:
     return f"workflows.{app}.>"
 
 
-def _with_fields(fields: dict[str, type]) -> Any:
+def _with_fields(fields: dict[str, type]) -> Callable[[dict[str, object]], None]:
     def fill(namespace: dict[str, Any]) -> None:
         namespace["__annotations__"] = fields
         namespace["__module__"] = __name__

@@ -1,4 +1,4 @@
-"""The runs of a workflow from a program's side: look at them, end one, and have one go on."""
+"""The runs of a workflow as a program sees them: read, cancel and retry them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = ["RunRetry", "WorkflowRun", "WorkflowRuns"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRetry:
-    """How a run goes on."""
+    """How a stuck run continues."""
 
     letters: int = 0
     """Dead letters of it that are handled again."""
     results: RedriveResults | None = None
-    """What became of them, if that was waited for."""
+    """The outcomes of the redriven dead letters, if the call waited for them."""
     is_begun_anew: bool = False
     """It had failed, and has begun again."""
 
@@ -46,17 +46,17 @@ class WorkflowRun:
     status: RunStatus | Literal["unreadable"]
     """``unreadable`` only in a listing: this program cannot read its state."""
     reason: str | None
-    """Of a run that has failed, or why one is unreadable; of that the key is known, and the rest may be missing."""
+    """Why a run has failed, or why it is unreadable; an unreadable run has its key, and other fields may be missing."""
     state: Any = None
     """As ``react`` gets it."""
     timers: tuple[str, ...] = ()
-    """Names of those that are set."""
+    """The names of the timers that are set."""
     commands: tuple[str, ...] = ()
     """Names of those whose answers it waits for."""
     events: tuple[int, ...] = ()
     """Sequences of the last events that it has taken."""
     retries: int = 0
-    """How often it was begun anew."""
+    """How often the run was restarted."""
     started: datetime.datetime | None = None
     updated: datetime.datetime | None = None
 
@@ -69,12 +69,12 @@ class WorkflowRuns:
         self._entities = writer.entities(spec.name)
 
     async def get(self, key: str) -> WorkflowRun | None:
-        """A run, or None if there is none."""
+        """A run; None if it does not exist."""
         record = await self._entities.get(key)
         return None if record is None else self._run(key, record)
 
     async def wait_for_end(self, key: str, timeout: float | None = None) -> WorkflowRun:
-        """Wait until a run is over, also one that has not begun yet.
+        """Wait until a run is over; it need not have started yet.
 
         Raises:
             WorkflowNotOver: It is not over within ``timeout`` seconds; a ``TimeoutError``, too.
@@ -107,13 +107,13 @@ class WorkflowRuns:
             if status in (None, run.status) or run.status == "unreadable":
                 yield run
 
-    async def timeline(self, key: str) -> AsyncIterator[dict[str, Any]]:
-        """The steps of a run, oldest first: the event that was taken, and what was decided, as it was stored.
+    async def timeline(self, key: str) -> AsyncIterator[dict[str, object]]:
+        """The steps of a run, oldest first: the event that it took, and the decision, as they were stored.
 
         A step has ``sequence``, ``time``, ``type``, ``id`` and ``data`` of the event, None where the stream no longer
         has it; ``fired``, the run's timer that published it; ``by_hand``, where it was ``cancelled`` or ``begun anew``;
         and ``decided``: ``time``, ``status``, ``reason``, ``events``, ``commands``, ``timers`` with their due times,
-        and ``cancels``. A run remembers what it decided in its last 64 steps, and the last 256 events that it took.
+        and ``cancels``. A run records the decisions of its last 64 steps, and the last 256 events that it took.
         """
         read = await self._entities.read(key)
         if read.state is not None:
@@ -140,16 +140,17 @@ class WorkflowRuns:
         return was_running
 
     async def retry(self, key: str, *, wait_s: float = 0.0) -> RunRetry:
-        """Have a run go on that is stuck: its dead letters are handled again, or, if it has failed, it begins anew.
+        """Continue a stuck run: redrive its dead letters or, if it has failed, restart it.
 
-        A run that has failed has undone its steps. So it begins again with the event that began it, as if it had just
-        come; what came since is not taken again. Letters come first: those of its events, and of its commands.
+        A failed run has undone its steps. So it restarts with its first event, as if that had just arrived; later
+        events are not taken again. Dead letters come first: those of its events, and of its commands.
 
         Args:
-            wait_s: How long to wait, at most, for what becomes of letters; ``results`` says it then.
+            wait_s: Longest wait for the outcomes of dead letters, which ``results`` then has.
 
         Raises:
-            ConfigError: There is no such run, nothing of it has failed, or the event that began it is gone.
+            ConfigError: The run does not exist, no part of it has failed, or its first event is no longer in the
+                stream.
             UsageError: A redrive is under way.
         """
         seconds("wait_s", wait_s)
@@ -179,7 +180,7 @@ class WorkflowRuns:
         def decide(change: EntityChange) -> None:
             record: RunRecord | None = change.state
             if record is not None and record.status == "failed":
-                step = self._spec.begin_anew(record, first.event, self._writer.now(), self._app.catalogue)
+                step = self._spec.restart(record, first.event, self._writer.now(), self._app.catalogue)
                 carry_out(self._app, self._spec, key, change, step, StepRecord(record.first, by_hand="begun anew"))
 
         with _caused_by(first):
@@ -231,7 +232,8 @@ class WorkflowRuns:
 
 @contextlib.contextmanager
 def _caused_by(event: Decoded | None) -> Iterator[None]:
-    """Let what is published meanwhile follow from an event of the run, as its own steps do; unless there is a cause."""
+    """Make an event of the run the cause of everything published in the block, as in its own steps; a present cause
+    stays."""
     before = current_cause.get()
     token = current_cause.set(before or event)
     try:

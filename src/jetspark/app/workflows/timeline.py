@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,7 +32,7 @@ AT_A_TIME = 64
 
 async def read_timeline(
     stream: Stream, catalogue: Catalogue, record: RunRecord, revision: int
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncIterator[dict[str, object]]:
     """The steps of a run, oldest first, as far as it remembers them; see :meth:`WorkflowRuns.timeline`.
 
     Args:
@@ -51,7 +51,7 @@ async def read_timeline(
 
 
 async def _read(stream: Stream, sequences: Iterable[int]) -> dict[int, StoredMessage]:
-    """Those that the stream still has."""
+    """The messages with these sequences that the stream still has."""
     found: dict[int, StoredMessage] = {}
     places = asyncio.Semaphore(AT_A_TIME)
 
@@ -74,8 +74,8 @@ async def _read(stream: Stream, sequences: Iterable[int]) -> dict[int, StoredMes
 
 
 def _shown_step(
-    note: StepRecord, taken: dict[str, Any] | None, messages: Mapping[int, StoredMessage], catalogue: Catalogue
-) -> dict[str, Any]:
+    note: StepRecord, taken: Mapping[str, object] | None, messages: Mapping[int, StoredMessage], catalogue: Catalogue
+) -> dict[str, object]:
     nothing = {"sequence": note.sequence, "time": None, "type": None, "id": None, "data": None}
     fields = {**(taken or nothing), "fired": note.fired, "by_hand": note.by_hand, "decided": None}
     if note.revision:
@@ -105,7 +105,7 @@ class _Stored:
             self._problem = f"cannot be read: {error}"
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> dict[str, object]:
         decoded = self._decoded
         return {
             "sequence": self._message.sequence,
@@ -116,8 +116,8 @@ class _Stored:
         }
 
     @property
-    def command(self) -> dict[str, Any] | None:
-        """What is sent, if it is a command."""
+    def command(self) -> dict[str, object] | None:
+        """The command, if the event stores one."""
         if self._decoded is None or not isinstance(self._decoded.event, CommandSent):
             return None
         sent = self._decoded.event

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 __all__ = ["SENDING_TIMEOUT_S", "carry_out", "handler_of", "sender_of"]
 
 TRIES = 100
-"""How often a step is taken anew because another event of the run was faster, on another worker."""
+"""How often a step is repeated because another worker stored a step of the same run first."""
 
 
 class _AnotherSetting(Exception):
-    """An event of a timer that the run has set anew: it may have come late, or the server has stored it late."""
+    """An event of a timer that the run has set again since: it came late, or the server stored it late."""
 
 
-def handler_of(declared: Callable[[], AppSpec], spec: WorkflowSpec) -> Callable[..., Coroutine[Any, Any, None]]:
+def handler_of(declared: Callable[[], AppSpec], spec: WorkflowSpec) -> Callable[..., Coroutine[object, object, None]]:
     """Return the handler that takes the steps of a workflow; ``declared`` returns the spec of its application."""
 
     async def take_step(event: Any, ctx: Context) -> None:
@@ -84,7 +84,7 @@ def carry_out(
     """Put everything that follows from a step into one change; ``note`` says why the step was taken.
 
     Raises:
-        ConfigError: A command is none of the application.
+        ConfigError: The application does not declare a command.
     """
     now = step.record.updated
     assert now is not None
@@ -115,7 +115,7 @@ def carry_out(
         status=step.record.status,
         reason=step.record.reason,
     )
-    # More do not fit into a batch. Those that are left fire, and change nothing in the run: their ids no longer count.
+    # The batch has no room for more. Timers that are not cancelled fire without effect: their ids no longer count.
     room = MAX_MESSAGES - len(step.timers)
     record = msgspec.structs.replace(step.record, timers=timers, commands=commands)
     record = record.without_old_timers(change.state, change.revision, step.cancels[room:])
@@ -135,20 +135,20 @@ def _fired(app: str, workflow: str, key: str, record: RunRecord | None, schedule
 CALL_TIMEOUT_S = 5.0
 """How long an attempt waits for the answer."""
 SENDING_TIMEOUT_S = 2 * CALL_TIMEOUT_S
-"""Of the handler; the worker that takes over from one that died waits for as long."""
+"""The handler's time-out; the worker that takes over from a dead one waits for as long."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
     """As it is recorded."""
 
     refused: str | None = None
-    reply: Any = None
+    reply: object = None
     sequence: int = 0
 
 
 def sender_of(
     app: Callable[[], AppSpec], workflow: str, kinds: CommandKinds, call_command: Call
-) -> Callable[..., Coroutine[Any, Any, CommandAnswered | None]]:
+) -> Callable[..., Coroutine[object, object, CommandAnswered | None]]:
     """Return the handler that sends the commands of a workflow.
 
     Args:
@@ -167,8 +167,8 @@ def sender_of(
                 return _Answer(refused=refusal.reason)
             return _Answer(reply=reply.data, sequence=reply.sequence)
 
-        # The log knows what was decided and not what was refused. So the answer is recorded before anybody is told:
-        # after a crash the same command may be decided otherwise, and the run must not be told both.
+        # The log records decisions and not refusals. So the answer is recorded before the run gets it: after a crash
+        # the same command may be decided differently, and the run must not get both answers.
         answer = await ctx.once("call", call)
         if event.is_awaited:
             fields = msgspec.structs.asdict(answer)
