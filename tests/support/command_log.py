@@ -110,15 +110,12 @@ class Worker:
         app.catalogue.check()
         log.replicas, log.looks = replicas, -1
         self.deciding = Decider(
-            stream=app.stream,
-            end=log.perform(ReadStreamEnd()),
-            source=app.source,
+            app.spec,
+            log.perform(ReadStreamEnd()),
             catalogue=app.catalogue,
-            projections=app.projections,
             cache=BoundaryCache(cache),
             clock=lambda: log.now,
             random_bits=rng.getrandbits,
-            timers_of=app.name if app.spec.has_timers else None,
         )
 
     def steps(self, command: Command, id: str, expected_version: int | None = None) -> CommandSteps[CommandReply]:

@@ -569,7 +569,7 @@ def test_a_boundary_goes_on_after_the_message_that_is_known(
     known_id: str | None, sequence: int, id: str | None, expected: bool
 ) -> None:
     past = past_of("a", stored(4), stored(5), last_id=known_id)
-    assert past.may_go_on_to(sequence, id) is expected
+    assert past.may_continue_to(sequence, id) is expected
 
 
 def test_old_events_of_a_boundary_with_a_snapshot_and_commands_that_nobody_repeats_are_let_go() -> None:

@@ -112,7 +112,7 @@ def test_a_state_is_canonical_and_can_be_read_back() -> None:
     for wrong in (Order(5), {"cents": 1}, object(), float("nan")):  # type: ignore[arg-type]
         with pytest.raises(InvalidEvent):
             spec.encode(wrong)
-    with pytest.raises(ConfigError, match="Give fields that are new a default"):
+    with pytest.raises(ConfigError, match="Give new fields a default"):
         spec.decode(b'{"status":5}')
 
 

@@ -90,7 +90,7 @@ def test_an_event_that_the_stream_does_not_store_is_refused() -> None:
         ({"source": ""}, "expected a URI reference"),
         ({"stream": StreamConfig(name="ORDERS", duplicate_window_s=0)}, r"duplicate_window_s=0: .* 0.1 or more"),
         ({"compatibility": "SOME"}, "expected one of NONE"),
-        ({"events": [int]}, "int is no type of event"),
+        ({"events": [int]}, "int is not an event type"),
     ],
 )
 def test_a_declaration_that_cannot_be_is_refused(options: dict[str, Any], reason: str) -> None:
@@ -524,7 +524,7 @@ def test_the_order_of_pauses_makes_a_difference(found: Any, changed: list[str]) 
 @pytest.mark.parametrize("source", [StreamSource(name="SHOP"), StreamSource(name="TILL")])
 def test_a_source_that_nobody_made_is_a_conflict(source: StreamSource) -> None:
     [step] = differ(STREAM, sources=[source]).refused(allow=True)
-    assert f"there is no stream {source.name} to copy from; apply the app that declares it first" in str(step)
+    assert f"stream {source.name} to copy from does not exist; apply the app that declares it first" in str(step)
     elsewhere = dataclasses.replace(source, external=External(api_prefix="$JS.shop.API"))
     assert differ(STREAM, sources=[elsewhere]).refused(allow=True) == []
 
@@ -637,7 +637,7 @@ def test_one_filter_for_several_is_a_change() -> None:
 def test_a_consumer_of_a_stream_that_nobody_made_is_a_conflict() -> None:
     place = DeclaredConsumer("ORDERS", CONSUMER)
     [step] = plan_changes(Topology(app="billing", consumers=[place]), Found()).refused(allow=True)
-    assert "there is no stream ORDERS; it is not this app's" in str(step)
+    assert "stream ORDERS does not exist and is not this app's" in str(step)
     [step] = plan_changes(Topology(app="billing", consumers=[place]), Found(streams={"ORDERS": STREAM})).steps
     assert step.action == "create"
 

@@ -279,7 +279,7 @@ class OneArgument:
         (Async, {}, "not async"),
         (Untyped, {}, r"events=\[...\]"),
         (OneArgument, {}, r"\(self, state, event\)"),
-        (Untyped, {"events": [int], "key": str}, "int is no type of event"),
+        (Untyped, {"events": [int], "key": str}, "int is not an event type"),
         (Fulfilment, {"key": "customer"}, "no such field"),
         (Fulfilment, {"version": 0}, "1 or more"),
     ],
@@ -298,7 +298,7 @@ def test_a_workflow_needs_a_stream_that_keeps_states() -> None:
 @pytest.mark.parametrize(
     ("decision", "words"),
     [
-        (Decision(reply=1), "nobody waits"),
+        (Decision(reply=1), "no caller waits"),
         (Decision(is_done=True, timers={"x": (Paid(order_id="o"), 1)}), "one of the two"),
         (Decision(state=object()), "cannot be stored"),
         (Decision(state={"stage": "waiting"}), "cannot be stored"),
@@ -418,7 +418,7 @@ async def test_a_run_that_has_failed_begins_anew() -> None:
             await test.do(lambda shop: shop.workflow("fulfilment").retry("o"))
         await test.publish(Placed(order_id="o"), correlation_id="all")
         await test.settled()
-        with pytest.raises(ConfigError, match="is running, and none of its events"):
+        with pytest.raises(ConfigError, match="is running, and has no event or command"):
             await test.do(lambda shop: shop.workflow("fulfilment").retry("o"))
         await test.do(lambda shop: shop.workflow("fulfilment").cancel("o"))
         again = await test.do(lambda shop: shop.workflow("fulfilment").retry("o"))

@@ -35,7 +35,7 @@ from jetspark.app.spec import AppSpec
 from jetspark.app.timers import check_stream, timer_subjects
 from jetspark.app.topology.declared import Topology, TopologyPlan
 from jetspark.app.topology.names import advisory_stream, check_app_name
-from jetspark.app.topology.retention import check_keeps
+from jetspark.app.topology.retention import check_retention
 from jetspark.app.workflows.command_events import CommandKinds, workflow_subjects
 from jetspark.app.workflows.workflow_spec import RunRecord, WorkflowSpec
 from jetspark.core.arguments import flag, instance, iterate, text, texts, unfit
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["App"]
 
 STOP_TIMEOUT_S = 30.0
-"""How long handlers may finish when the application is to end."""
+"""How long running handlers may take to finish when the application ends."""
 
 STEPS_AT_A_TIME = 128
 """Steps of a workflow that run at a time. A step waits for its commit, and steps that wait are stored together: on one
@@ -90,7 +90,7 @@ class App:
     Declaring does nothing yet: ``await app.run(url)`` starts its workers, ``app.connect(url)`` a client.
 
     Args:
-        name: Of the application; part of the names of its dead-letter and retry streams and of its buckets.
+        name: The application's name; part of the names of its dead-letter and retry streams and of its buckets.
         stream: The stream that stores its events; a :class:`StreamConfig` to give it limits, replicas and the like.
         subjects: What the stream stores. Without any (and without those of a ``StreamConfig``) the stream belongs to
             another application, and is only read.
@@ -100,11 +100,11 @@ class App:
         buckets: Further buckets it needs.
         compatibility: What a new version of an event is checked for, in the words of Confluent's registry.
         timers: Let the stream hold timers (:class:`Timers`), too.
-        version: Of the application, as its workers tell those who look for services; three numbers.
+        version: The application's version in service discovery; three numbers.
         advisories: A stream that stores the server's advisories already, such as one on ``$JS.EVENT.ADVISORY.>``: they
             are read there. Without, the application has a stream of its own for those about its consumers.
-        inbox_prefixes: Where callers of commands have their inboxes, besides ``_INBOX``: the ``inbox_prefix`` that they
-            connect with. Workers answer there, and on no other subject.
+        inbox_prefixes: Inbox prefixes of command callers besides ``_INBOX``: the ``inbox_prefix`` that they connect
+            with. Workers answer there, and on no other subject.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class App:
 
     @property
     def handlers(self) -> Mapping[str, HandlerSpec]:
-        """By durable name."""
+        """The handlers by durable name."""
         return self._spec.handlers
 
     @property
@@ -215,7 +215,7 @@ class App:
             only: Limit the result to these handlers, projections and commands; all by default.
 
         Raises:
-            ConfigError: It declares something twice, or a handler takes a class that is not an event.
+            ConfigError: Something is declared twice, or a handler takes a class that is not an event.
         """
         return topology_of(self._spec, only)
 
@@ -251,11 +251,11 @@ class App:
         NATS client can read the states as bucket ``shop``; else they are on ``states.<app>.<name>.<key>``.
 
         Args:
-            name: Of the kind, the first part of its keys.
+            name: The name of the kind, which is the first part of its keys.
             state: The type of a state, which msgspec encodes: a Struct, a dataclass, a dict.
             truth: Which one counts where state and events differ, because a program wrote only one of them: the
                 ``"state"`` or the ``"events"``. ``jetspark reconcile`` compares both, and repairs by this.
-            events: The types of events that tell the history of an entity.
+            events: The event types that form the history of an entity.
             fold: A class that makes a state of them, with ``key(event)`` and ``apply(state, event)`` as that of a
                 projection. With the state as the truth it may have ``correct(key, folded, state)``: it returns the
                 events that lead from what the events make to the state.
@@ -275,7 +275,7 @@ class App:
             raise ConfigError(
                 f"entities with max_messages_per_subject={limit}: it would drop events of the same stream"
             )
-        check_keeps(self._spec.stream_config, f"entities {name!r}", "their states")
+        check_retention(self._spec.stream_config, f"entities {name!r}", "their states")
         self._store_also(f"{subjects.prefix}>")
         self._spec = self._spec.with_events(*events)
         self._change(entities={**self._spec.entities, name: spec})
@@ -374,8 +374,8 @@ class App:
 
         Args:
             events: The types it is made of.
-            bucket: Where its state is kept, one key for each of its own.
-            version: Of the fold. Another fold is another version, and has to be rebuilt.
+            bucket: The bucket with its states, one key for each of its own.
+            version: The fold's version. A changed fold needs a new version and a rebuild.
             invariants: Functions of a state that return a false value (``False``, ``0``, ``""``) or raise for an
                 invalid state. None passes.
             window: Have a state for each key and hour, or the like.
@@ -480,11 +480,12 @@ class App:
         at all. The type of ``state`` is the type that it is decoded into.
 
         Args:
-            name: Of the workflow; its handler has it as its durable, and its runs are entities of this name.
-            key: The field of the events that says which run they belong to, or a function of an event.
+            name: The workflow's name, which is also its handler's durable; its runs are entities of this name.
+            key: The field of the events that contains their run's key, or a function of an event.
             events: The event types that the workflow takes; the types at ``event`` of ``react``, if not given.
-            version: Of the state. An older one is given to ``def upcast(self, state, version)``, if there is one.
-            options: Those of a handler: concurrency (128 by default), retry, partitions and so on.
+            version: The version of the state. An older state is passed to ``def upcast(self, state, version)``, if the
+                class has it.
+            options: Options of a handler: concurrency (128 by default), retry, partitions and so on.
 
         Raises:
             ConfigError: The class is not a workflow, or the stream would drop the states of runs; see ``app.entities``.
@@ -531,9 +532,9 @@ class App:
         return function  # type: ignore[return-value]  # the check has narrowed it
 
     def observe(self, observer: _Observer) -> _Observer:
-        """Have an observer told what handlers do, in every process that runs them: ``app.observe(Metrics())``.
+        """Add an observer of handlers, in every process that runs them: ``app.observe(Metrics())``.
 
-        It has to be declared before the application runs; see :class:`HandlerObserver`.
+        Declare it before the application runs; see :class:`HandlerObserver`.
         """
         self._change(observers=(*self._spec.observers, observer))
         return observer
@@ -571,9 +572,9 @@ class App:
         """A client that publishes its events: ``async with app.connect(url) as orders``.
 
         Args:
-            decide_here: Have ``call`` decide commands in this program, and ask no worker: True, or options. It needs
-                the permissions of a worker on the stream.
-            options: Those of :func:`jetspark.connect`.
+            decide_here: Decide commands in this program instead of asking a worker: True, or options. It needs the
+                permissions of a worker on the stream.
+            options: Options of :func:`jetspark.connect`.
 
         Raises:
             ConfigError: ``decide_here`` is neither True, nor False, nor :class:`CommandOptions`.
@@ -608,17 +609,17 @@ class App:
                 consumers are compared with the server.
             stop_timeout: Seconds that running handlers have to finish; after that they are cancelled.
             apply: Make what the application declares, as :meth:`apply` does, before it starts.
-            live: How projections are run.
-            serving: How commands are served.
+            live: Options of live projections.
+            serving: Options of serving commands.
             signals: End at SIGTERM and Ctrl-C. The program's own handlers of these signals are called as well, and are
                 in place again afterwards; several applications in one process all end. False leaves signals to the
                 program, which ends this by cancelling it. Outside of the main thread it is always so.
-            options: Those of ``jetspark.connect``.
+            options: Options of ``jetspark.connect``.
 
         Raises:
             TopologyDrift: The server is not as the application declares; the message is the difference.
-            TopologyRefused: With ``apply``: the server cannot be made so without a loss.
-            PermissionDenied: This user may not use a subject that a worker cannot do without.
+            TopologyRefused: With ``apply``: the server cannot be made to match without a loss.
+            PermissionDenied: This user has no permission for a subject that a worker needs.
             ConfigError: A handler wants something that no lifespan yields.
         """
         flag("signals", signals)

@@ -32,7 +32,7 @@ class Cause(NamedTuple):
 
 
 current_cause: ContextVar[CauseLike | None] = ContextVar("jetspark_cause", default=None)
-"""None outside of handlers: there something begins, and has no cause."""
+"""None outside of handlers, where a new correlation starts."""
 
 
 def new_trace(random_bits: Callable[[int], int]) -> str:

@@ -146,7 +146,9 @@ class AppClient:
                 failures.append(raised)
         kept = failures.pop(0) if failures and error is None else None
         for failure in failures:  # the error of the block, or else the first one, is the one to see
-            _logger.warning("closing: %s: %s", type(failure).__name__, failure)
+            _logger.warning(
+                "app %s: client not closed cleanly (%s: %s)", self.app.name, type(failure).__name__, failure
+            )
         if kept is not None:
             raise kept
 
@@ -171,7 +173,7 @@ class AppClient:
         """Read a projection: ``await orders.view("order_status").get("o-1", at_least=ack.sequence)``.
 
         Args:
-            projection: Its name; or its class, by which type checkers know the type of the states.
+            projection: Its name, or its class, from which type checkers infer the type of the states.
 
         Raises:
             ConfigError: The application has no such projection, or several of this class.
@@ -229,7 +231,7 @@ class AppClient:
         """The settings of a bucket in memory: ``async with orders.settings("shop") as settings``.
 
         Args:
-            scope: Of whom: a tenant, a service; the first tokens of their keys.
+            scope: The owner of the settings, such as a tenant or a service; the first tokens of their keys.
             max_stale_s: Raise when the copy was not compared with the server for this long.
 
         Raises:
@@ -296,19 +298,19 @@ class AppClient:
         """Store an event in the application's stream, and return when the stream has it.
 
         Args:
-            id: Identifies the event; within the stream's duplicate window a second one with the same id is not stored.
-                Otherwise it is what ``event.event_id()`` says, or a new one.
-            time: When it happened; now, if not given.
+            id: Identifies the event; within the stream's duplicate window a second event with the same id is not
+                stored. By default the result of ``event.event_id()``, or a new id.
+            time: The event's time; by default now.
             correlation_id, causation_id, traceparent: What led to it. Inside of a handler they are those of the event
                 that is being handled.
             expect: Store it only if this is true of the stream.
-            cancels: The name of a timer that ends with it, in one step; if that has fired, ``ctx.is_current_timer()``
-                tells the handler of its event.
+            cancels: The name of a timer that ends with this event, in one step; if the timer has fired,
+                ``ctx.is_current_timer()`` returns False to the handler of its event.
 
         Raises:
             InvalidEvent: A field has a value its contract does not allow; nothing was sent.
             WrongLastSequence: ``expect`` was not true; nothing was stored.
-            JetStreamUnavailable: No stream stores its subject, or the stream had no leader for all of ``timeout``;
+            JetStreamUnavailable: No stream stores the subject, or the stream had no leader for all of ``timeout``;
                 nothing was stored.
             ServerError: The server refused it; nothing was stored.
             ConfigError: The object is not an event, or the application does not declare its class: write
@@ -344,18 +346,18 @@ class AppClient:
         Args:
             command_id: Identifies the command: asked again with the same id, and the same fields, it is answered with
                 the reply that was recorded, and not decided again. A new one if not given.
-            expected_version: A sequence, such as that of a reply or of a view's entry: decide only if nothing inside
-                the boundary is newer. 0 says that there must be nothing.
-            correlation_id: Of what led to it; inside of a handler that of the event being handled.
+            expected_version: A sequence, such as that of a reply or of a view's entry: decide only if no event inside
+                the boundary is newer. 0 expects an empty boundary.
+            correlation_id: Defaults to that of the event being handled.
             timeout: Seconds to wait for the reply, the connection's ``request_timeout_s`` if not given. A request to a
                 worker is sent once more after half of them.
 
         Raises:
-            Refused: The decision is no; ``reason`` says why.
+            Refused: The decision was to refuse; ``reason`` says why.
             WrongVersion: The boundary is newer than ``expected_version``; nothing was stored.
             BoundaryConflict: Others wrote inside the boundary each time it was decided; nothing was stored.
             WorkersBusy, NoWorkers: Nothing was decided; call again in a moment.
-            CommandInDoubt: No reply in time. Call again with the same ``command_id`` to learn what became of it.
+            CommandInDoubt: No reply in time. Call again with the same ``command_id`` to learn the outcome.
             CommandFailed: The worker could not decide: its code or the events it reads are wrong.
             PermissionDenied: This user may not call the command, or with ``decide_here`` not read or store what it
                 needs.
@@ -454,7 +456,7 @@ class BulkPublisher:
         """Accept many events; returns the last position. The fastest way.
 
         Raises:
-            InvalidEvent: One of them breaks its contract; those before it are accepted.
+            InvalidEvent: An event breaks its contract; those before it are accepted.
             JetSparkError: The publisher gave up.
         """
         if isinstance(events, AsyncIterable):

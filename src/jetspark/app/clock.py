@@ -43,6 +43,6 @@ def microseconds(moment: datetime.datetime) -> int:
 def idle_s(seconds: float) -> float:
     """The polling interval of background work; longer on a virtual loop.
 
-    It is ``seconds``, or more where time is virtual and a loop says so: there waiting costs nothing, and looking does.
+    Returns ``seconds``, or more on a virtual loop that asks for it: waiting is free there, and polling is not.
     """
     return max(seconds, getattr(asyncio.get_running_loop(), "idle_s", 0.0))

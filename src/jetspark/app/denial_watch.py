@@ -22,7 +22,7 @@ __all__ = ["DenialWatch", "denial_in"]
 def denial_in(error: BaseException) -> PermissionDenied | None:
     """The first denial among the errors that several tasks ended with, or None.
 
-    Where one subject is denied, several tasks find out at a time, and their errors say the same.
+    When one subject is denied, several tasks fail at once with the same error.
     """
     if isinstance(error, BaseExceptionGroup):
         return next((found for each in error.exceptions if (found := denial_in(each)) is not None), None)

@@ -19,7 +19,7 @@ from jetspark.app.topology.names import (
     projection_bucket,
     retry_stream,
 )
-from jetspark.app.topology.retention import keeping
+from jetspark.app.topology.retention import retention_config
 from jetspark.jetstream.config import StreamConfig, StreamSource
 from jetspark.jetstream.kv import KVConfig
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["DUPLICATE_WINDOW_S", "as_safe", "topology_of"]
 
 DUPLICATE_WINDOW_S = 120.0
-"""How long a stream remembers ids, by default."""
+"""The server's default duplicate window."""
 ADVISORIES_AGE_S = 30 * 86400.0
-"""How long an event that was given up while no worker ran is still found."""
+"""An event that the server gave up is found for this long, even if no worker ran."""
 ADVISORIES_BYTES = 32 << 20
 """About 80,000 advisories."""
 
@@ -109,7 +109,7 @@ def _part(app: AppSpec, whole: Topology, only: Collection[str]) -> Topology:
 
 
 def as_safe(app: AppSpec, config: C) -> C:
-    """A configuration with as many replicas as the application's stream has, unless it says how many.
+    """A configuration with as many replicas as the application's stream, unless it declares a number.
 
     A dead letter, or an event that waits for its retry, is acknowledged in the stream: losing one machine must not lose
     it where the stream would survive. Storage needs no such rule: the default is on disk.
@@ -139,9 +139,9 @@ def _main_defaults(app: AppSpec) -> dict[str, object]:
     defaults: dict[str, object] = {"allow_direct": True, "allow_atomic": True, "allow_batched": True}
     if app.has_timers:
         defaults |= {"allow_message_schedules": True, "allow_message_ttl": True, "allow_rollup": True}
-        defaults |= keeping(survives_age=True)
+        defaults |= retention_config(survives_age=True)
     if app.entities:
-        defaults |= {"allow_rollup": True, "max_messages_per_subject": -1, **keeping(survives_age=False)}
+        defaults |= {"allow_rollup": True, "max_messages_per_subject": -1, **retention_config(survives_age=False)}
         if StateSubjects.of(app.name, app.stream).bucket is not None:
             defaults["max_messages_per_subject"] = MANY
     age_s = app.stream_config.max_age_s

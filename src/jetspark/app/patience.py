@@ -26,7 +26,7 @@ FOR_EVER_S = math.inf
 
 
 def _log(error: JetSparkError) -> None:
-    _logger.warning("asking again: %s", error)
+    _logger.warning("request to the server failed (%s); retrying", error)
 
 
 async def patiently(
@@ -38,7 +38,7 @@ async def patiently(
 ) -> T:
     """Do something that may be done twice, again and again while its error may pass.
 
-    ``on_wait`` is told of each error that is not the last; by default it is logged.
+    ``on_wait`` is called with each error that is not the last; by default it is logged.
 
     Raises:
         JetSparkError: What the last attempt raised.

@@ -172,7 +172,7 @@ async def check_for_drift(js: JetStream, app: HasSpec, only: Collection[str] = (
     """Refuse to start where the server is not as the application declares; with ``only``, as far as these need it.
 
     Raises:
-        TopologyDrift: It differs; the message is the difference.
+        TopologyDrift: The server differs; the message lists the differences.
     """
     app = app.spec
     plan = (await _compare(js, app, only))[2]

@@ -33,10 +33,10 @@ class ServerClock:
         self._sent_at = self._sent_wall_s = 0.0
 
     async def now(self) -> datetime.datetime:
-        """The time; asks the server if it has not said it for ``REFRESH_S``.
+        """The time; requested from the server if the last answer is older than ``REFRESH_S``.
 
         Raises:
-            JetSparkError: As for every question about the stream. It needs ``$JS.API.STREAM.INFO.<stream>``.
+            JetSparkError: The stream's info cannot be read. It needs ``$JS.API.STREAM.INFO.<stream>``.
         """
         if self._said is None or self._longest_s() > REFRESH_S:
             sent_at, sent_wall_s = clock.now(), seconds_now()
@@ -56,7 +56,7 @@ class ServerClock:
         return None if self._said is None else self._said + datetime.timedelta(seconds=self._longest_s())
 
     def _longest_s(self) -> float:
-        """How long ago the answer was, at most: one clock stands still while the machine sleeps, the other is set."""
+        """The age of the answer, at most: one clock stands still while the machine sleeps, the other can be set."""
         return max(clock.now() - self._sent_at, seconds_now() - self._sent_wall_s)
 
 

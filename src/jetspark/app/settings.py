@@ -48,18 +48,18 @@ _logger = logging.getLogger("jetspark.app")
 T = TypeVar("T")
 
 HISTORY = 16
-"""Revisions of a setting that a bucket keeps, if it does not say."""
+"""Revisions of a setting that a bucket keeps by default."""
 PARTS = 100
 # A watch that ended is opened again after this time.
 PAUSE = Backoff(first_s=0.5, max_s=0.5)
 
 OnDelete: TypeAlias = Literal["default", "keep"]
 OnChange: TypeAlias = Callable[[Any, Any], object]
-"""Is called with the new value and the one before."""
+"""Called with the new value and the previous one."""
 
 
 class Setting(Generic[T]):
-    """One setting: what type it has, what holds without it, and what when it is deleted.
+    """The declaration of a setting: its type, its default, and its value after a deletion.
 
     Args:
         type: What a value is read as and checked against: anything that msgspec can read from JSON.
@@ -77,7 +77,7 @@ class Setting(Generic[T]):
         """The value, if it is one of the setting's.
 
         Raises:
-            ConfigError: It is not.
+            ConfigError: The value does not match the type.
         """
         try:
             data = msgspec.json.encode(value)
@@ -102,7 +102,7 @@ class FlagValue(msgspec.Struct, frozen=True):
 
 
 class Flag(Setting[FlagValue]):
-    """A feature flag; off, unless it says otherwise."""
+    """A feature flag; off by default."""
 
     def __init__(self, default: FlagValue = FlagValue(rollout=0), *, on_delete: OnDelete = "default") -> None:  # noqa: B008
         super().__init__(FlagValue, default, on_delete=on_delete)
@@ -114,7 +114,9 @@ class SettingsSpec:
     def __init__(self, bucket: KVConfig | str, settings: Mapping[str, Setting[Any]]) -> None:
         config = KVConfig.of(bucket)
         if config.ttl_s:
-            raise ConfigError(f"ttl_s={config.ttl_s} of bucket {config.bucket}: expected none, settings do not go away")
+            raise ConfigError(
+                f"ttl_s={config.ttl_s} of bucket {config.bucket}: must not be set, since settings do not expire"
+            )
         history = config.history if isinstance(bucket, KVConfig) else HISTORY
         self.bucket = config if isinstance(bucket, KVConfig) else KVConfig(bucket=config.bucket, history=history)
         if not settings:
@@ -137,16 +139,16 @@ class SettingsSpec:
 
 
 class SettingChange(NamedTuple):
-    """One revision of a setting."""
+    """A revision of a setting."""
 
     name: str
     value: Any
-    """None where it was deleted, or cannot be read as its type."""
+    """None if the setting was deleted, or its value cannot be read."""
     is_deleted: bool
     by: str
     """The author of the change; empty if the program that made it gave none."""
     at: datetime.datetime
-    """When the bucket stored it."""
+    """The time when the bucket stored it."""
     revision: int
     error: str = ""
     """Why the value cannot be read."""
@@ -156,8 +158,8 @@ class Settings:
     """The settings of one scope, in memory: ``async with client.settings("shop", scope="acme") as settings``.
 
     Args:
-        max_stale_s: With it, reading raises when the copy was not compared with the server for this long. Without, what
-            was known last holds for as long as the server is away.
+        max_stale_s: Reading raises when the copy was not compared with the server for this long. By default the last
+            known values stay valid while the server is away.
     """
 
     def __init__(
@@ -271,7 +273,7 @@ class Settings:
         return await self._put(name, {"value": self._spec.setting(name).check(value)}, by, revision)
 
     async def delete(self, name: str, *, by: str, revision: int | None = None) -> int:
-        """Remove a setting, with a name to it; what holds then is as its ``on_delete`` says. Returns the revision."""
+        """Delete a setting; its ``on_delete`` decides the value from then on. Returns the revision."""
         self._spec.setting(name)
         return await self._put(name, {}, by, revision)
 
@@ -290,7 +292,7 @@ class Settings:
 
     async def _follow(self, ready: asyncio.Future[None]) -> None:
         def tell(error: JetSparkError) -> None:
-            _logger.warning("settings of bucket %s: %s", self._spec.bucket.bucket, error)
+            _logger.warning("settings bucket %s: watch failed (%s); retrying", self._spec.bucket.bucket, error)
 
         await patiently(partial(self._watch, ready), patience_s=FOR_EVER_S, pause=PAUSE, on_wait=tell)
 
@@ -320,7 +322,10 @@ class Settings:
         if change.error:
             self.errors[name] = change.error
             _logger.error(
-                "setting %s, revision %d: %s: what held before holds", entry.key, entry.revision, change.error
+                "setting %s, revision %d: invalid value (%s); keeping the previous one",
+                entry.key,
+                entry.revision,
+                change.error,
             )
         elif change.is_deleted:
             self._remove(name, setting)
@@ -340,7 +345,7 @@ class Settings:
                 try:
                     callback(new, old)
                 except Exception:
-                    _logger.exception("setting %s: a function that was told of its change failed", self._scope + name)
+                    _logger.exception("setting %s: a callback failed; the change is in effect", self._scope + name)
 
     def _change(self, name: str, entry: KVEntry) -> SettingChange:
         value, by, error, is_deleted = None, "", "", entry.operation != "put"
@@ -369,12 +374,13 @@ class Settings:
             await asyncio.sleep(every_s)
 
     async def _check_presence(self, name: str, revision: int) -> None:
-        """A setting was not there: it was removed without a mark, as by a purge of the stream, which no watch tells."""
+        """The setting is missing in the bucket: it was removed without a mark, as by a purge of the stream, which no
+        watch reports."""
         try:
             await self._kv.get(self._scope + name, direct=False)  # what has answered may be a replica that is behind
         except KeyNotFound:
             if self._stored.get(name) == revision:
-                _logger.warning("setting %s is gone: it was purged with its stream", self._scope + name)
+                _logger.warning("setting %s: purged together with its stream; treated as deleted", self._scope + name)
                 del self._stored[name]
                 self._remove(name, self._spec.setting(name))
 
@@ -383,5 +389,5 @@ class Settings:
 
 
 def part_of(flag: str, unit: object) -> int:
-    """Which of a hundred parts a unit is in."""
+    """Which of a hundred parts a unit belongs to."""
     return int.from_bytes(hashlib.sha256(f"{flag}/{unit}".encode()).digest()[:8]) % PARTS

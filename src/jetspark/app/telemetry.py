@@ -8,9 +8,9 @@
 
     app.observe(Metrics())
 
-Without an observer nothing is made and nothing is called. Observers are called in the worker's event loop, and for one
-attempt in the task that runs the handler: they must not wait for anything. What one raises is logged, once for each of
-its methods, and hurts no event.
+Without an observer no report is made. Observers are called in the worker's event loop, and for an attempt in the task
+that runs the handler: they must not wait. An error of an observer is logged, once for each method, and affects no
+event.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class HandlerAttempt(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None
     stream: str
     sequence: int
-    """Where the event was published; the same for each attempt."""
+    """The event's sequence in its stream; the same for each attempt."""
     attempt: int
     """1 for the first start."""
     redrives: int
-    """How often it was taken out of the dead letters."""
+    """How often the event was redriven from the dead letters."""
     correlation_id: str | None
     decoded: Decoded | None
     """The event with its envelope."""
@@ -55,7 +55,7 @@ class HandlerAttempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt ended, and what becomes of its event."""
+    """The end of an attempt, and the outcome for its event."""
 
     outcome: AttemptOutcome
     seconds: float
@@ -92,7 +92,7 @@ class HeldEvents(msgspec.Struct, frozen=True, kw_only=True):
     handler: str
     events: int
     oldest_s: float
-    """For how long the oldest of them has been held."""
+    """How long the oldest of them has been held."""
     running: int
     """Events in an attempt, or in the steps after it."""
     awaited: int
@@ -104,7 +104,7 @@ class HeldEvents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandlerObserver:
-    """Override what you want to hear of. A batch handler tells of each event of its batch."""
+    """Override the methods that you need. A batch handler reports each event of its batch."""
 
     def on_started(self, attempt: HandlerAttempt) -> None:
         """The handler is about to be called, in the task that calls this."""

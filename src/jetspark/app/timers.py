@@ -46,7 +46,7 @@ from jetspark.app.contracts.foreign_envelopes import header_of
 from jetspark.app.contracts.tokens import escape, unescape
 from jetspark.app.server_clock import server_clock
 from jetspark.app.topology.names import escape_token, is_hash
-from jetspark.app.topology.retention import check_keeps
+from jetspark.app.topology.retention import check_retention
 from jetspark.codes import Code
 from jetspark.core.backoff import Backoff
 from jetspark.core.subjects import matches
@@ -96,10 +96,10 @@ _NAME = "Jetspark-Timer"
 _SETTING = "Jetspark-Timer-Setting"
 """The call of ``set`` that a timer, its event or the mark of a cancel belongs to."""
 CLOCKS_DIFFER_S = 60.0
-"""How far the clocks of the servers that lead the stream one after the other may be apart."""
+"""Largest difference between the clocks of successive leaders of the stream."""
 _CANCELLED = ".cancelled"
 REMEMBERED_S = 7 * 86_400
-"""For how long a cancel is remembered that came after the firing; as the effects of ``ctx.once`` are."""
+"""How long a cancel after the firing is remembered; the effects of ``ctx.once`` are kept as long."""
 _MARK = {"Nats-Rollup": "sub", "Nats-TTL": f"{REMEMBERED_S}s"}
 _SHORT_MARK = {"Nats-TTL": "1s"}
 """The mark of a cancelled timer that was not due soon. It replaces no other mark, and expires as soon as the server
@@ -114,12 +114,12 @@ _is_zone = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*").fullmatch
 
 
 def timer_subjects(app: str) -> str:
-    """Where the timers of an application are."""
+    """The subjects of an application's timers."""
     return f"timers.{app}.>"
 
 
 def timer_subject(app: str, name: str) -> str:
-    """Where one timer is. Different names have different subjects."""
+    """The subject of a timer. Different names have different subjects."""
     if not isinstance(name, str) or not name:
         raise ConfigError(f"timer name={name!r}: expected a text that is not empty, such as 'payment of o-1'")
     return f"timers.{app}.{escape_token(name)}"
@@ -160,7 +160,7 @@ def check_stream(config: StreamConfig) -> None:
     Raises:
         ConfigError: The stream would drop timers, or the server allows none in it.
     """
-    check_keeps(config, "timers=True", "timers", survives_age=True)
+    check_retention(config, "timers=True", "timers", survives_age=True)
     for field, why in {"mirror": "a mirror", "sources": "a stream with sources"}.items():
         if getattr(config, field):
             raise ConfigError(f"timers=True with {field}: the server allows no schedules in {why}")
@@ -170,7 +170,7 @@ def check_stream(config: StreamConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """When a timer fires, as the server is told."""
+    """The schedule of a timer."""
 
     schedule: str
     due: datetime.datetime | None = None
@@ -210,10 +210,10 @@ class When:
 
     @classmethod
     def of_decision(cls, now: datetime.datetime, when: datetime.datetime | Seconds) -> When:
-        """As a :class:`Decision` says it: a time with a zone, or how long from now.
+        """The schedule in a :class:`Decision`: a time with a zone, or a time from now.
 
         Raises:
-            ConfigError: It is neither.
+            ConfigError: The value is neither.
         """
         return cls.of(now, at=when) if isinstance(when, datetime.datetime) else cls.of(now, after=when)
 
@@ -229,7 +229,7 @@ class Timer:
 
     name: str
     schedule: str
-    """In the server's words: ``@at <time>``, ``@every <duration>``, or cron."""
+    """The server's notation: ``@at <time>``, ``@every <duration>``, or cron."""
     target: str
     """The subject its event is published to."""
     data: bytes
@@ -251,7 +251,7 @@ class FiredTimer:
     due: datetime.datetime | None
     """The due time; None for a repeating timer."""
     subject: str
-    """Where the timer was, or is."""
+    """The subject of the timer."""
 
     @classmethod
     def of(cls, decoded: Decoded) -> FiredTimer | None:
@@ -299,22 +299,22 @@ class Timers:
     ) -> datetime.datetime | None:
         """Have an event published later; returns when, if that is once. A timer of the same name is replaced.
 
-        Where ``set_id`` was used before, it returns when the timer is due that is set: None if it has fired.
+        If ``set_id`` was used before, returns the due time of the present timer; None if it has fired.
 
         The server's clock decides, and a timer fires at most a moment late and never early. A timer that was due while
         the server was down fires when it is back: ``every`` and ``cron`` once, however many firings they missed. A
         timer that is set again in the very moment in which it fires may have fired instead (see the page on timers).
 
         Args:
-            name: Of the timer, unique in the application.
+            name: The timer's name, unique in the application.
             event: The event to publish, with the due time as its time. A repeating timer's events have ids of their
                 own, and no time but the stream's.
-            at: When, with a time zone. The past is at once.
+            at: The due time, with a time zone. A past time fires at once.
             after: Seconds from now by the server's clock, or a ``timedelta``. The server is asked for its time once a
                 minute, which needs ``$JS.API.STREAM.INFO.<stream>``.
             every: Whole seconds between two events, 1 or more.
             cron: Six fields, seconds first (``"0 30 9 * * MON-FRI"``), or ``@hourly``, ``@daily`` and so on.
-            time_zone: Of ``cron``, such as ``"Europe/Berlin"``; UTC if not given.
+            time_zone: The zone of ``cron``, such as ``"Europe/Berlin"``; UTC by default.
             set_id: Within the stream's duplicate window, setting this timer a second time with the same id does
                 nothing, even if it has fired in between.
 
@@ -445,7 +445,7 @@ class Timers:
     async def _may_be_firing(self, timer: StoredMessage | None) -> bool:
         """Whether the server may have taken a timer out already, and be about to store its event.
 
-        It is, too, where the server's time is not known: the program's own clock may be wrong by any time.
+        True also while the server's time is unknown: the program's own clock may be wrong by any time.
         """
         due = None if timer is None else _timer(timer).due
         if due is None:
@@ -453,7 +453,7 @@ class Timers:
         if self._server_now is not None:
             now: datetime.datetime | None = await self._server_now()
         else:
-            # A client may have no right to ask. It uses the answer to an earlier question.
+            # The client may have no permission to ask, so the last known answer is used.
             now = server_clock(self._js, self._stream_name).at_most()
         return now is None or due <= now + datetime.timedelta(seconds=CLOCKS_DIFFER_S)
 

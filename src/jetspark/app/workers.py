@@ -117,7 +117,7 @@ def _check_inboxes(app: AppSpec, client: Client) -> None:
     """Check that command workers may answer below the inbox prefix of their own connection.
 
     Raises:
-        ConfigError: It is a subject of the server, or a stream of the application would store the replies.
+        ConfigError: The prefix is a subject of the server, or a stream of the application would store the replies.
     """
     own = check_inbox_prefixes([client.options.inbox_prefix])
     check_no_stream_stores(own, [(each.name, each.subjects or ()) for each in topology_of(app).streams])
@@ -127,8 +127,8 @@ def _check_inboxes(app: AppSpec, client: Client) -> None:
 async def _until(ended: asyncio.Event) -> AsyncIterator[None]:
     """Leave the block when the process is asked to end, by a cancellation.
 
-    Not a task of its own, as :func:`_unless` has: what a lifespan enters before its ``yield``, such as a task group, it
-    has to leave in the same task.
+    Not in a task of its own, unlike :func:`_unless`: a lifespan must leave in the same task what it entered before its
+    ``yield``, such as a task group.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -174,7 +174,7 @@ async def _connected(servers: str | Sequence[str], options: ConnectArguments) ->
         try:
             await _close(client)
         except JetSparkError as failure:
-            _logger.warning("closing: %s", failure)
+            _logger.warning("closing the connection: %s", failure)
         raise
     await _close(client)
 
@@ -184,7 +184,7 @@ async def _close(client: Client) -> None:
         await client.close(min(END_S, client.options.drain_timeout_s) if client.is_connected else AT_ONCE_S)
     except NetworkError as error:
         # Acknowledgements may be among the unconfirmed messages: their events are delivered again, as after a crash.
-        _logger.warning("closing: %s", error)
+        _logger.warning("connection closed with unconfirmed messages (%s); their events may be delivered again", error)
 
 
 async def _answers(client: Client) -> bool:
@@ -221,9 +221,9 @@ async def _run_workers(workers: list[Worker], client: Client, stop_timeout: floa
         # A worker that ends while the server is away may time out; the process has not failed.
         for passing in [error for error in errors if isinstance(error, NetworkError)]:
             errors.remove(passing)
-            _logger.warning("while ending: %s: %s", type(passing).__name__, passing)
+            _logger.warning("worker end: %s: %s; ignored", type(passing).__name__, passing)
     for other in errors[1:]:
-        _logger.error("another worker has ended as well: %s", other)
+        _logger.error("another worker failed as well: %s", other)
     if errors:
         raise errors[0]
 

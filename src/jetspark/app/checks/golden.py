@@ -1,7 +1,8 @@
 """Golden files: the contracts of an application in a folder, one file for each type and version.
 
 They are committed beside the code. A file is written when its version is new and never changed afterwards, so a test
-that reads them all (:func:`check_contracts`) proves that the code of today reads what the code of any day has written.
+that reads them all (:func:`check_contracts`) proves that the present code reads everything that earlier code has
+written.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def check_contracts(app: HasSpec, folder: str | Path) -> None:
     """Assert that every golden file is kept, and that every type and version has one. For tests.
 
     Raises:
-        AssertionError: One is not; the message lists field and rule of each.
+        AssertionError: A contract does not hold; the message lists field and rule of each.
     """
     app = app.spec
     findings = golden_findings(app, folder)

@@ -35,11 +35,11 @@ IMPERATIVES = frozenset({
     "stop", "submit", "sync", "transfer", "update", "validate", "verify", "write",
 })
 # fmt: on
-"""Last words of a type that ask for something: a command, not an event."""
+"""Last words of a type that make a request: the name of a command, not of an event."""
 AMBIGUOUS = frozenset(
     {"changed", "data", "done", "event", "handled", "info", "message", "processed", "status", "touched"}
 )
-"""Last words of a type that do not say what happened."""
+"""Last words of a type that do not name a fact."""
 
 _is_camel = re.compile(r".*[a-z0-9][A-Z]").match
 _is_snake = re.compile(r"[a-z0-9]+_[a-z0-9_]+").fullmatch
@@ -47,7 +47,7 @@ _is_snake = re.compile(r"[a-z0-9]+_[a-z0-9_]+").fullmatch
 
 @dataclass(frozen=True, slots=True)
 class Lint:
-    """One thing to look at."""
+    """A finding of the checks."""
 
     level: Level
     rule: str
@@ -96,7 +96,7 @@ def _event(contract: Contract) -> Iterator[Lint]:
     if word in AMBIGUOUS:
         yield Lint("warning", "ambiguous_type", where, f"{word!r} does not say what happened")
     if contract.type != contract.type.lower():
-        yield Lint("warning", "type_case", where, "types are lower case, so that nobody has to remember how it was")
+        yield Lint("warning", "type_case", where, "write types in lower case, so that their spelling is predictable")
     for token in contract.subject.text.split("."):
         if not token.startswith("{") and token != token.lower():
             yield Lint("warning", "subject_case", where, f"subject token {token!r} is not lower case")

@@ -82,13 +82,13 @@ class BoundaryPast:
         self.last_id: str | None = None
         """The ``Nats-Msg-Id`` of that event; None if it is not known, or has none."""
         self.through = 0
-        """Where the stream ended when this was all of the boundary; 0 if that is not known."""
+        """The stream's last sequence when this was the whole boundary; 0 while that is unknown."""
         self.decided: dict[str, PastEvent] = {}
         """The first event of each command, by its id."""
         self.has_firings = False
         """Timers have published some of these events."""
 
-    def may_go_on_to(self, sequence: int, id: str | None) -> bool:
+    def may_continue_to(self, sequence: int, id: str | None) -> bool:
         """True if the last message under the filter is our last known event, or a later one."""
         if sequence == self.last and id is not None and self.last_id is not None:
             return id == self.last_id
@@ -152,8 +152,9 @@ def merged_past(pasts: Sequence[BoundaryPast], projection: ProjectionSpec | None
 def counted(entries: Sequence[PastEvent]) -> Sequence[PastEvent]:
     """Without events of timers that the server has stored behind the end of the timer (see :mod:`jetspark.app.timers`).
 
-    Such an event names its timer, and as its cause the command that had set it. It is left out if that command was
-    decided before the end. Where no command of the boundary has set the timer, this cannot be told: then it counts.
+    The event of a timer names its timer, and has the command that set it as its cause. The event is left out if that
+    command was decided before the timer ended. If no command of the boundary has set the timer, the order is unknown
+    and the event counts.
     """
     found, decided, ended = list[PastEvent](), dict[str | None, int](), dict[str | None, int]()
     for entry in entries:

@@ -55,14 +55,14 @@ _logger = logging.getLogger("jetspark.app")
 @explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOptions:
-    """How a process decides commands: a worker, or a program that decides its own."""
+    """Limits of deciding commands, for a worker or for a program that decides its own."""
 
     concurrency: int = 64
     """Commands that are decided at a time; those of one boundary are one after the other."""
     queue: int = 1000
     """Commands that wait for their turn; one more is answered with ``WorkersBusy``."""
     timeout_s: float = 30.0
-    """For how long a command is tried whose caller does not say how long it waits."""
+    """How long a command is tried if its caller gives no time-out."""
     cache_events: int = 100_000
     """Events of boundaries that are remembered, so that the next command on them need not read."""
 
@@ -74,7 +74,7 @@ class CommandOptions:
 
 
 class CommandRun(ABC):
-    """One command. While its message is on its way, it is what the connection tells of the acknowledgement."""
+    """One command. While its message is in transit, it is the handle of the acknowledgement."""
 
     __slots__ = (
         "_runner",
@@ -108,10 +108,10 @@ class CommandRun(ABC):
         already."""
 
     @abstractmethod
-    def on_left(self) -> None:
+    def on_abandoned(self) -> None:
         """The command was abandoned with an unknown outcome."""
 
-    # ---- what the connection calls -----------------------------------------------------------------------------
+    # ---- called by the connection -------------------------------------------------------------------------------
 
     def done(self) -> bool:
         return not self.token
@@ -129,20 +129,20 @@ class CommandRunner:
     def __init__(
         self,
         context: DriverContext,
-        deciding: Decider,
+        decider: Decider,
         store: CommandStore,
         views: Views,
         watching: asyncio.Task[None],
         options: CommandOptions,
     ) -> None:
         self._context, self._link = context, context.link
-        self._deciding, self._store, self._views, self._watching = deciding, store, views, watching
+        self._decider, self._store, self._views, self._watching = decider, store, views, watching
         self.options = options
         self._turns, self._slots = Turns(), DecisionSlots(options.concurrency)
         self._loop = asyncio.get_running_loop()
         self._count = 0
         """Commands that are not over."""
-        self._on_their_way: dict[CommandRun, None] = {}
+        self._in_transit: dict[CommandRun, None] = {}
         """Commands whose message was sent and is not acknowledged."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: asyncio.Future[None] | None = None
@@ -172,31 +172,28 @@ class CommandRunner:
             raise
         # For pauses and spans, not for secrets: asking the system each time would be a twentieth of a command.
         rng = getattr(asyncio.get_running_loop(), "rng", None) or random.Random()
-        deciding = Decider(
-            stream=app.stream,
-            end=stream_end(stream.cached_info),
-            source=app.source,
+        decider = Decider(
+            app,
+            stream_end(stream.cached_info),
             catalogue=catalogue,
-            projections=app.projections,
             cache=BoundaryCache(options.cache_events),
             clock=utc_now,
             server_now=time.last_known,
             random_bits=rng.getrandbits,
-            timers_of=app.name if app.has_timers else None,
         )
         views = Views(app, js)
-        watching = asyncio.create_task(_watch_stream(app, advisories, deciding))
-        runner = cls(context, deciding, CommandStore(js, stream, views), views, watching, options)
+        watching = asyncio.create_task(_watch_stream(app, advisories, decider))
+        runner = cls(context, decider, CommandStore(js, stream, views), views, watching, options)
         runner.spawn(_keep_time(time))
         return runner
 
     @property
     def stored(self) -> tuple[str, ...]:
         """The subjects of the stream; none if they are not known."""
-        return self._deciding.stored
+        return self._decider.stored
 
     async def finish(self, timeout: float) -> None:
-        """Wait until all that was begun is over, for at most ``timeout`` seconds."""
+        """Wait until all started commands are over, for at most ``timeout`` seconds."""
         if self._count:
             self._idle = self._loop.create_future()
             await asyncio.wait([self._idle], timeout=timeout)
@@ -204,10 +201,10 @@ class CommandRunner:
     async def close(self) -> None:
         """Abandon unfinished commands; a retry with the same id learns whether it was decided."""
         self._link.dispatcher.detach(self)
-        for run in [*self._on_their_way]:
+        for run in [*self._in_transit]:
             self._forget(run)
             run.steps.close()
-            self._leave(run)
+            self._abandon(run)
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
@@ -219,24 +216,25 @@ class CommandRunner:
 
     def on_event(self, event: ConnectionEvent) -> None:
         if isinstance(event, Disconnected | Reconnected):
-            self._deciding.doubt()  # nobody told us what happened to the stream meanwhile
+            self._decider.doubt()  # the stream may have changed while the connection was down
 
     def next_deadline(self) -> float | None:
-        return min((run.wait_until for run in self._on_their_way), default=None)
+        return min((run.wait_until for run in self._in_transit), default=None)
 
     def on_time(self, now: float) -> None:
-        for run in [run for run in self._on_their_way if run.wait_until <= now]:
+        for run in [run for run in self._in_transit if run.wait_until <= now]:
             self._forget(run)
             if run.deadline <= now:
                 run.steps.close()
                 self._end(run, RequestTimeout(f"command {run.spec.name!r}", now - run.began))
             else:
-                self._go_on(run, AppendUnknown())
+                self._continue(run, AppendUnknown())
 
     # ---- a command ---------------------------------------------------------------------------------------------
 
     def start(self, run: CommandRun, read: Callable[[], CommandRequest]) -> None:
-        """Decide a command, which ``read`` reads; ``run`` is told when it is over, maybe before this returns."""
+        """Decide a command, which ``read`` decodes; ``run.on_end`` is called when it is over, possibly before this
+        returns."""
         waiting = self._count - self.options.concurrency
         self._count += 1
         if waiting >= self.options.queue:
@@ -247,23 +245,23 @@ class CommandRunner:
         except Exception as error:
             self._end(run, error)
         except BaseException:
-            self._leave(run)
+            self._abandon(run)
             raise
 
     def _begin(self, run: CommandRun, request: CommandRequest) -> None:
-        run.boundary = boundary = self._deciding.boundary(run.spec, request.command)
-        run.steps = StepRun(self._deciding.run(run.spec, request, boundary))
+        run.boundary = boundary = self._decider.boundary(run.spec, request.command)
+        run.steps = StepRun(self._decider.run(run.spec, request, boundary))
         # The turn comes before the slot: commands that wait for one boundary must not hold the slots of all others.
         run.has_turn = self._turns.try_begin(boundary)
         run.has_slot = run.has_turn and self._slots.try_take()
         if run.has_slot:
-            self._go_on(run)
+            self._continue(run)
         else:
             self._start_task(run)
 
     # ---- without waiting ---------------------------------------------------------------------------------------
 
-    def _go_on(self, run: CommandRun, answer: object = None, error: Exception | None = None) -> None:
+    def _continue(self, run: CommandRun, answer: object = None, error: Exception | None = None) -> None:
         """Give the procedure the outcome of its last step, and send its next message, or start a task for the rest."""
         steps = run.steps
         steps.answer, steps.error = answer, error
@@ -277,7 +275,7 @@ class CommandRunner:
         except Exception as error:
             self._end(run, error)
         except BaseException:
-            self._leave(run)  # others wait for the turn and the place
+            self._abandon(run)  # others wait for the turn and the place
             raise
 
     def _send(self, run: CommandRun, step: Append) -> bool:
@@ -290,7 +288,7 @@ class CommandRunner:
         except BufferFull:
             return False
         run.wait_until = min(now + REQUEST_S, run.deadline)
-        self._on_their_way[run] = None
+        self._in_transit[run] = None
         self._link.set_alarm(run.wait_until)
         return True
 
@@ -302,7 +300,7 @@ class CommandRunner:
         except JetSparkError as error:
             self.on_ack_failed(run, error)
         else:
-            self._go_on(run, AppendMoved(is_duplicate=True) if ack.duplicate else Appended(ack.sequence))
+            self._continue(run, AppendMoved(is_duplicate=True) if ack.duplicate else Appended(ack.sequence))
 
     def on_ack_failed(self, run: CommandRun, error: Exception) -> None:
         """The stream refuses the message, or no acknowledgement will come."""
@@ -310,12 +308,12 @@ class CommandRunner:
         try:
             outcome = self._store.judge(error)
         except Exception as fatal:
-            self._go_on(run, error=fatal)
+            self._continue(run, error=fatal)
         else:
-            self._go_on(run, outcome)
+            self._continue(run, outcome)
 
     def _forget(self, run: CommandRun) -> None:
-        self._on_their_way.pop(run, None)
+        self._in_transit.pop(run, None)
         token, run.token = run.token, ""
         if token:
             self._context.forget(token)
@@ -325,7 +323,7 @@ class CommandRunner:
     def _start_task(self, run: CommandRun) -> None:
         def over(task: asyncio.Task[None]) -> None:
             if not run.is_over:
-                self._leave(run)  # cancelled before its first step, it could not do that itself
+                self._abandon(run)  # cancelled before its first step, it could not do that itself
 
         self.spawn(self._work(run)).add_done_callback(over)
 
@@ -356,7 +354,7 @@ class CommandRunner:
         finally:
             # Also when cancelled: others wait for the turn and the place.
             if outcome is None:
-                self._leave(run)
+                self._abandon(run)
             else:
                 self._end(run, outcome)
 
@@ -366,15 +364,15 @@ class CommandRunner:
         self._free(run)
         if isinstance(outcome, TimeoutError):
             if self._store.refused_at >= run.began:
-                reason = f": the stream does not take its events now: {self._store.refusal}"
-                _logger.warning("command %s: not decided within the caller's time%s", run.spec.name, reason)
+                reason = f": the stream refuses its events: {self._store.refusal}"
+                _logger.warning("command %s: not decided before the caller's time-out%s", run.spec.name, reason)
             else:
-                _logger.debug("command %s: not decided within the caller's time", run.spec.name)
+                _logger.debug("command %s: not decided before the caller's time-out", run.spec.name)
         run.on_end(outcome)
 
-    def _leave(self, run: CommandRun) -> None:
+    def _abandon(self, run: CommandRun) -> None:
         self._free(run)
-        run.on_left()
+        run.on_abandoned()
 
     def _free(self, run: CommandRun) -> None:
         assert not run.is_over
@@ -400,19 +398,21 @@ async def _keep_time(time: ServerClock) -> None:
         try:
             await time.now()
         except JetSparkError as error:
-            _logger.warning("the server's time is not known anew, and goes on from its last answer: %s", error)
+            _logger.warning("the server's time could not be read (%s); still counting from its last answer", error)
 
 
-async def _watch_stream(app: AppSpec, advisories: Subscription, deciding: Decider) -> None:
+async def _watch_stream(app: AppSpec, advisories: Subscription, decider: Decider) -> None:
     """Hear of it when the stream is deleted, made, or changed."""
     try:
         async with advisories:
             async for advisory in advisories:
                 if advisory.subject.split(".")[4] in ("CREATED", "DELETED", "UPDATED"):
-                    deciding.doubt()
+                    decider.doubt()
     except ConnectionClosed:
         pass  # nothing is decided without it
     except PermissionDenied as error:
         _logger.info(
-            "app %s: may not subscribe to %s, and looks at the stream from time to time", app.name, error.subject
+            "app %s: no permission to subscribe to %s; checking the stream every few seconds instead",
+            app.name,
+            error.subject,
         )

@@ -59,7 +59,8 @@ class CommandMeta(msgspec.StructMeta):
 
 @dataclass_transform(field_specifiers=(msgspec.field,), frozen_default=True, kw_only_default=True)
 class Command(msgspec.Struct, frozen=True, kw_only=True, metaclass=CommandMeta):
-    """Something that is asked for: its fields say what, ``reads`` what the decision depends on, ``decide`` decides.
+    """A request to the application: its fields are the arguments, ``reads`` returns the boundary of the decision, and
+    ``decide`` decides.
 
     ::
 
@@ -90,14 +91,14 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, metaclass=CommandMeta):
         raise ConfigError(f"{type(self).__name__}: write `def reads(self)`, which returns subjects")
 
     def decide(self, past: Past) -> object:
-        """The events to store, as a list, or a :class:`Decision` with a reply; raise ``Refused(reason)`` to say no.
+        """The events to store, as a list, or a :class:`Decision` with a reply; raise ``Refused(reason)`` to refuse.
 
-        It must be pure: no clock, no I/O, no chance. It may run several times, and only the last time counts.
+        It must be pure: no clock, no I/O, no randomness. It may run several times, and only the last run counts.
         """
         raise ConfigError(f"{type(self).__name__}: write `def decide(self, past)`, which returns events")
 
     def snapshot_key(self) -> object:
-        """With ``snapshot=``: the key of the projection whose state ``past.state`` is."""
+        """The key of the projection whose state becomes ``past.state``; needed with ``snapshot=``."""
         raise ConfigError(f"{type(self).__name__}: write `def snapshot_key(self)`: a key of the projection")
 
 
@@ -110,15 +111,15 @@ class Decision:
     """The result of a command (:class:`Command`) or of one step of a workflow (``@app.workflow``)."""
 
     events: Sequence[object] = ()
-    """To be stored."""
+    """The events to store."""
     reply: object = None
     """Commands only: the ``data`` of the caller's reply, any JSON value. It is recorded with the events so that a retry
     gets the same reply; keep it small."""
     state: Any = UNCHANGED
     """Workflows only: the run's new state."""
     timers: Mapping[str, tuple[object, TimerDue]] = field(default_factory=dict)
-    """By name: an event, and when it is published: seconds from now, a ``timedelta``, or a time with a zone. The names
-    are those of one run of a workflow; of a command they are the application's, as for ``timers.set``."""
+    """By name: an event, and when it is published: seconds from now, a ``timedelta``, or a time with a zone. A
+    workflow's names belong to one run; a command's belong to the application, as for ``timers.set``."""
     cancels: Sequence[str] = ()
     """Timers that end. A command needs an event for each of them."""
     commands: Mapping[str, Command] = field(default_factory=dict)
@@ -169,7 +170,7 @@ class CommandDecision(NamedTuple):
         """Normalise the return value of ``decide``.
 
         Raises:
-            ConfigError: It is neither events nor a decision.
+            ConfigError: The value is neither events nor a decision.
         """
         if type(decided) is list:
             return cls(decided)  # by far the most
@@ -217,7 +218,7 @@ class CommandReply:
     sequence: int
     """The sequence of the command's last event, for reading your own write; 0 if no event was stored."""
     events: int
-    """How many events it stored."""
+    """The number of events it stored."""
     data: Any = None
     """The ``reply`` of the decision."""
     is_repeated: bool = field(default=False, compare=False)
@@ -227,7 +228,7 @@ class CommandReply:
         """``data`` as a type that msgspec reads, such as a Struct, a dataclass or a TypedDict.
 
         Raises:
-            ConfigError: It is not one. The command was decided all the same.
+            ConfigError: The data does not match the type. The command was decided all the same.
         """
         try:
             return msgspec.convert(self.data, kind, str_keys=True)
@@ -245,7 +246,7 @@ class PastEvent(NamedTuple):
     subject: str
     id: str
     time: datetime.datetime | None
-    """When the producer saw it happen."""
+    """The event's time according to its producer."""
     cause: str | None
     """The id of what led to it."""
     command: str | None = None
@@ -257,7 +258,7 @@ class PastEvent(NamedTuple):
     ended: str | None = None
     """The subject of the timer that ended with it."""
     stored: datetime.datetime | None = None
-    """When the stream stored it, by the server's clock."""
+    """The time when the stream stored the event, by the server's clock."""
 
 
 class Past:
@@ -282,8 +283,8 @@ class Past:
 
     @cached_property
     def entries(self) -> Sequence[PastEvent]:
-        """With sequence, id, time and cause."""
-        # A copy, for those who ask: a worker remembers the list, and the next command is decided on it.
+        """The events with sequence, id, time and cause."""
+        # A copy: the worker caches the list, and decides the next command on it.
         return tuple(self._entries)
 
     def of(self, kind: type[E]) -> list[E]:
@@ -292,7 +293,7 @@ class Past:
 
     @property
     def state(self) -> Any:
-        """With ``snapshot=``: the state of the projection's key with every event of the boundary in it; or None.
+        """The state of the projection's key, with every event of the boundary applied; or None. Needs ``snapshot=``.
 
         ``past`` itself then has only events that are newer than the snapshot, and some that are not.
         """
@@ -328,14 +329,14 @@ def _checked_boundary(filters: tuple[str, ...], stored: tuple[str, ...]) -> tupl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSpec:
-    """One command as it was declared: ``@app.command(name, ...)``; the options are these fields."""
+    """The declaration of a command, ``@app.command(name, ...)``; the options are these fields."""
 
     name: str
     kind: type[Command]
     snapshot: str | None = None
     """A projection whose state stands for the older part of a long past; see :attr:`Past.state`."""
     remember_s: float = 3600.0
-    """With ``snapshot``: how long ago a command may have been decided and still be known by its id after a restart."""
+    """How long a decided command is recognised by its id after a restart of the worker; with ``snapshot``."""
     guard: Guarding = "auto"
     """Must not change between reading and storing: ``boundary``, or the whole ``stream``. ``auto`` chooses the stream
     for a boundary with wildcards on a replicated stream, where the server's check of the boundary is not exact."""
@@ -390,7 +391,9 @@ class CommandSpec:
             known = ", ".join(sorted(projections)) or "the app has none"
             raise ConfigError(f"command {self.name!r}: snapshot={self.snapshot!r}: expected a projection: {known}")
         if spec.window is not None:
-            raise ConfigError(f"command {self.name!r}: snapshot={self.snapshot!r}: a projection with windows is none")
+            raise ConfigError(
+                f"command {self.name!r}: snapshot={self.snapshot!r}: expected a projection without windows"
+            )
         if spec.unique_ids:
             raise ConfigError(
                 f"command {self.name!r}: snapshot={self.snapshot!r}: expected a projection without unique_ids: the "

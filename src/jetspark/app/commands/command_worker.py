@@ -156,7 +156,7 @@ class CommandWorker:
 
 
 class _ServedRun(CommandRun):
-    """One request."""
+    """A command that arrived as a request."""
 
     __slots__ = ("_endpoint", "_serving", "message")
 
@@ -178,7 +178,7 @@ class _ServedRun(CommandRun):
         if self.message.reply and not isinstance(outcome, TimeoutError | ConnectionClosed):
             self._serving.answer(self.spec, self.message, outcome)
 
-    def on_left(self) -> None:
+    def on_abandoned(self) -> None:
         self._serving.count(self._endpoint, self.began, None)
 
 
@@ -193,7 +193,7 @@ class RequestServer:
     def take(self, spec: CommandSpec, endpoint: Endpoint, message: Message) -> None:
         """Serve a request."""
         now, headers = self._loop.time(), message.headers
-        # Before it is decided: a command must not have effects that its caller cannot be told of.
+        # Checked before the decision: a command must not have effects that cannot be reported to its caller.
         if message.reply and not self._replies.allows(message.reply, self.runner.stored):
             self._replies.refuse(message.subject, message.reply, now)
             self.count(endpoint, now, CommandFailed(spec.name, f"its reply subject is {message.reply!r}"))
@@ -220,7 +220,7 @@ class RequestServer:
         except ConnectionClosed:
             pass
         except Exception:
-            _logger.exception("command %s: its caller could not be answered", spec.name)
+            _logger.exception("command %s: the answer could not be sent; the caller runs into its time-out", spec.name)
 
     def _respond(self, message: Message, body: bytes, headers: dict[str, str] | None) -> None:
         try:

@@ -30,9 +30,9 @@ another sequence than before. The cache of another stream is dropped, and a comm
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from jetspark.app.causes import Cause
 from jetspark.app.commands.boundaries import (
@@ -73,6 +73,9 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.info import StoredMessage
 
+if TYPE_CHECKING:
+    from jetspark.app.spec import AppSpec
+
 __all__ = [
     "Append",
     "AppendMoved",
@@ -94,7 +97,7 @@ T = TypeVar("T")
 
 PAUSE = Backoff(first_s=0.001, max_s=0.25)
 TRUST_S = 10.0
-"""For how long the stream is taken for the one it was. A deletion is mostly heard of at once, see ``doubt``."""
+"""How long the stream is assumed not to have been re-created. Most deletions are reported at once, see ``doubt``."""
 _TRUST = datetime.timedelta(seconds=TRUST_S)
 
 
@@ -139,7 +142,7 @@ class LastMessage(NamedTuple):
     sequence: int
     """0 if the filter matches no message."""
     id: str | None = None
-    """Its ``Nats-Msg-Id``, if it has one."""
+    """The message's ``Nats-Msg-Id``, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ class StreamEnd(NamedTuple):
     sequence: int
     """The sequence of the stream's last message."""
     created: datetime.datetime | None
-    """When it was made: another time is another stream, whose sequences mean something else."""
+    """The stream's creation time: another time means a re-created stream with other sequences."""
     replicas: int
     """A replicated stream checks some guards less exactly."""
     subjects: tuple[str, ...]
@@ -170,11 +173,11 @@ class ReadSnapshot:
     projection: str
     key: str
     created: datetime.datetime | None
-    """When the stream was made."""
+    """The stream's creation time."""
 
 
 class GuardedMessage(NamedTuple):
-    """One message of an append."""
+    """A message of an append, with its guard."""
 
     encoded: Encoded
     guard: Guard | None = None
@@ -189,7 +192,7 @@ class Append(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """They are stored, without a gap; this is the sequence of the last one."""
+    """The messages are stored in consecutive sequences; this is the last one."""
 
     sequence: int
 
@@ -205,7 +208,7 @@ class AppendMoved:
 
 @dataclass(frozen=True, slots=True)
 class AppendUnknown:
-    """No answer came; the messages may be stored, or arrive later."""
+    """No acknowledgement came; the messages may be stored, now or later."""
 
 
 CommandStep: TypeAlias = ReadTail | ReadLasts | ReadStreamEnd | ReadSnapshot | Append | Sleep
@@ -216,35 +219,32 @@ CommandSteps: TypeAlias = Steps[CommandStep, T]
 
 
 class Decider:
-    """Decides commands of one application, on what this worker knows of its stream.
+    """Decides commands of one application, from this worker's cache of its stream.
 
     Args:
-        stream: Its name, for errors.
         end: The stream's current end.
+        catalogue: The application's events.
         clock: The time of day.
         random_bits: Returns the given number of random bits, for traces.
-        timers_of: The application whose timers commands set; None if it has none.
         server_now: The server's time of day, by which timers are due and commands are old; the clock's, if not given.
     """
 
     def __init__(
         self,
-        *,
-        stream: str,
+        app: AppSpec,
         end: StreamEnd,
-        source: str,
+        *,
         catalogue: Catalogue,
-        projections: Mapping[str, ProjectionSpec],
         cache: BoundaryCache,
         clock: Callable[[], datetime.datetime],
         random_bits: Callable[[int], int],
-        timers_of: str | None = None,
         server_now: Callable[[], datetime.datetime] | None = None,
     ) -> None:
-        self.stream = stream
-        self.catalogue, self.projections, self.cache = catalogue, projections, cache
+        self.stream = app.stream
+        self.catalogue, self.projections, self.cache = catalogue, app.projections, cache
         self.clock, self.server_now = clock, server_now or clock
-        self.encoder = DecisionEncoder(source, catalogue, timers_of, random_bits, self.server_now)
+        timers_of = app.name if app.has_timers else None
+        self.encoder = DecisionEncoder(app.source, catalogue, timers_of, random_bits, self.server_now)
         self.encoder.know(end.subjects)
         self.known_end = 0
         """The highest sequence of the stream that was seen."""
@@ -259,7 +259,7 @@ class Decider:
 
     @property
     def created(self) -> datetime.datetime | None:
-        """When the stream was made."""
+        """The stream's creation time."""
         return self._end.created
 
     @property
@@ -272,7 +272,7 @@ class Decider:
         return self._seen_at is None or not self._seen_at <= now < self._seen_at + _TRUST
 
     def doubt(self) -> None:
-        """The stream may have been deleted and made again, or changed: look before the next command."""
+        """The stream may have been re-created or changed: check it before the next command."""
         self._seen_at = None
 
     def see(self, end: StreamEnd) -> None:
@@ -341,12 +341,10 @@ def failed_by(spec: CommandSpec, method: str, error: BaseException) -> CommandFa
 
 
 class _DecidingRun:
-    """One command."""
+    """The decision of one command."""
 
-    def __init__(
-        self, deciding: Decider, spec: CommandSpec, request: CommandRequest, boundary: tuple[str, ...]
-    ) -> None:
-        self._deciding, self._spec, self._request, self._filters = deciding, spec, request, boundary
+    def __init__(self, decider: Decider, spec: CommandSpec, request: CommandRequest, boundary: tuple[str, ...]) -> None:
+        self._decider, self._spec, self._request, self._filters = decider, spec, request, boundary
         self._pasts: list[BoundaryPast] = []
         self._messages = DecisionMessages(())
         self._time: datetime.datetime
@@ -354,10 +352,10 @@ class _DecidingRun:
         self._is_unknown = self._guards_stream = False
         self._key = self._key_text = ""
         self._epoch = -1
-        self._projection = None if spec.snapshot is None else deciding.projections[spec.snapshot]
+        self._projection = None if spec.snapshot is None else decider.projections[spec.snapshot]
 
     def run(self) -> CommandSteps[CommandReply]:
-        self._time = self._deciding.clock()
+        self._time = self._decider.clock()
         if self._projection is not None:
             try:
                 self._key_text = text_of(self._request.command.snapshot_key())
@@ -396,7 +394,7 @@ class _DecidingRun:
                 failures += 1
                 # Up to all of the wait is random: writers that collided once would collide again after equal waits.
                 yield Sleep(PAUSE.wait_s(failures), random_fraction=1.0)
-                self._time = self._deciding.clock()
+                self._time = self._decider.clock()
                 is_duplicate = isinstance(answer, AppendMoved) and answer.is_duplicate
                 if is_duplicate or not self._guards_stream:
                     yield from self._catch_up()
@@ -415,7 +413,7 @@ class _DecidingRun:
         if self._is_unknown:
             # An earlier append without an acknowledgement may still be stored.
             raise CommandInDoubt(self._spec.name, self._id, 0.0)
-        raise BoundaryConflict(self._deciding.stream, self._filters, conflicts)
+        raise BoundaryConflict(self._decider.stream, self._filters, conflicts)
 
     @property
     def _id(self) -> str:
@@ -426,21 +424,21 @@ class _DecidingRun:
     @property
     def _is_outdated(self) -> bool:
         """True if the cached events belong to an earlier stream of this name."""
-        return self._epoch != self._deciding.epoch
+        return self._epoch != self._decider.epoch
 
     def _keep(self, past: BoundaryPast) -> None:
         if not self._is_outdated:
-            self._deciding.cache.put(past, self._key)
+            self._decider.cache.put(past, self._key)
 
     def _open(self) -> CommandSteps[None]:
         """Load the past of every boundary, from the cache where possible."""
-        if self._deciding.is_in_doubt(self._time):
-            self._deciding.see((yield ReadStreamEnd()))
-        self._epoch = self._deciding.epoch
-        self._guards_stream = guards_stream(self._spec.guard, self._filters, self._deciding.replicas)
+        if self._decider.is_in_doubt(self._time):
+            self._decider.see((yield ReadStreamEnd()))
+        self._epoch = self._decider.epoch
+        self._guards_stream = guards_stream(self._spec.guard, self._filters, self._decider.replicas)
         self._pasts = []
         for filter in self._filters:
-            past = self._deciding.cache.get(filter, self._key)
+            past = self._decider.cache.get(filter, self._key)
             if past is None:
                 past = yield from self._read_anew(filter)
             self._pasts.append(past)
@@ -448,7 +446,7 @@ class _DecidingRun:
             # One state for all: read those again that were read with another one.
             self._pasts = []
             for filter in self._filters:
-                self._deciding.cache.drop(filter, self._key)
+                self._decider.cache.drop(filter, self._key)
             snapshot = yield self._read_snapshot(self._projection)
             for filter in self._filters:
                 self._pasts.append((yield from self._read_anew(filter, snapshot)))
@@ -469,7 +467,7 @@ class _DecidingRun:
         return past
 
     def _read_snapshot(self, projection: ProjectionSpec) -> ReadSnapshot:
-        return ReadSnapshot(projection.name, self._key_text, self._deciding.created)
+        return ReadSnapshot(projection.name, self._key_text, self._decider.created)
 
     def _extend(
         self, past: BoundaryPast, through: int, *, after: int | None = None, since_s: float | None = None
@@ -478,9 +476,9 @@ class _DecidingRun:
         tail: list[StoredMessage] = yield ReadTail(
             past.filter, past.last if after is None else after, through, limit + 1, since_s
         )
-        self._time = self._deciding.clock()
+        self._time = self._decider.clock()
         try:
-            entries = [self._deciding.read(message) for message in tail]
+            entries = [self._decider.read(message) for message in tail]
             past.add(entries, tail[-1].headers.get("Nats-Msg-Id") if tail else None)
         except ContractViolation as error:
             raise CommandFailed(
@@ -501,14 +499,14 @@ class _DecidingRun:
     def _catch_up(self) -> CommandSteps[bool]:
         """Read new events of the boundaries up to the end that the leader reports; True if there were any."""
         lasts: list[LastMessage] = yield ReadLasts(self._filters)
-        if not all(past.may_go_on_to(*last) for past, last in zip(self._pasts, lasts, strict=True)):
+        if not all(past.may_continue_to(*last) for past, last in zip(self._pasts, lasts, strict=True)):
             # Events that were read are gone, by a limit or a purge; or this is another stream.
-            self._deciding.see((yield ReadStreamEnd()))
+            self._decider.see((yield ReadStreamEnd()))
             if self._is_outdated:
                 return True
         has_moved = False
         for place, (past, last) in enumerate(zip(self._pasts, lasts, strict=True)):
-            is_whole = past.may_go_on_to(*last)
+            is_whole = past.may_continue_to(*last)
             if is_whole and last.sequence == past.last:
                 continue
             has_moved = True
@@ -518,25 +516,25 @@ class _DecidingRun:
                 is_whole = past.last >= last.sequence
             if not is_whole:
                 # Events that were read, or were about to be, have been removed: read the boundary from its start.
-                self._deciding.cache.drop(past.filter, self._key)
+                self._decider.cache.drop(past.filter, self._key)
                 self._pasts[place] = yield from self._read_anew(past.filter, past.snapshot)
         return has_moved
 
     def _read_end(self, *, is_first: bool) -> CommandSteps[int]:
-        """Where the stream ends, with the boundaries complete up to there.
+        """The stream's last sequence, with the boundaries complete up to there.
 
-        At first it is enough if this worker has stored the last message that it knows of, and has all up to then.
+        The first attempt trusts the cache if this worker has stored the last message that it has seen.
         """
         known = min(past.through for past in self._pasts)
-        if is_first and known and known == self._deciding.known_end:
+        if is_first and known and known == self._decider.known_end:
             return known
         # The order matters: an event stored after this end was read fails the guard, whatever the boundaries contain.
         end: StreamEnd = yield ReadStreamEnd()
-        self._deciding.see(end)
+        self._decider.see(end)
         if self._is_outdated:
             return 0
         yield from self._catch_up()
-        self._deciding.known_end = max(self._deciding.known_end, end.sequence)
+        self._decider.known_end = max(self._decider.known_end, end.sequence)
         for past in self._pasts:
             past.through = end.sequence
         return end.sequence
@@ -564,7 +562,7 @@ class _DecidingRun:
     def _wrong_version(self) -> WrongVersion:
         expected = self._request.expected_version
         assert expected is not None
-        return WrongVersion(self._deciding.stream, self._filters, expected, self._version)
+        return WrongVersion(self._decider.stream, self._filters, expected, self._version)
 
     def _decide(self) -> CommandDecision | JetSparkError:
         try:
@@ -591,7 +589,7 @@ class _DecidingRun:
     # ---- storing -----------------------------------------------------------------------------------------------
 
     def _append(self, decision: CommandDecision, end: int | None) -> Append:
-        self._messages = self._deciding.encoder.encode(self._spec.name, self._request.cause, decision, self._time)
+        self._messages = self._decider.encoder.encode(self._spec.name, self._request.cause, decision, self._time)
         events, timers = self._messages
         boundary = [Guard(past.filter, past.last) for past in self._pasts]
         try:
@@ -618,7 +616,7 @@ class _DecidingRun:
         events, timers = self._messages
         last = end - len(timers)
         first = last - len(events) + 1
-        now = self._deciding.server_now()
+        now = self._decider.server_now()
         stored = [
             PastEvent(
                 first + index,
@@ -644,5 +642,5 @@ class _DecidingRun:
         for past in self._pasts:
             self._keep(past)
         if not self._is_outdated:
-            self._deciding.known_end = max(self._deciding.known_end, end)
+            self._decider.known_end = max(self._decider.known_end, end)
         return CommandReply(command_id=self._id, sequence=last, events=len(events), data=decision.reply)

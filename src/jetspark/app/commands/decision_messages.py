@@ -40,7 +40,7 @@ MAX_REPLY_BYTES = 16 << 10
 
 
 class DecisionMessages(NamedTuple):
-    """In the order in which they are stored."""
+    """The messages in the order in which they are stored."""
 
     events: Sequence[Encoded]
     timers: Sequence[Encoded] = ()
@@ -52,7 +52,7 @@ class DecisionEncoder:
     Args:
         catalogue: The application's events.
         timers_of: The application whose timers decisions set; None if it has none.
-        random_bits: Such a number of random bits, for traces.
+        random_bits: Returns the given number of random bits, for traces.
         server_now: The server's time of day, by which timers are due.
     """
 
@@ -181,7 +181,7 @@ def plan_guards(subjects: Sequence[str], boundary: Sequence[Guard], *, whole_str
     """The guard of each message; None for a message without one.
 
     Raises:
-        NotGuardable: No assignment exists; the error says what to change.
+        NotGuardable: No assignment is possible; the error says what to change.
     """
     if len(subjects) == len(boundary) == 1 and not whole_stream and matches(boundary[0].filter, subjects[0]):
         return [boundary[0]]  # most decisions are so

@@ -88,7 +88,7 @@ class CommandStore:
         self._js, self._stream, self._views = js, stream, views
         self._context = context_of(js)
         self.refused_at, self.refusal = -math.inf, ""
-        """When the stream last refused an append although no guard failed, and why: it is full, say."""
+        """When the stream last refused an append although its guards held, and why: the stream is full, for example."""
         self._folded_from: dict[str, datetime.datetime | None] = {}
         """By projection: the creation time of the stream that its states were folded from."""
 
@@ -175,7 +175,7 @@ class CommandStore:
             return self.judge(error)
 
     def judge(self, error: Exception) -> AppendMoved | AppendUnknown:
-        """As the function, and remembers a refusal that may last: who waits in vain wants to know."""
+        """Calls :func:`judge`, and records a refusal that may last, for the log."""
         outcome = judge(error)
         if isinstance(outcome, AppendMoved) and not outcome.is_conflict:
             self.refused_at, self.refusal = self._context.link.now(), str(error)

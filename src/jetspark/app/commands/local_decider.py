@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 __all__ = ["LocalDecider"]
 
 CLOSING_S = 2.0
-"""For how long closing waits for commands that are being decided. A server that is well answers within milliseconds."""
+"""How long closing waits for running commands. A healthy server answers within milliseconds."""
 ENVELOPE_BYTES = 16 << 10
 """An upper bound of the envelope around a request's fields. A request that stays below the server's limit by this much
 is not measured."""
 
 
 class _LocalRun(CommandRun):
-    """One command, and who waits for it."""
+    """A command of this program, and the future of its outcome."""
 
     __slots__ = ("outcome",)
 
@@ -49,7 +49,7 @@ class _LocalRun(CommandRun):
     def on_end(self, outcome: CommandReply | Exception) -> None:
         self._finish(outcome)
 
-    def on_left(self) -> None:
+    def on_abandoned(self) -> None:
         self._finish(None)
 
     def _finish(self, outcome: CommandReply | Exception | None) -> None:
@@ -58,7 +58,7 @@ class _LocalRun(CommandRun):
 
 
 class LocalDecider:
-    """Takes the calls of one client. It looks at the stream when the first one comes."""
+    """Decides the calls of one client. The first call reads the stream."""
 
     def __init__(self, app: AppSpec, js: JetStream, options: CommandOptions) -> None:
         self._app, self._js, self._options = app, js, options
@@ -80,7 +80,7 @@ class LocalDecider:
         """Decide a command, and return when its events are stored; ``write`` writes it as a request to a worker.
 
         Raises:
-            JetSparkError: As :meth:`AppClient.call`.
+            JetSparkError: Any error of :meth:`AppClient.call`.
         """
         if self._context.client.is_closed:
             raise ConnectionClosed("the connection is closed")
@@ -124,7 +124,7 @@ class LocalDecider:
 
         Raises:
             InvalidEvent: A field has a value that its type does not allow.
-            PayloadTooLarge: It could not be sent to a worker.
+            PayloadTooLarge: The request is too large for a worker.
         """
         limit = self._context.client.max_payload_bytes
         with contextlib.suppress(Exception):  # whatever it is: the long way says it as a worker does

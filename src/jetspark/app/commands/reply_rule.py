@@ -29,7 +29,7 @@ def check_inbox_prefixes(prefixes: Iterable[str]) -> tuple[str, ...]:
     """The ``inbox_prefixes`` of an application, if workers may answer there.
 
     Raises:
-        ConfigError: One is not the beginning of a subject, or begins a subject of the server's.
+        ConfigError: A prefix is not the beginning of a subject, or begins one of the server's subjects.
     """
     found = tuple(texts("inbox_prefixes", prefixes, 'a list of prefixes, such as ["_INBOX_shop"]'))
     for prefix in found:
@@ -48,7 +48,7 @@ def check_no_stream_stores(prefixes: Iterable[str], streams: Iterable[tuple[str,
         streams: The names and the subjects of an application's streams.
 
     Raises:
-        ConfigError: One of them would store replies.
+        ConfigError: A stream would store replies.
     """
     for name, subjects in streams:
         for prefix in prefixes:
@@ -61,7 +61,7 @@ def check_no_stream_stores(prefixes: Iterable[str], streams: Iterable[tuple[str,
 
 
 class ReplyRule:
-    """Which requests a worker may answer; it counts and logs the others."""
+    """Decides which requests a worker may answer; counts and logs the others."""
 
     def __init__(self, app: str, prefixes: Iterable[str]) -> None:
         self._app = app

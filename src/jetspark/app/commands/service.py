@@ -14,13 +14,13 @@ import msgspec
 __all__ = ["Endpoint", "ServiceRecord"]
 
 QUEUE_GROUP = "q"
-"""As other services have it by default."""
+"""The default queue group of NATS services."""
 _VERBS = ("PING", "INFO", "STATS")
 
 
 @dataclass(slots=True)
 class Endpoint:
-    """One command, and how it goes."""
+    """One command's endpoint, and its statistics."""
 
     name: str
     subject: str
@@ -62,7 +62,7 @@ class Endpoint:
 
 @dataclass(slots=True, kw_only=True)
 class ServiceRecord:
-    """One worker, as others find it."""
+    """A worker's entry in service discovery."""
 
     name: str
     id: str

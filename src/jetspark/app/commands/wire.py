@@ -100,7 +100,7 @@ _decode_error = msgspec.json.Decoder(_Error).decode
 
 
 def command_subject(app: str, name: str) -> str:
-    """Where a command is sent; outside of the application's stream, which would store it."""
+    """The subject of a command's requests; the application's stream must not store it."""
     return f"cmd.{escape(app)}.{name}"
 
 
@@ -139,10 +139,10 @@ def timeout_header(timeout_s: float) -> dict[str, str]:
 
 
 def time_to_decide(headers: Mapping[str, str], default_s: float) -> float:
-    """For how long a command is tried, from when its request arrives; ``default_s`` if its caller does not say.
+    """How long a command is tried after its request has arrived; ``default_s`` if its caller gives no time-out.
 
-    A worker stops before its caller does. A caller may ask again when its time is over, and be told by another worker
-    that the command is refused. If the first worker were still trying, it could store the command after that.
+    A worker stops before its caller's time-out. After it, the caller may ask again, and another worker may answer that
+    the command is refused. If the first worker were still trying, it could store the command after that.
     """
     try:
         wanted_s = float(headers[TIMEOUT]) * DECIDING_PART
@@ -175,9 +175,9 @@ def read_request(
 ) -> CommandRequest:
     """
     Args:
-        spec: Of the command that belongs here.
+        spec: The command of this subject.
         commands: The readable commands.
-        raw_headers: As the message has them; ``headers`` are the same.
+        raw_headers: The message's header block; ``headers`` are the same, decoded.
 
     Raises:
         CommandFailed: The message is another command, or breaks the command's contract.
@@ -199,7 +199,7 @@ def read_request(
 def write_reply(reply: CommandReply) -> bytes:
     """
     Raises:
-        TypeError, ValueError: Its data is nothing that JSON has.
+        TypeError, ValueError: The data is not a JSON value.
     """
     data = msgspec.json.encode(_Reply(reply.command_id, reply.sequence, reply.events, reply.data, reply.is_repeated))
     check_finite("the reply", reply.data, data)
@@ -218,7 +218,7 @@ def write_error(error: JetSparkError) -> tuple[bytes, dict[str, str]]:
 
 
 def kind_of(error: Exception) -> type[JetSparkError] | None:
-    """Which of the errors that can be answered with it is; None for others."""
+    """The class of errors below which this one can be sent; None for errors that cannot."""
     return next((kind for kind in type(error).__mro__ if kind in CODES), None)
 
 
@@ -251,7 +251,9 @@ def read_reply(data: bytes, headers: Mapping[str, str]) -> CommandReply:
         failed = _decode_error(data)
         raise _BY_NAME[failed.error](*failed.facts)
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
-        raise ProtocolError(f"{data[:200]!r} is no answer to a command: something else is subscribed to it") from error
+        raise ProtocolError(
+            f"{data[:200]!r} is not an answer to a command: another program is subscribed to its subject"
+        ) from error
 
 
 def answer_priority(data: bytes, headers: Mapping[str, str]) -> int:

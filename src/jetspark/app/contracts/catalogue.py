@@ -4,7 +4,7 @@ A :class:`Contract` belongs to a class: its wire name and version, where its eve
 their data is written and read. A class stands for exactly one version; older versions live on as *upcasts*, pure
 functions from the data of one version to that of the next, so that a handler only ever meets the newest class.
 
-A :class:`Catalogue` finds the contract for what a message says of itself. It knows each type and version once.
+A :class:`Catalogue` finds the contract for the type and version of a message. It has each type and version once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SORTING_ENCODER = msgspec.json.Encoder(order="deterministic")
 
 
 class Contract:
-    """One version of one type of event: name, key, subject, and how its data is written and read."""
+    """One version of an event type: name, key, subject, and the encoding of its data."""
 
     def __init__(self, kind: type[Any], *, type: str, version: int, key: str | None, subject: str | None) -> None:
         if not isinstance(type, str) or not _is_type(type):
@@ -49,14 +49,14 @@ class Contract:
         self.type = type
         self.version = version
         self.subject = Template(type if subject is None else subject)
-        """Where its events are published; without ``subject=`` that is the type itself."""
+        """The subject of its events; without ``subject=`` it is the type itself."""
         self.key = key
         self.key_template, self.key_of = _key_functions(key)
         """The key of an event as text; None if the type has no key."""
         self.id_of: Callable[[Any], str | None] | None = None
-        """The id of an event by its content, where the class says one."""
+        """The id of an event derived from its content, if the class defines one."""
         self.upcasts: dict[int, Upcast] = {}
-        """By the version they start from; each leads to the next."""
+        """Upcasts by the version they start from; each leads to the next."""
         self._is_checked = False
         self._write: Callable[[Any], bytes] = _write_pydantic if self.is_pydantic else _ENCODER.encode
         """``_write_sorted`` where sets are in it, once that is known."""
@@ -134,7 +134,7 @@ class Contract:
         return "", f"{event!r} would be read back as {again!r}"
 
     def key_in(self, subject: str) -> str | None:
-        """The key of an event as its NATS subject tells it; None if the subject does not have it."""
+        """The key of an event according to its NATS subject; None if the subject does not contain it."""
         values = self.subject.values_of(subject) or {}
         if self.key in values:  # the name of one field
             return values[self.key]
@@ -147,7 +147,7 @@ class Contract:
         """Remember how data of a version becomes data of the next.
 
         Raises:
-            ConfigError: There is one already, or the version is not an older one.
+            ConfigError: The step has an upcast already, or the version is not an older one.
         """
         if not isinstance(from_version, int) or not 1 <= from_version < self.version:
             raise ConfigError(
@@ -171,7 +171,7 @@ class Contract:
         """Check that the upcasts lead to this version without a hole.
 
         Raises:
-            ConfigError: One is missing on the way.
+            ConfigError: An upcast in between is missing.
         """
         if not self.upcasts:
             return
@@ -191,7 +191,7 @@ def contract_of(kind: object) -> Contract:
     """The contract of an event, or of its class.
 
     Raises:
-        ConfigError: It has none.
+        ConfigError: The class has no contract.
     """
     found = getattr(kind, "__contract__", None)
     cls = kind if isinstance(kind, type) else type(kind)
@@ -199,20 +199,20 @@ def contract_of(kind: object) -> Contract:
     if isinstance(found, Contract) and found.kind is cls:
         return found
     raise ConfigError(
-        f"{cls.__name__} is no type of event: write class {cls.__name__}(Event, type=..., version=1), or register a "
+        f"{cls.__name__} is not an event type: write class {cls.__name__}(Event, type=..., version=1), or register a "
         "pydantic model with event(...)"
     )
 
 
 class Decoding(NamedTuple):
-    """How one version that may be in a message is read: into which class, by which steps."""
+    """How data of one version is decoded: into which class, by which upcasts."""
 
     contract: Contract
     upcasts: tuple[Upcast, ...]
 
 
 class Catalogue:
-    """The types of events that an application knows, each version once."""
+    """The event types of an application, each version once."""
 
     def __init__(self, *kinds: type) -> None:
         self._contracts: dict[tuple[str, int], Contract] = {}
@@ -306,7 +306,7 @@ class Catalogue:
 
 
 def _write_pydantic(event: Any) -> bytes:
-    # Its warnings say less than the error of reading the result again.
+    # The error of decoding the result says more than these warnings.
     data: str = event.model_dump_json(by_alias=True, warnings=False)
     return data.encode()
 
@@ -354,7 +354,7 @@ def _qualified_name(thing: Any) -> str:
 
 
 def returned_types(function: Callable[..., object]) -> list[type]:
-    """The types of events that a handler says it returns."""
+    """The event types in the return annotation of a handler."""
     try:
         hint = typing.get_type_hints(function).get("return")
     except (NameError, TypeError):

@@ -48,7 +48,7 @@ DEFAULT_MODE: Mode = "BACKWARD_TRANSITIVE"
 
 _ALL_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 _UNIONS = ("anyOf", "oneOf")
-# Keyword, whether a larger value of it is tighter, and the types it says something about.
+# Keyword, whether a larger value of it is tighter, and the types that it applies to.
 _BOUNDS: tuple[tuple[str, bool, frozenset[str]], ...] = (
     ("minimum", True, frozenset({"integer", "number"})),
     ("maximum", False, frozenset({"integer", "number"})),
@@ -65,7 +65,7 @@ _NOTHING = {"minLength": 0, "minItems": 0, "minProperties": 0}
 
 
 class Incompatibility(NamedTuple):
-    """One value that the writer may write and the reader cannot read."""
+    """A value that the writer may write and the reader cannot read."""
 
     path: str
     rule: Rule
@@ -79,7 +79,7 @@ def check_mode(mode: str) -> Mode:
     """Return ``mode`` if it is one.
 
     Raises:
-        ConfigError: It is not; the message lists them.
+        ConfigError: They are not compatible; the message lists the reasons.
     """
     if mode not in get_args(Mode):
         raise ConfigError(f"compatibility {mode!r}: expected one of {', '.join(get_args(Mode))}")
@@ -93,14 +93,14 @@ def directions(mode: Mode) -> tuple[bool, bool]:
 
 
 def older_to_check(mode: Mode, versions: Sequence[int]) -> list[int]:
-    """Which of the older versions a mode compares with: all of them, the last, or none."""
+    """The older versions that a mode compares with: all of them, the last, or none."""
     if mode == "NONE":
         return []
     return sorted(versions) if mode.endswith("_TRANSITIVE") else sorted(versions)[-1:]
 
 
 def unreadable(reader: Schema, writer: Schema) -> list[Incompatibility]:
-    """Why a reader by one schema cannot read everything that a writer by the other writes; empty if it can."""
+    """The reasons why a reader with one schema cannot read all data written with the other; empty if it can."""
     return list(_Comparison(reader, writer).compare(reader, writer, ""))
 
 
@@ -175,7 +175,7 @@ class _Comparison:
         if reader.get("uniqueItems") and not writer.get("uniqueItems"):
             yield Incompatibility(path, "bound_tightened", "the reader takes no duplicates")
         length = max(len(reader.get("prefixItems", ())), len(writer.get("prefixItems", ())))
-        # More than the writer's are not written; that there are more than the reader's is told as a bound.
+        # More items than the writer's bound do not occur; items beyond the reader's bound are reported as a bound.
         most = min((each["maxItems"] for each in (reader, writer) if "maxItems" in each), default=math.inf)
         for index in range(length):
             if index < most:

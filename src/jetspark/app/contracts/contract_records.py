@@ -33,7 +33,7 @@ _ID = "00000000-0000-8000-8000-000000000001"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One version of one type, as it was when it was recorded."""
+    """The recorded contract of one version of an event type."""
 
     type: str
     version: int
@@ -47,7 +47,7 @@ class Record:
         return f"{self.type}.{self.version}"
 
     def write(self) -> bytes:
-        """Its bytes: sorted and indented, to be read by people as well."""
+        """The record's bytes: sorted and indented, so that people can read them too."""
         content = {"type": self.type, "version": self.version, "schema": self.schema, "examples": self.examples}
         return write(content)
 
@@ -86,7 +86,7 @@ def record_of(contract: Contract, source: str) -> Record:
     """The record of a contract.
 
     Raises:
-        ConfigError: No example can be made of it.
+        ConfigError: The schema does not allow an example to be made.
     """
     schema = document(contract)
     examples = {}

@@ -6,9 +6,9 @@
      "subject":"o-1","datacontenttype":"application/json","schemaversion":2,
      "correlationid":"...","causationid":"...","data":{...}}
 
-``subject`` is the key of the event. The headers are ``Nats-Msg-Id``, the id once more, by which the stream knows a
-duplicate, and ``traceparent``, where there is a trace. Everything else is in the body, so that a reader of bodies
-alone (Spark, a file) has all of it.
+``subject`` is the key of the event. The headers are ``Nats-Msg-Id``, a copy of the id by which the stream recognises a
+duplicate, and ``traceparent``, if the event has a trace. Everything else is in the body, so that readers of bodies
+alone (Spark, a file) have all of it.
 
 Reading takes one decode of the envelope that leaves ``data`` alone, a look into the catalogue, and one decode of
 ``data`` into the class. Only a message in another form takes a second look: `foreign_envelopes` reads the binary mode
@@ -16,7 +16,7 @@ of CloudEvents and some spellings that are common elsewhere. Readers of millions
 one (:func:`whole_reader`).
 
 Every way in which a message can fail to be an event is an error of its own, below
-:class:`~jetspark.errors.ContractViolation`, and is told before any code of the application sees the event.
+:class:`~jetspark.errors.ContractViolation`, and is raised before the application's code sees the event.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 RawHeaders: TypeAlias = bytes | Mapping[str, str] | None
-"""As a message has them: the raw block, which is only parsed when something in it is needed, or a mapping."""
+"""The headers of a message: the raw block, which is only parsed when needed, or a mapping."""
 
 JSON = "application/json"
 _VARIANTS = {f"{digit:x}": f"{digit & 3 | 8:x}" for digit in range(16)}
@@ -128,7 +128,7 @@ class Encoded(NamedTuple):
 
 
 class Decoded(msgspec.Struct, frozen=True, gc=False):
-    """An event as it was read, with everything its envelope says."""
+    """A decoded event with its envelope."""
 
     event: Any
     """An instance of the newest class of its type."""
@@ -138,7 +138,7 @@ class Decoded(msgspec.Struct, frozen=True, gc=False):
     subject: str
     """The NATS subject the message came on."""
     key: str | None
-    """By the class; by the envelope if the class has none. Events of one key are handled in order."""
+    """The key by the class; by the envelope if the class has none. Events of one key are handled in order."""
     headers: RawHeaders = None
 
     @property
@@ -163,12 +163,12 @@ class Decoded(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def time(self) -> datetime.datetime | None:
-        """When the producer saw it happen; not when the stream stored it."""
+        """The event's time according to its producer; not the time when the stream stored it."""
         return self.envelope.time
 
     @property
     def correlation_id(self) -> str:
-        """The same for everything that one request from outside led to; the event's own id if it says none."""
+        """Shared by all events that follow from one request; the event's own id if the envelope has none."""
         return self.envelope.correlationid or self.envelope.id
 
     @property
@@ -197,8 +197,8 @@ def encode(
     Args:
         event: An instance of an ``Event`` class, or of a registered pydantic model.
         id: Identifies the event permanently; see ``Event.event_id`` and :func:`derived_id`.
-        time: When it happened, with a time zone.
-        correlation_id: Of what led to it; an event that nothing led to is its own.
+        time: The event's time, with a time zone.
+        correlation_id: The correlation of its cause; by default the event's own id.
 
     Raises:
         InvalidEvent: A field has a value its contract does not allow.
@@ -253,10 +253,10 @@ def decode(subject: str, data: bytes, headers: RawHeaders, catalogue: Catalogue)
 
     Raises:
         NotJson: The body is not JSON.
-        NotAnEnvelope: It is, and does not say its type or id.
+        NotAnEnvelope: The envelope has no type or no id.
         UnknownEventType: The catalogue has no such type.
-        UnknownEventVersion: It has the type, and not this version.
-        MissingField, WrongFieldType, BrokenRule: The data breaks its contract; ``field`` and ``rule`` say how.
+        UnknownEventVersion: The catalogue has the type, but not this version.
+        MissingField, WrongFieldType, BrokenRule: The data breaks its contract; see ``field`` and ``rule``.
         UpcastFailed: The data is of an older version, and its upcast raised.
     """
     envelope, contract, event = read_event(subject, data, headers, catalogue)
@@ -308,14 +308,14 @@ def whole_reader(catalogue: Catalogue) -> Callable[[bytes], Any]:
     """A function that decodes envelope and data of a message at once; its result has the ``time``, and the event as
     ``data``.
 
-    It takes half as long as :func:`read_event`, and knows less: the form that :func:`encode` writes, and of each type
-    the newest version, if its class is a Struct. For anything else it raises some exception, also for whatever
-    :func:`read_event` refuses; that one has the last word.
+    It takes half as long as :func:`read_event`, and reads less: the form that :func:`encode` writes, and the newest
+    version of each type, if its class is a Struct. For everything else it raises an exception, including messages that
+    :func:`read_event` refuses; the caller then tries that function.
     """
     # Sorted by type and version, so the newest version of a type comes last: the only one that is not upcast.
     newest = {name: contract for (name, _), (contract, _) in sorted(catalogue.readings.items())}
     kinds = tuple(_whole_kind(contract) for contract in newest.values() if not contract.is_pydantic)
-    # With a second kind, since msgspec asks for the type only where there is a choice.
+    # With a second class, because msgspec checks the type only where it has a choice.
     return msgspec.json.Decoder(Union[(_NoEvent, *kinds)]).decode if kinds else _read_nothing
 
 
@@ -346,7 +346,7 @@ def _whole_kind(contract: Contract) -> type[msgspec.Struct]:
 
 
 class _NoEvent(msgspec.Struct, tag_field="type", tag="", gc=False):
-    """An envelope whose type is empty. No event has such a type, so it is never one."""
+    """An envelope with an empty type, which never occurs."""
 
     def __post_init__(self) -> None:
         raise ValueError("the type is empty")
@@ -357,10 +357,10 @@ def _read_nothing(data: bytes) -> NoReturn:
 
 
 def read_envelope(data: bytes) -> Envelope:
-    """The envelope of a message in the form that ``encode`` writes; others are for :func:`read_event` to look at.
+    """The envelope of a message in the form that ``encode`` writes; :func:`read_event` reads others.
 
     Raises:
-        msgspec.DecodeError, ValueError, RecursionError: It is in no such form.
+        msgspec.DecodeError, ValueError, RecursionError: The message has another form.
     """
     return _decode(data)
 

@@ -40,8 +40,8 @@ class EventMeta(msgspec.StructMeta):
                 raise ConfigError(f"{name}: {option}={config[option]!r}: an event is a fact, always {option}")
         if config.get("array_like"):
             raise ConfigError(f"{name}: array_like=True: the data of an event is an object, whose fields have names")
-        # An immutable fact refers to nothing that refers to it. Else the collector looks at every event in hand, and at
-        # every tuple it is in: a tenth of the time that a projection takes.
+        # An immutable event is never part of a cycle. Otherwise the collector would visit every event in memory, and
+        # every tuple around it: a tenth of a projection's time.
         config.setdefault("gc", False)
         cls = super().__new__(mcls, name, bases, namespace, **config)
         clash = RESERVED.intersection(cls.__struct_fields__)
@@ -68,7 +68,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, metaclass=EventMeta):
 
     - ``type`` is the event's name on the wire, permanently; the name of the class may change. A class without it is
       only a base for others.
-    - ``version`` counts the changes of its fields that a reader has to know of; see :func:`upcast`.
+    - ``version`` counts the changes of its fields that readers have to handle; see :func:`upcast`.
     - ``key`` is the field whose value orders events: those of one key are handled one after the other. A template such
       as ``"{tenant}.{order_id}"`` makes one of several fields.
     - ``subject`` is where it is published, by default the type. Values of fields are escaped, so each is one token,
@@ -137,7 +137,7 @@ def event(
     def register(kind: _Kind) -> _Kind:
         if not hasattr(kind, "model_validate_json"):
             raise ConfigError(
-                f"{kind.__name__} is no pydantic model; write class {kind.__name__}(Event, type={type!r}, ...) instead"
+                f"{kind.__name__} is not a pydantic model: write class {kind.__name__}(Event, type={type!r}, ...)"
             )
         contract = Contract(kind, type=type, version=version, key=key, subject=subject)
         contract.id_of = getattr(kind, "event_id", None)
@@ -150,7 +150,7 @@ def event(
 def unchanged(old: dict[str, object]) -> dict[str, object]:
     """The upcast of data that the next version reads as it is: ``upcast(OrderPaid, from_version=1)(unchanged)``.
 
-    Whether that is true is decided by the rules for schemas: ``jetspark schema check`` asks them.
+    ``jetspark schema check`` verifies this by the rules for schemas.
     """
     return old
 

@@ -25,7 +25,7 @@ _is_enum = re.compile(r"Invalid (?:enum )?value").match
 
 
 class Fault(NamedTuple):
-    """One reason why data is not what its contract says."""
+    """A reason why data breaks its contract."""
 
     kind: FaultKind
     field: str
@@ -35,7 +35,7 @@ class Fault(NamedTuple):
 
 
 def fault_of(error: Exception) -> Fault:
-    """The first fault that an error of msgspec or pydantic tells of."""
+    """The first fault in an error of msgspec or pydantic."""
     if isinstance(error, msgspec.ValidationError):
         return _of_msgspec(str(error))
     if isinstance(error, msgspec.DecodeError | UnicodeDecodeError | RecursionError):

@@ -3,8 +3,8 @@
 Two mistakes in event contracts cannot be repaired later, because wrong values stay in the stream: money as a float,
 which has no exact value (0.1 + 0.2), and a time without its zone, which is another instant for each reader.
 
-A field is known for money by a word of its name, such as ``amount`` or ``unit_price``; :data:`Measure` says that a
-float with such a name is a measurement after all.
+A field counts as money if its name contains a word such as ``amount`` or ``unit_price``; :data:`Measure` marks a float
+with such a name as a measurement.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Measure = Annotated[_T, msgspec.Meta(extra_json_schema={"x-measure": True})]
 """``total_weight_kg: Measure[float]``: a measured quantity, although its name has a word for money in it."""
 
 Private = Annotated[_T, msgspec.Meta(extra_json_schema={"x-private": True})]
-"""``email: Private[str]``: data about a person. It is left out of ``repr``, and its schema says ``x-private``."""
+"""``email: Private[str]``: personal data. It is left out of ``repr``, and its schema says ``x-private``."""
 
 Timestamp = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
 """A time with its zone: the only form of ``datetime`` an event may have. It is written in UTC if it is in UTC."""
@@ -82,7 +82,7 @@ def check_fields(kind: type) -> None:
 
     Raises:
         ConfigError: A field is a float and by its name money, a time without a zone, or a set that cannot be sorted.
-        NameError: A type is not defined yet; ask again when the module is complete.
+        NameError: A type is not defined yet; call again when the module is complete.
     """
     is_pydantic = not issubclass(kind, msgspec.Struct)  # which does not look at marks of msgspec
     if not is_pydantic:  # its sets are sorted as JSON
@@ -108,7 +108,7 @@ def check_fields(kind: type) -> None:
 def check_sets(kind: object, where: str) -> None:
     """Check that every set in a type has elements with an order, which is the order in which they are written.
 
-    Sets have none of their own: that of a set of texts is another one in each process.
+    A set has no order of its own: a set of texts is ordered differently in each process.
 
     Raises:
         ConfigError: A set has elements that cannot be sorted.
@@ -161,13 +161,13 @@ def check_in_subject(kind: type, name: str, where: str) -> None:
     """Check that a field can be part of a subject or key: it is there, has a value, and one spelling.
 
     Raises:
-        ConfigError: It is not, or has not.
+        ConfigError: The field does not exist, or its type is not allowed.
         NameError: Its type is not defined yet.
     """
     hints = typing.get_type_hints(kind)
     if name not in field_names(kind):
         raise ConfigError(
-            f"{kind.__name__}: {where} names {name!r}, which is no field; fields are: {', '.join(field_names(kind))}"
+            f"{kind.__name__}: {where} names {name!r}, which is not a field; fields are: {', '.join(field_names(kind))}"
         )
     for annotation in _alternatives(hints[name]):
         if get_origin(annotation) is Literal and all(isinstance(value, str | int) for value in get_args(annotation)):
@@ -196,7 +196,7 @@ def private_fields(kind: type) -> frozenset[str]:
 def _leaves(
     kind: object, path: str, seen: frozenset[Any], marks: tuple[object, ...] = ()
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Every type that an annotation is made of, with the path to it and what ``Annotated`` says of it."""
+    """Every part of an annotation, with the path to it and its ``Annotated`` metadata."""
     kind, more = _marks(kind)
     marks += more
     fields = _fields_of(kind)

@@ -44,7 +44,7 @@ HEADERS: dict[str, tuple[str, ...]] = {
     "correlationid": ("correlation_id", "correlation-id"),
     "causationid": ("causation_id", "causation-id"),
 }
-"""Headers that stand in for what such an envelope does not say."""
+"""Headers that replace attributes missing in such an envelope."""
 
 BINARY = ("id", "source", "type", "time", "subject", "schemaversion", "correlationid", "causationid")
 _STRUCTURED = {"specversion", "datacontenttype", "dataschema", "subject"}

@@ -28,7 +28,7 @@ class ContractRegistry:
         """Record a contract; False if it is recorded already, with the same meaning.
 
         Raises:
-            ContractFrozen: It is recorded with another meaning.
+            ContractFrozen: The version is recorded with another meaning.
         """
         try:
             await self._kv.create(record.name, record.write())

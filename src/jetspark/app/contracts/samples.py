@@ -1,7 +1,7 @@
 """Examples of data, made of its schema alone: the smallest and the largest that a contract allows.
 
-They are the same in every run, so that files of them can be kept (golden files) and read again by later code. What a
-schema cannot tell, such as a text that matches a pattern, is taken from ``msgspec.Meta(examples=[...])``.
+They are the same in every run, so that they can be kept in files (golden files) and read again by later code. A value
+that a schema does not determine, such as a text that matches a pattern, comes from ``msgspec.Meta(examples=[...])``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def samples(schema: Schema, title: str) -> dict[str, Json]:
     """The smallest data by a schema (no optional field, lowest values) and the largest (every field, highest values).
 
     Raises:
-        ConfigError: No value can be found for a field; the message says what to add to it.
+        ConfigError: A field has no possible value; the message says what to add to it.
     """
     return {name: _Maker(schema, title, name == "largest").value(schema, (), ()) for name in ("smallest", "largest")}
 

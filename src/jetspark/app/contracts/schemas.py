@@ -129,7 +129,7 @@ def _plain(schema: Json, root: Schema, above: tuple[str, ...]) -> Json:
 
 
 def _with_sets_in_order(schema: object, root: Schema) -> Json:
-    """A schema whose defaults are the same in every process, and so are the files that have it."""
+    """A schema whose defaults, and so its files, are the same in every process."""
     if isinstance(schema, list):
         return [_with_sets_in_order(each, root) for each in schema]
     if not isinstance(schema, dict):

@@ -70,15 +70,17 @@ def unescape(token: str) -> str:
         ConfigError: ``escape`` makes no such token.
     """
     if not _is_token(token):
-        raise ConfigError(f"{token!r} is no escaped value: expected letters, digits, _, - and = with two hex digits")
+        raise ConfigError(
+            f"{token!r} is not an escaped value: expected letters, digits, _, - and = with two hex digits"
+        )
     if token == EMPTY:
         return ""
     try:
         value = _unescape_bytes(lambda found: bytes([int(found[1], 16)]), token.encode()).decode()
     except UnicodeDecodeError:
-        raise ConfigError(f"{token!r} is no escaped value: its bytes are not UTF-8") from None
+        raise ConfigError(f"{token!r} is not an escaped value: its bytes are not UTF-8") from None
     if escape(value) != token:
-        raise ConfigError(f"{token!r} is no escaped value: {value!r} is written {escape(value)!r}")
+        raise ConfigError(f"{token!r} is not an escaped value: {value!r} is written {escape(value)!r}")
     return value
 
 

@@ -1,8 +1,8 @@
-"""One change of an entity: its new state, and the events and timers that go with it. Pure.
+"""One change of an entity: its new state, with events and timers. Pure.
 
-A change is stored whole or not at all. What makes that so is one message, the state: it is stored only if the entity is
-still as it was read, and all other messages are in its batch. It carries the id of the change and the ids of those
-before it. So a program that got no answer can look whether its change was stored, also when others have followed.
+A change is stored whole or not at all: the state is stored only if the entity has not changed since it was read, and
+all other messages are in its batch. The state carries the id of the change and the ids of those before it. So a program
+without an acknowledgement can check whether its change was stored, even after later changes.
 
 Changes of several entities are a :class:`JointChange`: each has its own guard, and all are in one batch. One entity
 that has changed since it was read makes the server refuse them all; so one state that records its change proves that
@@ -34,7 +34,7 @@ CHANGES_HEADER = "JetSpark-Changes"
 RECENT = 16
 """Changes that a state remembers, itself included."""
 MAX_MESSAGES = 1000
-"""In one atomic batch, as the server allows by default."""
+"""Most messages of one atomic batch that the server allows by default."""
 _ROLLUP = {"Nats-Rollup": "sub"}
 
 
@@ -68,7 +68,7 @@ class PendingChange:
     """More headers of the state."""
 
     def messages(self) -> Iterator[EntityMessage]:
-        """In the order in which they are stored."""
+        """The messages in the order in which they are stored."""
         cancels = list(self.cancels[: 1 + len(self.events)])
         recent = ",".join([self.id, *self.recent][:RECENT])
         headers = {**self.headers, CHANGES_HEADER: recent, **_ROLLUP, **(cancels.pop() if cancels else {})}
@@ -153,7 +153,7 @@ class JointChange:
         return {subject for part in self.parts for subject in part.subjects}
 
     def messages(self) -> list[EntityMessage]:
-        """In the order in which they are stored."""
+        """The messages in the order in which they are stored."""
         return [message for part in self.parts for message in part.messages()]
 
     def revisions(self, first: int) -> list[int]:

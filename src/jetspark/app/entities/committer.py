@@ -81,7 +81,7 @@ class _Refusal(Exception):
 
 
 class KnownRevisions:
-    """The revisions that states have at least, as far as a program knows: of the states it knew of last."""
+    """Lower bounds of the revisions of recently used states."""
 
     def __init__(self, most: int = MAX_KNOWN) -> None:
         self._most = most
@@ -117,7 +117,7 @@ class Committer:
         self._task: asyncio.Task[None] | None = None
         self._turns = Turns()
         self.batches = self.changes = 0
-        """How many batches, or single messages, have stored how many changes."""
+        """How many batches or single messages were stored, and how many changes they contained."""
         self.sent = 0
         """Changes sent, including refused and repeated ones."""
 
@@ -125,7 +125,7 @@ class Committer:
         """The state with a subject, at least as new as this program knows it to be; None if it does not exist.
 
         Raises:
-            PermissionDenied: This user may not read it.
+            PermissionDenied: This user may not read the state.
             JetSparkError: The server did not answer, as often as it was asked.
         """
         for number in range(LAG_READS + 1):
@@ -166,7 +166,7 @@ class Committer:
             Conflict: Another writer changed an entity; nothing was stored.
             ServerError: The server refused it; nothing was stored.
             NetworkError: The outcome is unknown.
-            UsageError: There are too many messages, or an entity is there twice; nothing was stored.
+            UsageError: There are too many messages, or two changes of one entity; nothing was stored.
         """
         change = JointChange(parts)
         done: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
@@ -180,7 +180,7 @@ class Committer:
         return await done
 
     async def close(self) -> None:
-        """Store nothing more. Those who wait are told."""
+        """Store nothing more, and fail the waiting changes."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -299,7 +299,7 @@ class Committer:
             return None
 
     async def _get(self, query: Mapping[str, object], *, from_leader: bool) -> StoredMessage:
-        # Not by `Stream`: to have one takes the right to its info, which tells the keys of all entities.
+        # Not by `Stream`, which would need the permission to read its info, and that lists the keys of all entities.
         read = self._context.api.get_message(self._stream, query, direct=not from_leader)
         return await self._context.run(read)
 
@@ -326,7 +326,7 @@ class Committer:
 
         Raises:
             _Refusal: The server does not store these, however often it is asked.
-            JetSparkError: It did not take them for the moment; a NetworkError, if an attempt may be stored.
+            JetSparkError: The server cannot take them at the moment; a NetworkError if an attempt may be stored.
         """
         failures = 0
         messages = [message for change in changes for message in change.messages()]

@@ -100,11 +100,11 @@ class Entities:
         return self._spec.state_subjects.bucket
 
     def key_of(self, key: str) -> str:
-        """Where the state of an entity is in the bucket."""
+        """The key of an entity's state in the bucket."""
         return self._spec.key_of(key)
 
     def subject_of(self, key: str) -> str:
-        """Where the state of an entity is in the stream."""
+        """The subject of an entity's state in the stream."""
         return self._spec.subject_of(key)
 
     async def get(self, key: str) -> Any:
@@ -139,12 +139,12 @@ class Entities:
     async def modify(self, key: str, decide: Callable[[EntityChange], object], *, tries: int = TRIES) -> EntityChange:
         """Change an entity by a function of the change, which is called again on the new state if others were faster.
 
-        In a handler it is not called if an earlier attempt has made the change: see :attr:`EntityChange.was_made`.
+        In a handler it is not called if an earlier attempt has stored the change: see :attr:`EntityChange.was_made`.
 
         Args:
             decide: Called with the change, and fills it; may be async. It runs once for each try, and only the last run
                 counts.
-            tries: How often, at most.
+            tries: The number of tries.
 
         Raises:
             Conflict: Others were faster each time; nothing was stored.
@@ -157,7 +157,7 @@ class Entities:
     ) -> tuple[EntityChange, ...]:
         """Change several entities together by a function, which gets their changes in the same order.
 
-        It is called again on the new states if others were faster for one of them; see :meth:`modify`.
+        It is called again with the new states if another writer was faster for one of them; see :meth:`modify`.
 
         Raises:
             Conflict: Others were faster each time; nothing was stored.
@@ -211,7 +211,7 @@ class Entities:
             raise ConfigError(f"{unreadable[0].reason}{more}")
 
     async def list_all(self) -> AsyncIterator[StoredEntity | UnreadableEntity]:
-        """As :meth:`list`, with those whose states cannot be read among the others."""
+        """Like :meth:`list`, including entities whose states cannot be read."""
         async for key, message in self._present():
             revision = message.metadata.stream_sequence
             found: StoredEntity | UnreadableEntity
@@ -266,11 +266,11 @@ class Entities:
 
         Args:
             keys: Compare only these entities; all by default.
-            repair: Where the events are the truth, store the state they make. Where the state is, publish the events
-                that ``correct`` of the fold returns, in one batch with the state.
-            dry_run: Only say what a repair would store.
+            repair: With the events as the truth, store the state that they fold to. With the state as the truth,
+                publish the events that ``correct`` of the fold returns, in one batch with the state.
+            dry_run: Only report what a repair would store.
             rate: Messages read each second, at most.
-            on_progress: Is called with the sequence that is read, and the last one.
+            on_progress: Called with the sequence being read, and the last one.
 
         Raises:
             ConfigError: The kind was declared without a fold.
@@ -313,8 +313,8 @@ class EntityChange:
         """The revision that was read; after the block the stored one, or a later one if the acknowledgement was lost.
         """
         self.was_made = False
-        """In a handler: an earlier attempt has made this change, and leaving stores nothing. The state remembers that
-        while no more than 15 other changes follow."""
+        """In a handler: an earlier attempt has stored this change, and leaving the block stores nothing. The state
+        records the last 15 other changes."""
         self._recent: tuple[str, ...] = ()
         self._new: bytes | None = None
         self._is_set = False
@@ -323,7 +323,7 @@ class EntityChange:
         self._due_after: dict[str, tuple[Seconds, Any, str]] = {}
         """Timers that are due some time after the change by the server's clock, with their events and ids."""
         self._cancels: dict[str, None] = {}
-        """By name, like timers: of several things that are done to one timer the last one counts."""
+        """By name, like timers; the last call for one timer counts."""
         self._made = 0
         self._place = "before"
 
@@ -464,12 +464,12 @@ class EntityChanges:
 
     @property
     def subjects(self) -> list[str]:
-        """Where the states are in the stream."""
+        """The subjects of the states in the stream."""
         return [part._subject for part in self._parts]
 
     @property
     def was_made(self) -> bool:
-        """In a handler: an earlier attempt has made these changes, and leaving stores nothing."""
+        """In a handler: an earlier attempt has stored these changes, and leaving the block stores nothing."""
         # All were stored together, so one state that records its change proves it for all.
         return any(part.was_made for part in self._parts)
 

@@ -27,7 +27,7 @@ MANY = 1_000_000_000
 
 
 class StateSubjects(NamedTuple):
-    """Where the states of an application are: in its stream, beside the events."""
+    """The subjects of an application's states: in its stream, beside the events."""
 
     prefix: str
     """The prefix of the states' subjects."""
@@ -46,8 +46,8 @@ class StateSubjects(NamedTuple):
 class EntityFold:
     """The fold of an entity's events: a class with ``key`` and ``apply``, as for a projection.
 
-    Its ``correct(key, folded, state)``, if it has one, returns the events that lead from what the events make of an
-    entity to its state.
+    Its optional ``correct(key, folded, state)`` returns the events that lead from the folded state of an entity to its
+    stored one.
     """
 
     def __init__(self, name: str, kind: type, events: Sequence[type]) -> None:
@@ -98,7 +98,7 @@ class EntitySpec:
                 "events are the truth both are needed"
             )
         self.truth: Truth = truth
-        """Which of the two counts where they differ."""
+        """Which of state and events counts where they differ."""
         self.fold = None if fold is None else EntityFold(name, fold, events)
         self.state_subjects = state_subjects
         try:
@@ -161,10 +161,10 @@ class EntitySpec:
             return self._decoder.decode(data)
         except USER_ERRORS as error:  # also of the class's own code, such as its ``__post_init__``
             raise ConfigError(
-                f"entities {self.name!r}: {'a state' if key is None else f'the state of {key!r}'} is no "
-                f"{self.state!r}: {error_text(error)}. Give fields that are new a default. A state that is broken "
+                f"entities {self.name!r}: {'a state' if key is None else f'the state of {key!r}'} is not a "
+                f"{self.state!r}: {error_text(error)}. Give new fields a default. A broken state "
                 + (
-                    "is made anew from its events by jetspark reconcile --repair"
+                    "is rebuilt from its events by jetspark reconcile --repair"
                     if self.truth == "events"
                     else "has to be written or deleted where it is stored"
                 )

@@ -39,7 +39,7 @@ class EntityDifference:
     state: str | None
     folded: str | None
     sequence: int
-    """Where they were compared."""
+    """The sequence up to which both were compared."""
     outcome: Outcome
     note: str = ""
     """The repair that was stored, or would be; or why no repair is possible."""
@@ -56,7 +56,7 @@ class Reconciliation:
     entities: str
     truth: Truth
     boundary: int = 0
-    """Everything up to this sequence was read; suspects were looked at again, later."""
+    """Everything up to this sequence was read; suspects were compared again later."""
     keys: int = 0
     """Entities that have a state, or had one."""
     events: int = 0
@@ -64,7 +64,7 @@ class Reconciliation:
     """Events that cannot be read, and are in no fold."""
     differences: list[EntityDifference] = field(default_factory=list)
     moving: list[str] = field(default_factory=list)
-    """Keys of entities that differed, and were changed each time they were looked at."""
+    """Keys of entities that differed, and changed during each comparison."""
 
     @property
     def is_equal(self) -> bool:
@@ -103,7 +103,7 @@ class Folded(NamedTuple):
     data: bytes | None = None
     sequence: int = 0
     error: str = ""
-    """Why an event could not be applied; those behind it were not, either."""
+    """The error of the first event that could not be applied; later events were not applied either."""
 
     def then(self, spec: EntitySpec, token: str, sequence: int, event: object) -> Folded:
         """The fold with one more event; an event that it already includes changes nothing."""
@@ -118,7 +118,7 @@ class Folded(NamedTuple):
 
 
 class NotRepairable(Exception):
-    """The declaration does not say how."""
+    """The declaration does not allow a repair."""
 
 
 class Repair(NamedTuple):
@@ -129,7 +129,7 @@ class Repair(NamedTuple):
 
 
 def difference(spec: EntitySpec, state: EntityState, folded: Folded) -> EntityDifferenceKind | None:
-    """How the state of an entity differs from what its events make; None if it does not."""
+    """The kind of difference between the state of an entity and its events; None if they agree."""
     if folded.error:
         return "fold"
     if state.data is None or folded.data is None:
@@ -150,7 +150,7 @@ def repair_of(spec: EntitySpec, token: str, key: str | None, state: EntityState,
         key: The entity's key; None if it is unknown because the token is a hash.
 
     Raises:
-        NotRepairable: With the reason.
+        NotRepairable: No repair is possible; the message is the reason.
     """
     assert spec.fold is not None
     if folded.error:

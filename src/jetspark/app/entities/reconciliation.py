@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["reconcile"]
 
 ROUNDS = 20
-"""How often a suspect is looked at that changes all the time."""
+"""How often a suspect that keeps changing is compared."""
 AT_A_TIME = 64
 """Suspects whose state is asked for at the same time."""
 # How long the last message of the stream may be one inside of a batch: batches are stored in milliseconds. A timer that
@@ -330,7 +330,7 @@ def _check_is_whole(info: StreamInfo) -> None:
     config, first = info.config, first_ever(info.config)
     if removes_by_limits(config) and info.state.first_sequence > first:
         remedy = (
-            "the stream drops old messages by its limits, so nobody can tell what the events of an entity make; keep "
+            "the stream drops old messages by its limits, so the fold of an entity's events is incomplete; keep "
             "the events for good to reconcile"
         )
         raise DataLoss(config.name, first, info.state.first_sequence, remedy)

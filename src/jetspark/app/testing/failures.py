@@ -31,7 +31,7 @@ ELECTION_S = 1.0
 # Handlers that take longer than this, or are started more often than this for each event, come to no end.
 SETTLE_S = 3600.0
 MOST_STARTS = 100
-# How often it is looked at.
+# How often the application is checked.
 LOOK_S = 5.0
 
 
@@ -98,8 +98,8 @@ class Scenario:
         self.has_happened = all(each.happened for each in faults)
 
     def hook(self, hook: Callable[[StepMoment, int], Awaitable[None]]) -> Callable[[], int]:
-        """Have something done before and after each run of the first event, with the number of the run; returns how to
-        ask for the number of runs."""
+        """Call ``hook`` before and after each run of the first event, with the number of the run; returns a function
+        that returns the number of runs."""
         runs = 0
 
         async def on_run(when: StepMoment, handler: str, event: object) -> None:

@@ -27,7 +27,7 @@ class InjectedFault:
 
     name: str
     happened: int = 0
-    """How often it did: a fault that never happened proves nothing."""
+    """How often the fault happened: a fault that never happened proves nothing."""
 
 
 @dataclass(slots=True)
@@ -46,9 +46,9 @@ class Injector:
 
     def __init__(self, app: App, front: Front, is_worker: Callable[[int], bool]) -> None:
         self.observers: list[Callable[[StepMoment, SeenStep, Any], None]] = []
-        """Each is told of every step, with the message; with ``RunHandler`` it is the event."""
+        """Each is called with every step and its message; with ``RunHandler`` the message is the event."""
         self.run_hooks: list[Callable[[StepMoment, str, Any], Awaitable[None]]] = []
-        """Each is awaited before and after the handler's own code, as a part of it: it may raise, and take its time."""
+        """Each is awaited before and after the handler's own code, as a part of it: it may raise and may take time."""
         self._front, self._is_worker = front, is_worker
         self._reader = StepReader(app)
         self._traps: list[_Trap] = []
@@ -93,7 +93,7 @@ class Injector:
             return True
         if self._spring("before", step, message):
             return False
-        # Anything that happens afterwards happens when the server has done what the message says.
+        # Scheduled after the server has processed the message.
         self._front.clock.after(0.0, lambda: self._after(step, message))
         return True
 
@@ -115,7 +115,7 @@ class Injector:
 
 
 def watched_app(app: App, at_run: Callable[[StepMoment, str, Any], object]) -> App:
-    """The same application, whose handlers tell when they begin and end."""
+    """The same application with handlers that report their start and end."""
     return with_specs(app, lambda spec: dataclasses.replace(spec, function=_watched(spec.function, spec.name, at_run)))
 
 
@@ -130,7 +130,7 @@ def _watched(function: HandlerFunction, name: str, at_run: Callable[[StepMoment,
     return run
 
 
-# Used by operators and statements, which look at the class: an object with one of these is left as it is.
+# Operators and statements look these up on the class: an object with one of them is left as it is.
 _SPECIAL = ("__call__", "__getitem__", "__iter__", "__aiter__", "__enter__", "__aenter__", "__await__", "__len__")
 
 

@@ -47,7 +47,7 @@ class EffectCall:
     name: str
     arguments: tuple[object, ...]
     named: dict[str, object]
-    """With ``idempotency_key``, where the function takes it."""
+    """The keyword arguments, including ``idempotency_key`` if the function takes it."""
     result: Any = None
     error: BaseException | None = None
 
@@ -95,13 +95,15 @@ async def run_handler(
         event: The event to handle; a list of events for a batch handler. It is encoded and decoded as on its way
             through a stream.
         dependencies: Instead of what lifespans yield; found by type.
-        app: Where it is declared. Without it the name is the function's, and the policy the default one.
-        id: Of the event.
+        app: The application that declares the handler. Without it the name is the function's, and the policy the
+            default.
+        id: The event's id.
         now: What ``ctx.now()`` is, and when the event happened.
         attempt: 1 for the first.
         recorded: Effects of ``ctx.once`` that were done and recorded by an attempt before, with their results.
         state: The content of the bucket, with ``idempotent="transaction"``.
-        is_done: Of ``idempotent="transaction"``: the event was done before, and its mark is in the bucket.
+        is_done: With ``idempotent="transaction"``: an earlier attempt has handled the event, and its mark is in the
+            bucket.
 
     Raises:
         InvalidEvent: The event breaks its contract.
@@ -166,7 +168,7 @@ class _SingleRun:
         self._log.addHandler(_Collect(self.result.logged))
 
     async def mark_done(self, decoded: Decoded) -> None:
-        """As an attempt before has done."""
+        """Store the mark that an earlier attempt would have left."""
         await self._transaction(decoded).commit([])
 
     def _transaction(self, decoded: Decoded) -> EffectTransaction:

@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 # Workers that have to do nothing for this long have nothing to do.
 QUIET_S = 0.25
-# Who waits for that looks at least this often.
+# Longest polling interval.
 MAX_PAUSE_S = 1.0
 STOP_TIMEOUT_S = 30.0
 
@@ -68,12 +68,12 @@ class TestApp:
         app: The application.
         server: A real server to run on, as an address or a ``NatsServer``; it is in real time then, and what only a
             model can do is refused with ``UsageError``. What the application declares is made there, and stays.
-        seed: Of the network's delays and of everything random: the same seed is the same course of events.
+        seed: The seed of network delays and random numbers: the same seed repeats the same run.
         dependencies: What handlers get instead of what the application's lifespans yield, such as a fake bank; the
             lifespans do not run then.
-        partitions: Read each partition of a handler for itself, as on a server. On the model a handler with partitions
-            is run as one without, unless this is set: a reader of a partition has to say so every few seconds, which
-            makes time expensive: an hour without an event costs ten seconds or more.
+        partitions: Read each partition of a handler separately, as on a server. By default the model runs a handler
+            with partitions as one without: each reader of a partition sends a heartbeat every few seconds, so that an
+            hour of virtual time takes ten seconds or more.
     """
 
     __test__ = False  # pytest takes it for tests otherwise
@@ -146,8 +146,8 @@ class TestApp:
         Waits in a handler's lane are waited for; long ones are not, for these there is :meth:`advance`.
 
         Args:
-            timeout: In seconds of the application's time: an hour in virtual time, half a minute in real time, unless
-                it is given.
+            timeout: In seconds of the application's time; by default an hour in virtual time, and half a minute in real
+                time.
 
         Raises:
             RequestTimeout: After that time there still was something.
@@ -221,14 +221,14 @@ class TestApp:
     ) -> InjectedFault:
         """Kill the workers when they come to a step, and start them again after ``restart_after`` seconds.
 
-        They end as by SIGKILL: no ``finally`` of theirs runs, nothing is given back. A message of the step itself has
-        arrived when they die ``after`` it, and never does when they die ``before`` it.
+        They end as by SIGKILL: no ``finally`` block runs, and no message is returned to the server. A message of the
+        step itself has arrived when they die ``after`` it, and never does when they die ``before`` it.
 
         Args:
             at: ``before`` or ``after`` a step, such as ``before Acknowledge`` or ``after RunHandler``; the steps are in
                 ``jetspark.app.testing.STEPS``.
             handler: Only at a step of this one. All handlers die, since they share a process.
-            times: How often.
+            times: The number of times.
         """
         return self._set("crash", at, lambda: self._kill(restart_after), handler, times)
 
@@ -244,14 +244,14 @@ class TestApp:
 
         Args:
             handler: Only events of this one.
-            after: This many are handled before.
+            after: This many events are handled first.
         """
         self._in_virtual_time("reject")
         return self.injector.reject(times, handler, after)
 
     def restart_server(self, seconds: float = 5.0, *, at: str | None = None) -> InjectedFault:
-        """Kill the server, and have it back after some seconds with all it has stored: now, or when a worker comes to a
-        step.
+        """Kill the server, and restart it after some seconds with everything it has stored: now, or when a worker comes
+        to a step.
 
         On a real server: now, and only if ``TestApp`` was given the ``NatsServer`` itself.
         """
@@ -264,7 +264,7 @@ class TestApp:
         """Leave a stream, the application's own unless one is named, without a leader for some seconds.
 
         Raises:
-            ConfigError: The stream has one replica: such a stream has no other leader. Declare it with ``replicas=3``.
+            ConfigError: The stream has one replica, and so no other leader. Declare it with ``replicas=3``.
         """
         name = stream or self.app.stream
         return self._set("lose_leader", at, lambda: self._done(self.network.lose_leader, name, seconds), None, 1)
@@ -284,7 +284,7 @@ class TestApp:
     def _in_virtual_time(self, what: str) -> VirtualStage:
         if self._virtual is None:
             raise UsageError(
-                f"{what}: this TestApp runs on a real server, whose time, network and crashes nobody can decide about; "
+                f"{what}: this TestApp runs on a real server, whose time, network and crashes a test cannot control; "
                 "leave server= out to test it on the model"
             )
         return self._virtual

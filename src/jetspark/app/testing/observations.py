@@ -39,7 +39,7 @@ class ObservedRun:
     order_problem: str | None
     starts: int
     end: str
-    """Why work has not come to an end; empty if it has."""
+    """Why work has not ended; empty if it has."""
     effects: list[str] | None = None
     scenario: Scenario | None = None
 
@@ -53,7 +53,7 @@ class RunObserver:
         self._lanes: dict[tuple[str, str], list[str]] = defaultdict(list)
         """Events of each handler and key whose handler has ended well, by id."""
         self.starts = 0
-        """How often handlers began."""
+        """How often handlers were started."""
         injector.observers.append(self._on_step)
 
     def _on_step(self, when: StepMoment, step: SeenStep, what: object) -> None:

@@ -34,13 +34,13 @@ COPIES = 3
 
 @dataclass(slots=True, kw_only=True)
 class ReliabilityRow:
-    """One failure, and what became of it."""
+    """One failure and its outcome."""
 
     name: str
     cells: dict[str, str | None]
     """By column: empty if good, a description of the problem, or None if there was nothing to check."""
     attempts: int
-    """How often handlers began."""
+    """How often handlers were started."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -201,7 +201,7 @@ def _effects(observed: ObservedRun, calm: ObservedRun, *, may_repeat: bool) -> s
         return NOT_APPLICABLE
     found, wanted = Counter(observed.effects), Counter(calm.effects)
     if may_repeat:
-        # The outside world knows them by their idempotency key.
+        # External systems recognise repeated calls by their idempotency key.
         found, wanted = Counter(set(found)), Counter(set(wanted))
     return _difference(found, wanted, "done")
 

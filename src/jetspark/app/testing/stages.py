@@ -1,4 +1,4 @@
-"""Where an application under test runs: on the model server in virtual time, or on a real one.
+"""Environments for an application under test: the model server in virtual time, or a real server.
 
 Both have an event loop of their own, on a thread of their own. Virtual time advances only while a caller waits for it;
 the other loop runs in real time.

@@ -33,11 +33,11 @@ class WorkflowReport:
     histories: int = 0
     """Random ones, if not every moment was visited."""
     ends: Counter[str] = field(default_factory=Counter)
-    """How runs have ended, and how often."""
+    """How runs ended, and how often."""
 
     @property
     def is_exhaustive(self) -> bool:
-        """Every history was looked at."""
+        """True if every history was checked."""
         return self.histories == 0
 
     def __str__(self) -> str:
@@ -78,17 +78,17 @@ def check_workflow(
     commands be decided or refused. ``react`` is asked about each step twice, because it must be pure.
 
     Args:
-        events: Of one run, published from outside.
+        events: The events of one run that are published from outside.
         invariants: Functions of a :class:`RunView`; False, or an exception, after any step is a problem.
-        answers: By type, what may follow what the workflow publishes or sends: a function that returns alternatives. Of
-            an event these are events, lists of them, or None for nothing; of a command replies, or ``Refused(reason)``.
-            Commands are decided with no reply, or refused, unless something is given here.
+        answers: By type of published event or sent command, a function that returns the alternative results. For an
+            event these are events, lists of them, or None; for a command replies, or ``Refused(reason)``. By default
+            commands are decided without a reply, or refused.
         in_order: Events arrive in the given order. Timers and answers may still come at any time between them.
-        duplicates: How many events come a second time, at most, in one history.
+        duplicates: The largest number of events delivered twice in one history.
         must_end: A run that cannot come to its end any more is a problem.
         max_states: Moments to visit; above it the rest is left to chance.
         histories: Random ones, if there are more moments.
-        seed: Of these.
+        seed: The seed of the sample.
 
     Raises:
         WorkflowProblem: Something is wrong; the message is the shortest history that was found.
@@ -268,7 +268,7 @@ def _arrived(move: Move, event: object) -> str:
         outcome = f"refused with {event.refused!r}" if event.refused is not None else f"decided with {event.reply!r}"
         return f"command {event.name} is {outcome}"
     if event is None:
-        return f"{move.what} is nothing"
+        return f"{move.what} has no effect"
     return f"{event!r} comes again" if move.kind == "again" else f"{event!r} comes"
 
 

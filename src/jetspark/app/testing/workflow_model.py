@@ -41,7 +41,7 @@ class Move:
     """``event``, ``again`` (an event that was published twice), ``timer`` or ``answer``."""
     what: str
     choice: int = 0
-    """Which of several answers."""
+    """The index of the chosen answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,9 @@ class RunView:
     key: str
     status: RunStatus
     reason: str | None
-    """Why it has failed."""
+    """Why the run has failed."""
     state: Any
-    """As ``react`` gets it."""
+    """The state as ``react`` gets it."""
     taken: tuple[object, ...]
     """The events that have arrived, in order, including those without effect."""
     events: tuple[object, ...]
@@ -90,7 +90,7 @@ class ModelRun:
     taken: tuple[object, ...] = ()
     published: tuple[object, ...] = ()
     duplicates: int = 0
-    """How many events may still come twice."""
+    """How many events may still be delivered twice."""
 
     @property
     def is_over(self) -> bool:
@@ -124,7 +124,7 @@ class WorkflowModel:
         kinds = tuple(self.spec.events)
         for event in events:
             if not isinstance(event, kinds):
-                raise ConfigError(f"{event!r} is no event of workflow {self.spec.name!r}")
+                raise ConfigError(f"{event!r} is not an event of workflow {self.spec.name!r}")
         keys = {self.spec.key_of(event) for event in events}
         if len(keys) != 1:
             raise ConfigError(f"events of runs {sorted(keys)}: expected events of one run")
@@ -206,7 +206,7 @@ class WorkflowModel:
         )
 
     def identity(self, run: ModelRun, *, with_past: bool) -> object:
-        """Equal for two moments after which the same can happen; with the past also those who look at that agree."""
+        """Equal for two moments with the same possible future; with ``with_past`` also with the same past."""
         record = run.record
         known = None
         if record is not None:
@@ -232,7 +232,9 @@ class WorkflowModel:
         run = dataclasses.replace(run, sequence=run.sequence + 1, taken=(*run.taken, event))
         step, again = self._step(run, event, id, timer), self._step(run, event, id, timer)
         if step != again:
-            raise Broken(f"react is not pure: asked twice about the same, it says {_said(step)} and {_said(again)}")
+            raise Broken(
+                f"react is not pure: called twice with the same arguments, it returns {_said(step)} and {_said(again)}"
+            )
         return run if step is None else self._carry_out(run, step)
 
     def _step(self, run: ModelRun, event: object, id: str, timer: str | None) -> StepTaken | None:
@@ -293,7 +295,7 @@ class WorkflowModel:
     def _command(self, sent: CommandSent) -> Command:
         spec = self.app.commands.get(sent.command)
         if spec is None:
-            raise Broken(f"it sends command {sent.command!r}, which is none of app {self.app.name!r}")
+            raise Broken(f"it sends command {sent.command!r}, which app {self.app.name!r} does not declare")
         command: Command = spec.kind.__contract__.convert(sent.fields)
         return command
 

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 OWNER = "jetspark-app"
-"""The metadata that says which application something belongs to."""
+"""The metadata that names the application to which a stream, bucket or consumer belongs."""
 
 Kind: TypeAlias = Literal["stream", "bucket", "consumer", "contract"]
 Safety: TypeAlias = Literal["safe", "destructive", "impossible"]
@@ -125,9 +125,9 @@ class Found:
     """The server's state of everything that a topology names. A missing name does not exist on the server."""
 
     streams: Mapping[str, StreamConfig] = field(default_factory=dict)
-    """By name; those of buckets too."""
+    """Streams by name, including those of buckets."""
     consumers: Mapping[tuple[str, str], ConsumerConfig] = field(default_factory=dict)
-    """By stream and name."""
+    """Consumers by stream and name."""
     others: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Declared subject -> streams of other names that store it."""
     parked: Mapping[tuple[str, str], Sequence[str]] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """One field that is not as it was declared."""
+    """A field that differs from its declaration."""
 
     name: str
     found: object
@@ -153,7 +153,7 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that is to be made or changed."""
+    """One stream, bucket or consumer to create or update."""
 
     kind: Kind
     name: str
@@ -267,7 +267,7 @@ def _streams(declared: Topology, found: Found) -> Iterator[Step]:
                 reason += f" (App(advisories={min(taken)!r}) reads them there)"
             yield Step("stream", config.name, "conflict", (), f"{reason}: a subject belongs to one stream")
         elif missing:
-            reason = f"there is no stream {missing[0]} to copy from; apply the app that declares it first"
+            reason = f"stream {missing[0]} to copy from does not exist; apply the app that declares it first"
             yield Step("stream", config.name, "conflict", (), reason)
         elif existing is None and config.name in found.former:
             yield Step("stream", config.name, "conflict", (), _begin_again(found.former[config.name]))
@@ -298,7 +298,7 @@ def _consumers(declared: Topology, found: Found) -> Iterator[Step]:
         name = f"{place.name} of {place.stream}"
         existing = found.consumers.get((place.stream, place.name))
         if place.stream not in streams:
-            reason = f"there is no stream {place.stream}; it is not this app's: apply the one that declares it first"
+            reason = f"stream {place.stream} does not exist and is not this app's: apply the one that declares it first"
             yield Step("consumer", name, "conflict", (), reason)
         elif unstored := _unstored_advisories(place, found.streams.get(place.stream)):
             yield Step("consumer", name, "conflict", (), f"stream {place.stream} does not store {unstored!r}")
@@ -422,7 +422,7 @@ def _stream_safety(name: str, found: Any, declared: Any) -> tuple[Safety, str]:
         lost = sorted(set(found or ()) - set(declared))
         return ("destructive", f"{', '.join(lost)} is no longer stored") if lost else ("safe", "")
     if name in _SWITCHES:
-        return ("destructive", "somebody may be using it") if found else ("safe", "")
+        return ("destructive", "another program may be using it") if found else ("safe", "")
     if name in _STREAM_LOSSES and (found or declared):
         return "destructive", _STREAM_LOSSES[name]
     return "safe", ""

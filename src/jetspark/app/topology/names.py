@@ -19,8 +19,8 @@ line.
                                                                           workers of handlers with partitions
     bucket <app>_projections                                              buckets in use, leases, records of replays
 
-``<origin>`` is ``<stream>.<sequence>.<microseconds>``: the time the stream stored the event tells apart two streams of
-one name, of which the first was deleted.
+``<origin>`` is ``<stream>.<sequence>.<microseconds>``. The time when the stream stored the event distinguishes a
+re-created stream from an earlier one of the same name.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ def advisory_consumer_name(app: str, handler: str) -> str:
 
 
 def advisory_stream(app: str) -> str:
-    """The stream of what the server says of events that it, or another client, gave up."""
+    """The stream of the server's advisories about events that it no longer delivers."""
     return f"{app.upper()}_ADVISORIES"
 
 
 def advisory_subject(kind: str, stream: str, consumer: str) -> str:
-    """Where the server publishes an advisory about a consumer, such as one of the kind ``MSG_TERMINATED``."""
+    """The subject of an advisory about a consumer, such as one of the kind ``MSG_TERMINATED``."""
     return f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.{stream}.{consumer}"
 
 

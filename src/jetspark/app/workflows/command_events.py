@@ -34,10 +34,10 @@ class CommandAnswered(Event):
     name: str
     """The one in ``Decision.commands``."""
     command: str
-    """As it is declared: ``@app.command("stock.reserve")``."""
+    """The command's name: ``@app.command("stock.reserve")``."""
     command_id: str
     refused: str | None = None
-    """Why it was refused; None if it was decided."""
+    """The reason of a refusal; None if the command was decided."""
     reply: Any = None
     """The ``reply`` of the command's decision."""
     sequence: int = 0
@@ -65,11 +65,11 @@ class CommandKinds(NamedTuple):
     def of(cls, app: str, workflow: str, key: str | None) -> CommandKinds:
         """
         Args:
-            key: The field of the workflow's events that names the run, if it is a field. These events have it, too:
-                so all events of a run are in one partition.
+            key: The field of the workflow's events that names the run, if it is a field. The command events have it
+                too, so that all events of a run are in one partition.
 
         Raises:
-            ConfigError: They have a field of this name for something else.
+            ConfigError: The command events use this field name for something else.
         """
         names = {CommandSent: "sent", CommandAnswered: "answered"}
         made = []
@@ -99,7 +99,7 @@ class CommandKinds(NamedTuple):
 
 
 def workflow_subjects(app: str) -> str:
-    """Where commands of workflows and their answers are."""
+    """The subjects of workflow commands and their answers."""
     return f"workflows.{app}.>"
 
 

@@ -28,19 +28,19 @@ __all__ = ["RunRetry", "WorkflowRun", "WorkflowRuns"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRetry:
-    """How a stuck run continues."""
+    """The way in which a stuck run continues."""
 
     letters: int = 0
     """Dead letters of it that are handled again."""
     results: RedriveResults | None = None
     """The outcomes of the redriven dead letters, if the call waited for them."""
     is_begun_anew: bool = False
-    """It had failed, and has begun again."""
+    """True if the run had failed and was restarted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowRun:
-    """One run, as it is stored."""
+    """The stored record of one run."""
 
     key: str
     status: RunStatus | Literal["unreadable"]
@@ -48,7 +48,7 @@ class WorkflowRun:
     reason: str | None
     """Why a run has failed, or why it is unreadable; an unreadable run has its key, and other fields may be missing."""
     state: Any = None
-    """As ``react`` gets it."""
+    """The state as ``react`` gets it."""
     timers: tuple[str, ...] = ()
     """The names of the timers that are set."""
     commands: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class WorkflowRuns:
         """Wait until a run is over; it need not have started yet.
 
         Raises:
-            WorkflowNotOver: It is not over within ``timeout`` seconds; a ``TimeoutError``, too.
+            WorkflowNotOver: The run does not end within ``timeout`` seconds; also a ``TimeoutError``.
         """
         check_timeout(timeout)
         status: str | None = None
@@ -97,8 +97,8 @@ class WorkflowRuns:
     async def list(self, status: RunStatus | None = None) -> AsyncIterator[WorkflowRun]:
         """All runs, or those of a status, each as it was when it was read.
 
-        One whose state this program cannot read hides no other: it is listed, whatever the status asked for, with the
-        status ``unreadable`` and the reason.
+        A run whose state this program cannot read is listed whatever the status asked for, with the status
+        ``unreadable`` and the reason.
         """
         if status not in (None, *get_args(RunStatus)):
             raise ConfigError(f"status={status!r}: expected one of {', '.join(get_args(RunStatus))}, or None for all")
@@ -167,13 +167,13 @@ class WorkflowRuns:
             raise ConfigError(f"workflow {self._spec.name!r} has no run {key!r}; `jetspark workflow ls` lists them")
         if record.status != "failed":
             raise ConfigError(
-                f"workflow {self._spec.name!r}: run {key!r} is {record.status}, and none of its events or commands is "
+                f"workflow {self._spec.name!r}: run {key!r} is {record.status}, and has no event or command "
                 "in the dead letters: there is nothing to retry"
             )
         first = await self._read_event(record.first)
         if first is None:
             raise ConfigError(
-                f"workflow {self._spec.name!r}: run {key!r} cannot begin anew: event {record.first} of stream "
+                f"workflow {self._spec.name!r}: run {key!r} cannot be restarted: event {record.first} of stream "
                 f"{self._app.stream}, which began it, is gone"
             )
 

@@ -36,7 +36,7 @@ async def read_timeline(
     """The steps of a run, oldest first, as far as it remembers them; see :meth:`WorkflowRuns.timeline`.
 
     Args:
-        revision: That of the record.
+        revision: The revision of the record.
     """
     noted = {note.sequence for note in record.steps}
     steps = [StepRecord(sequence) for sequence in record.events if sequence not in noted]

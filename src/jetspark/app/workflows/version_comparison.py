@@ -92,13 +92,13 @@ class StepDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """Where recorded history stops to answer for the new version of a run."""
+    """The point at which recorded history has no answer for the new version of a run."""
 
     kind: str
     """``timer`` or ``command``, which only the new version has set or sent."""
     name: str
     due: datetime.datetime
-    """When the timer would have fired; of a command, when it would have been sent."""
+    """The due time of the timer, or the time at which the command would have been sent."""
     sequence: int | None
     """The first event after that that the run has; None if it has none."""
 
@@ -111,7 +111,7 @@ class ComparedRun:
     events: int = 0
     """The number of compared events."""
     old_status: str = "none"
-    """``none``: no event began a run."""
+    """``none``: no event started a run."""
     new_status: str = "none"
     differences: list[StepDifference] = field(default_factory=list)
     """The first of them; :attr:`difference_count` has all."""
@@ -239,7 +239,7 @@ class HistoryComparison:
         """The runs with events that were compared.
 
         Args:
-            ended: When the history ends that was taken.
+            ended: The time at which the history ends.
         """
         for run in self._runs.values():
             if run.new is None:
@@ -408,7 +408,7 @@ def _try(read: Any, message: Recorded) -> object:
 
 
 def _awaiting(record: RunRecord | None, event: object, answers: Collection[str]) -> RunRecord | None:
-    """The record as it knows the id of the command that an event answers, if it waits for the command."""
+    """The record with the recorded id of the command that an event answers, if the run waits for the command."""
     if record is None or not isinstance(event, CommandAnswered) or event.command_id in answers:
         return record
     known = record.commands.get(event.name)

@@ -81,7 +81,7 @@ def handler_of(declared: Callable[[], AppSpec], spec: WorkflowSpec) -> Callable[
 def carry_out(
     app: AppSpec, spec: WorkflowSpec, key: str, change: EntityChange, step: StepTaken, note: StepRecord
 ) -> None:
-    """Put everything that follows from a step into one change; ``note`` says why the step was taken.
+    """Put everything that follows from a step into one change; ``note`` is the record of the step.
 
     Raises:
         ConfigError: The application does not declare a command.
@@ -139,7 +139,7 @@ SENDING_TIMEOUT_S = 2 * CALL_TIMEOUT_S
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """As it is recorded."""
+    """The recorded answer."""
 
     refused: str | None = None
     reply: object = None
@@ -184,6 +184,6 @@ def sender_of(
 def _restored(app: AppSpec, event: CommandSent) -> Command:
     spec = app.commands.get(event.command)
     if spec is None:
-        raise ConfigError(f"command {event.command!r} is not known any more: app {app.name!r} has to declare it")
+        raise ConfigError(f"command {event.command!r} is no longer declared: app {app.name!r} has to declare it")
     command: Command = spec.kind.__contract__.convert(event.fields)
     return command

@@ -1,6 +1,6 @@
 """A workflow as a class, and one step of a run: from the stored record and an event to the decision. Pure.
 
-A run is an entity: its record is a state in the application's stream. A step reads the record, asks ``react``, and
+A run is an entity: its record is a state in the application's stream. A step reads the record, calls ``react``, and
 stores the new record together with the events and timers of the decision in one atomic batch. So they never disagree.
 
 The record has the sequences of the events that the run has taken, so an event that is delivered again changes nothing.
@@ -66,7 +66,7 @@ class StoredCompensation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A step that a run has taken, as its record has it: for those who look at it, not for the run."""
+    """One step in the record of a run: for programs that display runs, not for the run itself."""
 
     sequence: int
     """The sequence of the event that the step took."""
@@ -74,7 +74,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     revision: int = 0
     """The revision of the record that the step stored. The next step fills it in; until then it is the record's own."""
     events: int = 0
-    """How many the step stored, commands among them, directly behind that record."""
+    """How many events the step stored, commands among them, directly behind that record."""
     fired: str | None = None
     """The timer of the run that has published the event."""
     timers: dict[str, datetime.datetime] = {}
@@ -104,7 +104,7 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a run has failed."""
     state: msgspec.Raw = msgspec.Raw(b"null")
     first: int = 0
-    """Sequence of the event that has begun it."""
+    """The sequence of the run's first event."""
     events: tuple[int, ...] = ()
     """Sequences of the events that it has taken, the last ones."""
     timers: dict[str, str] = {}
@@ -175,7 +175,7 @@ def timer_name(workflow: str, key: str, timer: str) -> str:
 
 
 class WorkflowSpec:
-    """One workflow as it was declared: ``@app.workflow(name, key=..., ...)``."""
+    """The declaration of a workflow: ``@app.workflow(name, key=..., ...)``."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class WorkflowSpec:
 
     @property
     def lane_key(self) -> str | Callable[[Any], str]:
-        """By which its handler keeps events in order: those of one run."""
+        """The key by which its handler keeps events in order: the run."""
         return self.key if isinstance(self.key, str) else self.key_of
 
     def key_of(self, event: object) -> str:
@@ -239,7 +239,7 @@ class WorkflowSpec:
         """A run's state as ``react`` gets it.
 
         Raises:
-            ConfigError: It is of a newer version, or cannot be read as the type that ``react`` names.
+            ConfigError: The state is of a newer version, or cannot be decoded as the type that ``react`` names.
         """
         if record.version > self.version:
             raise ConfigError(
@@ -267,7 +267,7 @@ class WorkflowSpec:
         """Ask the user's code.
 
         Raises:
-            ConfigError: It returned neither a decision nor None.
+            ConfigError: ``react`` returned neither a decision nor None.
         """
         decided = self._workflow.react(state, event)
         if decided is not None and not isinstance(decided, Decision):
@@ -288,7 +288,7 @@ class WorkflowSpec:
         """The step that an event leads to; None if the event changes nothing: taken before, too late, or irrelevant.
 
         Args:
-            id, sequence: Of the event.
+            id, sequence: The event's id and sequence.
             time: Now.
             catalogue: What compensations are read by.
             timer: The run's timer that has published the event, if one has.
@@ -302,7 +302,7 @@ class WorkflowSpec:
         if len(known.events) >= REMEMBERED and sequence < min(known.events):
             raise ConfigError(
                 f"workflow {self.name!r}: event {sequence} is older than the last {REMEMBERED} that the run has taken: "
-                "nobody knows whether it was one of them"
+                "whether it was one of them is unknown"
             )
         timers, commands = dict(known.timers), dict(known.commands)
         if timer is not None:
@@ -349,7 +349,7 @@ class WorkflowSpec:
     def _follow(self, known: RunRecord, decided: Decision, time: datetime.datetime, catalogue: Catalogue) -> StepTaken:
         has_ended = decided.is_done or decided.failed is not None
         if decided.reply is not None:
-            raise ConfigError(f"workflow {self.name!r}: react returned a reply: nobody waits for one")
+            raise ConfigError(f"workflow {self.name!r}: react returned a reply, but no caller waits for one")
         if decided.is_done and decided.failed is not None:
             raise ConfigError(
                 f"workflow {self.name!r}: react says is_done=True and failed={decided.failed!r}: one of them"
@@ -423,7 +423,8 @@ class WorkflowSpec:
         return self.command_kinds.make_sent(run, name=name, command=command.type, fields=fields, is_awaited=is_awaited)
 
     def _undoing(self, run: str, compensation: StoredCompensation, catalogue: Catalogue) -> object:
-        """A compensation as today's code knows it: it may have been recorded long ago, as an older version."""
+        """The event or command of a compensation for the present code: it may have been recorded long ago, as an older
+        version."""
         type_name, version = compensation.type, compensation.version
         if compensation.is_command:
             return self._sent(run, "compensation", compensation, is_awaited=False)
@@ -445,7 +446,7 @@ class WorkflowSpec:
 def _portable(event: object) -> StoredCompensation:
     if isinstance(event, Command) and "__contract__" not in vars(type(event)):
         kind = type(event).__name__
-        raise ConfigError(f"{kind} is no command of an application: write @app.command(...) above its class")
+        raise ConfigError(f"{kind} is not a command of an application: write @app.command(...) above its class")
     contract = contract_of(event)
     data = msgspec.Raw(contract.encode(event))
     return StoredCompensation(contract.type, contract.version, data, isinstance(event, Command))
