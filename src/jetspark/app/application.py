@@ -99,7 +99,7 @@ class App:
             not declared are refused wherever they would be published.
         buckets: Further buckets it needs.
         compatibility: What a new version of an event is checked for, in the words of Confluent's registry.
-        timers: Let the stream hold timers (:class:`Timers`), too.
+        timers: Let the stream hold timers (:class:`Timers`).
         version: The application's version in service discovery; three numbers.
         advisories: A stream that stores the server's advisories already, such as one on ``$JS.EVENT.ADVISORY.>``: they
             are read there. Without, the application has a stream of its own for those about its consumers.
@@ -201,7 +201,7 @@ class App:
 
     @property
     def catalogue(self) -> Catalogue:
-        """Every declared event type, including those that handlers and projections take and handlers return.
+        """Every declared event type, including the ones that handlers and projections take and handlers return.
 
         Raises:
             ConfigError: A handler takes a class that is not an event, or two classes have one type and version.
@@ -554,7 +554,8 @@ class App:
         none.
 
         Args:
-            allow: Make changes that can lose something, too. What the server cannot change is refused all the same.
+            allow: Also make changes that can lose something. Changes that the server does not support are refused all
+                the same.
 
         Raises:
             TopologyRefused: A change is destructive and not allowed, or impossible; nothing was done.

@@ -104,7 +104,7 @@ class AppClient:
         return client
 
     def _ask_loop(self) -> None:
-        """Time and chance are those of the loop: in a test a seed is one course of events, ids included."""
+        """Use the clock and the random generator of the loop: in a test, a seed then repeats a run, ids included."""
         self._random_bits = loop_rng().getrandbits
         self._ids = NewIds(self._random_bits)
         self._now_ns = nanoseconds_now()

@@ -52,7 +52,7 @@ class ServerClock:
         return self._said + datetime.timedelta(seconds=clock.now() - self._sent_at)
 
     def at_most(self) -> datetime.datetime | None:
-        """The time or a later one, without asking; None if the server has not said it yet."""
+        """The time or a later one, without a request; None before the server's first answer."""
         return None if self._said is None else self._said + datetime.timedelta(seconds=self._longest_s())
 
     def _longest_s(self) -> float:

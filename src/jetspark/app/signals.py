@@ -35,9 +35,9 @@ _depths: dict[int, int] = dict.fromkeys(_SIGNALS, 0)
 
 @contextmanager
 def on_signals(ended: asyncio.Event) -> Iterator[None]:
-    """Set the event when the process is asked to end, by SIGTERM or Ctrl-C.
+    """Set the event when the process gets SIGTERM or Ctrl-C.
 
-    Only the main thread can be asked: in another one this does nothing.
+    Only the main thread gets signals: in another one this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -107,7 +107,7 @@ class AppSpec:
 
     @cached_property
     def catalogue(self) -> Catalogue:
-        """Every declared event type, including those that handlers and projections take and handlers return.
+        """Every declared event type, including the ones that handlers and projections take and handlers return.
 
         Raises:
             ConfigError: A handler takes a class that is not an event, two classes have one type and version, or the

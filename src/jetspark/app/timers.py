@@ -278,7 +278,7 @@ class Timers:
         Args:
             clock: The program's.
             from_leader: Read only from the stream's leader, as workers do. It takes the right to read all of it.
-            server_now: The server's time. If not given, it is asked for only where a call cannot do without.
+            server_now: The server's time. By default it is requested only where a call needs it.
         """
         self._app, self._stream_name, self._js, self._encode, self._clock = app, stream, js, encode, clock
         self._server_now = server_now
@@ -443,7 +443,7 @@ class Timers:
             await asyncio.sleep(PAUSE.wait_s(number - 1))
 
     async def _may_be_firing(self, timer: StoredMessage | None) -> bool:
-        """Whether the server may have taken a timer out already, and be about to store its event.
+        """True if the server may have taken a timer out already, and be about to store its event.
 
         True also while the server's time is unknown: the program's own clock may be wrong by any time.
         """

@@ -125,7 +125,7 @@ def _check_inboxes(app: AppSpec, client: Client) -> None:
 
 @asynccontextmanager
 async def _until(ended: asyncio.Event) -> AsyncIterator[None]:
-    """Leave the block when the process is asked to end, by a cancellation.
+    """Leave the block, by a cancellation, when the process has to end.
 
     Not in a task of its own, unlike :func:`_unless`: a lifespan must leave in the same task what it entered before its
     ``yield``, such as a task group.
@@ -153,7 +153,7 @@ async def _until(ended: asyncio.Event) -> AsyncIterator[None]:
 
 
 async def _unless(ended: asyncio.Event, work: Coroutine[object, object, T]) -> T | None:
-    """The result of the work; None if the process is asked to end first."""
+    """The result of the work; None if the process has to end first."""
     task, waiting = asyncio.create_task(work), asyncio.create_task(ended.wait())
     try:
         await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)

@@ -221,9 +221,17 @@ class ContextBase(Generic[C]):
             BufferFull: There is no room in the send buffer; nothing was sent.
             InvalidSubject, InvalidHeader, PayloadTooLarge, ConnectionClosed: Nothing was sent.
         """
-        with self.link.lock, self.link.doubt:
-            token = self.connection.request(handle, subject, data, headers)
-            _flush(self.link, at_once)
+        link = self.link
+        with link.lock:
+            try:
+                token = self.connection.request(handle, subject, data, headers)
+                if at_once:
+                    link.flush()
+                else:
+                    link.flush_soon()
+            except BaseException as error:
+                link.doubt.after(error)
+                raise
         return token
 
     def forget(self: _HasLink, token: str) -> None:
@@ -243,19 +251,20 @@ class ContextBase(Generic[C]):
             BufferFull: There is no room in the send buffer; nothing was sent.
             InvalidHeader, PayloadTooLarge, ConnectionClosed: Nothing was sent.
         """
-        with self.link.lock, self.link.doubt:
-            if headers is None and len(data) <= SMALL_BYTES:
-                self.connection.publish_raw(subject.encode(), data)
-            else:
-                self.connection.publish(subject, data, "", headers)
-            _flush(self.link, at_once)
-
-
-def _flush(link: DriverLink, at_once: bool) -> None:
-    if at_once:
-        link.flush()
-    else:
-        link.flush_soon()
+        link = self.link
+        with link.lock:
+            try:
+                if headers is None and len(data) <= SMALL_BYTES:
+                    self.connection.publish_raw(subject.encode(), data)
+                else:
+                    self.connection.publish(subject, data, "", headers)
+                if at_once:
+                    link.flush()
+                else:
+                    link.flush_soon()
+            except BaseException as error:
+                link.doubt.after(error)
+                raise
 
 
 # ---- running machines ------------------------------------------------------------------------------------------------

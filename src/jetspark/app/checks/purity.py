@@ -1,4 +1,4 @@
-"""Find what makes a function give another answer the next time: clocks, chance, new ids.
+"""Finds calls that make a function return another result the next time: clocks, random numbers, new ids.
 
 Folds, decisions and upcasts run again on the same events and must return the same result. The bytecode is read, not
 run: names that lead to an impure function through globals, closures, imports inside the function (which are imported
@@ -26,7 +26,7 @@ from typing import Any
 __all__ = ["impure_names"]
 
 _MODULES = (random, secrets)
-"""Everything in them is chance."""
+"""Everything in them is random."""
 _OF_TIME = {"sleep", "strftime", "strptime", "mktime", "struct_time"}
 """Functions of ``time`` that read no clock, or do nothing but wait."""
 _NAMES: dict[object, set[str]] = {
@@ -145,7 +145,7 @@ def _imported(name: str, names: dict[str, object], level: int, fromlist: Any) ->
 
 
 def _has_zone(steps: Sequence[dis.Instruction]) -> bool:
-    """Whether the call that begins with this attribute has more than one argument, or an unknown number."""
+    """True if the call that begins with this attribute has more than one argument, or an unknown number."""
     begins = _beginning(steps[0])
     calls = (each for each in steps if each.opname.startswith("CALL") and _beginning(each) == begins)
     call = next(calls, None)

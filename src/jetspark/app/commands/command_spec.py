@@ -369,7 +369,7 @@ class CommandSpec:
             raise ConfigError(f"command {name!r}: {kind.__name__} is command {contract.type!r} already")
 
     def boundary(self, command: Command, stored: Sequence[str]) -> tuple[str, ...]:
-        """The filters that a command reads, without those that others cover.
+        """The filters that a command reads, without redundant ones.
 
         Raises:
             ConfigError: ``reads`` did not return a list of subjects, or the stream does not store one of them.

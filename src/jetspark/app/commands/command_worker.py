@@ -207,7 +207,7 @@ class RequestServer:
         )
 
     def count(self, endpoint: Endpoint, began: float, error: Exception | None) -> None:
-        """Note that a request is over."""
+        """Count a finished request."""
         endpoint.count(self._loop.time() - began, error)
 
     def answer(self, spec: CommandSpec, message: Message, outcome: CommandReply | Exception) -> None:

@@ -118,7 +118,7 @@ class CommandRequest:
 class ReadTail:
     """Read the messages under a filter after a sequence; the answer is a list of :class:`StoredMessage`, in order.
 
-    Any replica will do, unless it does not get to ``through``: then the leader is asked. At most ``limit``.
+    Any replica may answer, unless it ends before ``through``: then the leader is asked. At most ``limit`` messages.
     """
 
     filter: str

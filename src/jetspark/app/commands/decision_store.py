@@ -50,7 +50,7 @@ from jetspark.jetstream.wire import time_text
 
 __all__ = ["CommandStore", "judge", "stream_end"]
 
-# What the server does not answer is asked for again after these waits, for as long as the caller waits.
+# Pauses between attempts of a request without an answer, for as long as the caller waits.
 PAUSE = Backoff(first_s=0.05, max_s=1.0)
 REQUEST_S = 2.0
 """Longest wait for one answer of the server; most callers wait longer, and the request is repeated."""
@@ -134,7 +134,7 @@ class CommandStore:
         async with contextlib.aclosing(reading) as messages:  # type: ignore[type-var]
             found = [message async for message in messages]
         last = found[-1].sequence if found else step.after
-        # A replica may be behind the leader who said where the boundary ends.
+        # A replica may be behind the leader, which reported the end of the boundary.
         while last < step.through and len(found) < step.limit:
             try:
                 message = await self._stream.get_message(last + 1, next_for=step.filter, direct=False)

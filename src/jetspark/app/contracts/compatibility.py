@@ -258,8 +258,8 @@ def _bounds(reader: Schema, writer: Schema, types: frozenset[str], path: str) ->
         if word == "maxItems" and writer.get("items") is False:
             actual = len(writer.get("prefixItems", ()))
         if actual is None or (limit > actual if is_lower else limit < actual):
-            told = "no such bound" if actual is None else f"{actual}"
-            yield Incompatibility(path, "bound_tightened", f"{word} is {limit} for the reader, {told} for the writer")
+            bound = "no such bound" if actual is None else f"{actual}"
+            yield Incompatibility(path, "bound_tightened", f"{word} is {limit} for the reader, {bound} for the writer")
     step = reader.get("multipleOf")
     if step is not None and types & {"integer", "number"} and not _divides(step, writer.get("multipleOf")):
         yield Incompatibility(path, "bound_tightened", f"the reader takes multiples of {step} only")

@@ -73,7 +73,7 @@ class Finding:
 
     @property
     def is_breaking(self) -> bool:
-        """Whether a reader or writer breaks; a version that is not recorded yet breaks none."""
+        """True if a reader or writer breaks; recording a new version breaks neither."""
         return self.rule != "not_recorded"
 
     def __str__(self) -> str:
@@ -181,6 +181,6 @@ def _readable(catalogue: Catalogue, newest: Contract | None, record: Record) -> 
 
 
 def _is_unchanged(contract: Contract, version: int) -> bool:
-    """Whether data of the older version reaches the class unchanged, so that the rules for schemas decide."""
+    """True if data of the older version reaches the class unchanged, so that the rules for schemas decide."""
     steps = [contract.upcasts.get(step) for step in range(version, contract.version)]
     return all(step is unchanged for step in steps)

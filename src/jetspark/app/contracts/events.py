@@ -156,10 +156,10 @@ def unchanged(old: dict[str, object]) -> dict[str, object]:
 
 
 def upcast(kind: type, *, from_version: int) -> Callable[[_Function], _Function]:
-    """Say how the data of an old version becomes that of the next: ``@upcast(OrderPaid, from_version=1)``.
+    """Declare how data of an old version becomes data of the next: ``@upcast(OrderPaid, from_version=1)``.
 
-    The function gets the data as a dict and returns a dict. It must be pure: no clock, no I/O, no chance, because
-    history is read again and again and has to mean the same each time. A version three steps back passes three of them.
+    The function gets the data as a dict and returns a dict. It must be pure (no clock, no I/O, no randomness), because
+    history is read repeatedly and must mean the same each time. Data three versions back passes through three upcasts.
 
     Raises:
         ConfigError: The version is not older than the class, or has an upcast already.

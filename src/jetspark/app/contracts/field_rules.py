@@ -228,7 +228,7 @@ def _fields_of(kind: object) -> dict[str, object] | None:
 
 
 def _marks(annotation: object) -> tuple[Any, tuple[object, ...]]:
-    """An annotation without ``Annotated``, and what that said."""
+    """An annotation without ``Annotated``, and the metadata of that."""
     marks: tuple[object, ...] = ()
     while get_origin(annotation) is Annotated:
         annotation, *more = get_args(annotation)

@@ -31,7 +31,7 @@ _BRANCHES = ("anyOf", "oneOf", "allOf")
 
 
 class SchemaChange(NamedTuple):
-    """A difference between two documents; a missing value is None."""
+    """A difference between two documents; None stands for a missing value."""
 
     path: str
     old: object

@@ -96,9 +96,9 @@ class PendingChange:
         return [self.subject, *(each.subject for each in (*self.endings, *self.timers))]
 
     def was_stored(self, revision: int, recent: Sequence[str]) -> bool | None:
-        """Whether this change led to a later revision, whose state records ``recent``; None if that cannot be decided.
+        """True if this change led to a later revision, whose state records ``recent``; None if that cannot be decided.
 
-        Valid only once the change can no longer be stored: the current revision is not the one that was read.
+        Valid only once the change can no longer be stored: the revision has moved on since it was read.
         """
         if self.id in recent:
             return True
@@ -135,7 +135,7 @@ class JointChange:
 
     @property
     def _is_clear_on_timers(self) -> bool:
-        """Whether no timer is both set and cancelled. In one part the last call counts; for two parts it would depend
+        """True if no timer is both set and cancelled. In one part the last call counts; for two parts it would depend
         on order."""
         if len(self.parts) == 1:
             return True
@@ -162,7 +162,7 @@ class JointChange:
         return list(counts)
 
     def was_stored(self, found: Sequence[LastChanges]) -> bool | None:
-        """Whether every part led to the stored state of its entity; see :meth:`PendingChange.was_stored`."""
+        """True if every part led to the stored state of its entity; see :meth:`PendingChange.was_stored`."""
         known = [part.was_stored(*each) for part, each in zip(self.parts, found, strict=True)]
         return True if True in known else False if False in known else None
 

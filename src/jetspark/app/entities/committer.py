@@ -126,7 +126,7 @@ class Committer:
 
         Raises:
             PermissionDenied: This user may not read the state.
-            JetSparkError: The server did not answer, as often as it was asked.
+            JetSparkError: The server did not answer any of the attempts.
         """
         for number in range(LAG_READS + 1):
             if number:
@@ -304,7 +304,7 @@ class Committer:
         return await self._context.run(read)
 
     async def _has_event(self, change: JointChange) -> bool | None:
-        """Whether the stream has an event of a change that can no longer be stored; None if that cannot be decided."""
+        """True if the stream has an event of a change that can no longer be stored; None if that cannot be decided."""
         part = next((part for part in change.parts if part.events), None)
         if part is None:
             return None
@@ -315,7 +315,8 @@ class Committer:
                 found = await asking_again(partial(self._get, query, from_leader=True))
             except MessageNotFound:
                 return False
-            # Not by its id: an application may give ids of its own, the same one to an event of another change, too.
+            # The id of an event would not do: an application may give ids of its own, even one that an event of
+            # another change has.
             if found.data == event.data:
                 return True
             sequence = found.sequence + 1
@@ -325,7 +326,7 @@ class Committer:
         """Store all of them and return their revisions; a batch without an acknowledgement is sent again.
 
         Raises:
-            _Refusal: The server does not store these, however often it is asked.
+            _Refusal: The server refuses these permanently.
             JetSparkError: The server cannot take them at the moment; a NetworkError if an attempt may be stored.
         """
         failures = 0

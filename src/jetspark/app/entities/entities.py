@@ -364,7 +364,7 @@ class EntityChange:
 
     @property
     def is_something(self) -> bool:
-        """Whether the change would store anything."""
+        """True if the change would store anything."""
         return self._is_set or bool(self._events or self._timers or self._cancels)
 
     def set(self, state: object) -> None:

@@ -52,7 +52,7 @@ __all__ = ["reconcile"]
 ROUNDS = 20
 """How often a suspect that keeps changing is compared."""
 AT_A_TIME = 64
-"""Suspects whose state is asked for at the same time."""
+"""Suspects whose states are read at the same time."""
 # How long the last message of the stream may be one inside of a batch: batches are stored in milliseconds. A timer that
 # has fired looks like one, too.
 SETTLE_S = 2.0
@@ -285,7 +285,7 @@ class _Reconciling:
         return folded
 
     def _was_equal(self, token: str, state: EntityState) -> bool:
-        """Whether a suspect that has changed since was equal to its events at the sequence where its state was read."""
+        """True if a suspect that has changed since was equal to its events at the sequence where its state was read."""
         if state.revision <= self.result.boundary:
             return False  # what was folded may be beyond it
         return difference(self._spec, state, self._at(token, (state.revision, state.batch))) is None

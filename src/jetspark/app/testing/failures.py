@@ -21,14 +21,14 @@ from jetspark.errors import RequestTimeout
 __all__ = ["FAILURES", "NamedFailure", "Scenario"]
 
 FIRST = EVENT_ID.format(1)
-# Retries that come later than this are no retries.
+# A retry later than this is not waited for.
 LONGEST_S = 30 * 86400.0
 # After this a stream has forgotten the ids it knew; the default window is two minutes.
 BEYOND_DUPLICATES_S = 120.0
 RETRY_LATER_S = 3600.0
-# A quick election: the default policy outlasts it whatever its chance is.
+# A quick election: the default retry policy outlasts it with any jitter.
 ELECTION_S = 1.0
-# Handlers that take longer than this, or are started more often than this for each event, come to no end.
+# Handlers that take longer than this, or are started more often than this for each event, are reported as endless.
 SETTLE_S = 3600.0
 MOST_STARTS = 100
 # How often the application is checked.

@@ -219,7 +219,7 @@ def _published(observed: ObservedRun, calm: ObservedRun) -> str | None:
     if not calm.published and not observed.published:
         return NOT_APPLICABLE
     problems = [
-        f"attempts differ, so that it depends on chance which one counts: {' and '.join(sorted(bodies))}"
+        f"attempts differ, so that timing decides which one counts: {' and '.join(sorted(bodies))}"
         for bodies in observed.written.values()
         if len(bodies) > 1
     ]

@@ -85,9 +85,9 @@ def check_workflow(
             commands are decided without a reply, or refused.
         in_order: Events arrive in the given order. Timers and answers may still come at any time between them.
         duplicates: The largest number of events delivered twice in one history.
-        must_end: A run that cannot come to its end any more is a problem.
-        max_states: Moments to visit; above it the rest is left to chance.
-        histories: Random ones, if there are more moments.
+        must_end: Report runs that can no longer reach their end.
+        max_states: Moments to visit exhaustively; beyond that, histories are sampled.
+        histories: The number of random histories, if there are more moments.
         seed: The seed of the sample.
 
     Raises:

@@ -134,7 +134,7 @@ class WorkflowModel:
     # ---- what may happen -----------------------------------------------------------------------------------------
 
     def moves(self, run: ModelRun) -> Iterator[Move]:
-        """Everything that may happen next, each once; nothing if the run is over."""
+        """Every possible next move, each once; empty if the run is over."""
         if run.is_over:
             return
         seen = set()

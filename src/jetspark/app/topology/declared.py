@@ -3,9 +3,9 @@
 A :class:`Topology` lists streams, buckets and consumers. Only declared fields are compared: a field that is left open
 (None) may have any value. A :class:`TopologyPlan` has one :class:`Step` for each missing or different part.
 
-Three kinds of change are told apart. A *safe* one is applied. A *destructive* one can lose something that is stored or
-would have been, such as a shorter age or a subject less: it is applied only where that was allowed. An *impossible* one
-the server does not do to something that exists, such as another storage: it needs a new name, or a person.
+There are three kinds of change. A *safe* one is applied. A *destructive* one can lose something that is stored or would
+have been, such as a shorter age or a removed subject: it is applied only where that was allowed. An *impossible* one
+the server does not make to an existing part, such as another storage: it needs a new name, or an operator.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def plan_changes(declared: Topology, found: Found) -> TopologyPlan:
 
 
 def inherit_replicas(declared: Topology, found: Found) -> Topology:
-    """The topology with as many replicas as the server's stream of events has, where nothing is said of them.
+    """The topology with as many replicas as the server's stream of events has, for parts that declare no number.
 
     The stream may belong to another application, or an operator may have given it more replicas. Parts with as many or
     more replicas are left alone.
@@ -354,14 +354,14 @@ def _differences(existing: Config, wanted: Config) -> Iterator[FieldChange]:
         if declared is None or each.name == "extra":
             continue
         if each.name == "metadata":
-            # The server adds its own, and others may too.
+            # The server adds metadata of its own, and other programs may too.
             actual = {name: value for name, value in (actual or {}).items() if name in declared}
         if not _is_same(each.name, actual, declared):
             yield FieldChange(each.name, actual, declared)
 
 
 def _is_same(name: str, actual: Any, declared: Any) -> bool:
-    """Whether the server has the declared value: it leaves out values that are empty, off, or without a limit."""
+    """True if the server has the declared value: it leaves out values that are empty, off, or without a limit."""
     if actual == declared:
         return True
     known = actual if declared is None else declared
@@ -391,7 +391,7 @@ def _is_same_list(name: str, actual: Sequence[object], declared: Sequence[object
 
 
 def _is_consumer_default(name: str, actual: object, declared: object) -> bool:
-    """Whether the server leaves out the declared value because it is the default."""
+    """True if the server leaves out the declared value because it is the default."""
     defaults = {"replay_policy": "instant", "deliver_policy": "all", "compression": "none", "persist_mode": "default"}
     return actual is None and defaults.get(name) == declared
 

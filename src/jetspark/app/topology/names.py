@@ -121,7 +121,7 @@ def partition_stream(app: str, handler: str) -> str:
 
 
 def is_bookkeeping(app: str, streams: Iterable[str], subject: str) -> bool:
-    """Whether workers of handlers publish there on their own account: records, dead letters, retries, or
+    """True if workers of handlers publish there on their own account: records, dead letters, retries, or
     acknowledgements of messages that they read from ``streams``.
     """
     if subject.startswith("$JS.ACK."):

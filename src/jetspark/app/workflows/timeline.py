@@ -1,8 +1,9 @@
-"""The timeline of a run: each event that it has taken, and what the step decided, as it was stored.
+"""The timeline of a run: each event that it has taken, and the decision of that step, as they were stored.
 
-The record of a run has a note of each of its last steps: which event was taken, when, which timers were set and ended,
-and how many events the step has stored. Those are in the stream directly behind the record of that step, since all of
-it was one batch; a step notes where the record before it was. So they are read by their sequences, without a search.
+The record of a run describes each of its last steps: which event was taken, when, which timers were set and ended, and
+how many events the step has stored. Those are in the stream directly behind the record of that step, since all of it
+was one batch, and each step has the sequence of the record before it. So they are read by their sequences, without a
+search.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["read_timeline"]
 
 AT_A_TIME = 64
-"""Messages that are asked for at a time."""
+"""Messages that are read at a time."""
 
 
 async def read_timeline(
@@ -38,15 +39,15 @@ async def read_timeline(
     Args:
         revision: The revision of the record.
     """
-    noted = {note.sequence for note in record.steps}
-    steps = [StepRecord(sequence) for sequence in record.events if sequence not in noted]
+    described = {note.sequence for note in record.steps}
+    steps = [StepRecord(sequence) for sequence in record.events if sequence not in described]
     steps += [*record.steps[:-1], *(msgspec.structs.replace(each, revision=revision) for each in record.steps[-1:])]
     wanted = {sequence for note in steps for sequence in (note.sequence, *note.stored)}
     messages = await _read(stream, sorted(wanted - {0}))
     for note in steps:
         taken = messages.get(note.sequence)
         if taken is None and not note.revision:
-            continue  # neither the event is there any more, nor a note of the step
+            continue  # the stream no longer has the event, and the record does not describe the step
         yield _shown_step(note, None if taken is None else _Stored(taken, catalogue).shown, messages, catalogue)
 
 

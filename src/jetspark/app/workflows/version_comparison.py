@@ -358,7 +358,7 @@ class HistoryComparison:
         return None
 
     def _check_reach(self, run: _ComparedRun, now: datetime.datetime, sequence: int | None) -> bool:
-        """Whether history is complete up to a moment: nothing was due by then that only the new version waits for."""
+        """True if history is complete up to a moment: nothing was due by then that only the new version waits for."""
         assert run.new is not None
         old, new = run.old.timers, run.new
         own = [("timer", name, timer.due) for name, timer in new.timers.items() if old.get(name) != timer]

@@ -49,11 +49,11 @@ __all__ = [
 RunStatus: TypeAlias = Literal["running", "done", "failed"]
 
 REMEMBERED = 256
-"""Events that a record remembers."""
+"""The number of taken events that a record lists."""
 KEPT_STEPS = 64
-"""Steps that a record has a note of."""
+"""The number of steps that a record describes."""
 LATE = 256
-"""Messages behind which a server has stored the event of a timer that ended while it fired."""
+"""How many sequences after the end of a timer the server may still store its event."""
 
 
 class StoredCompensation(msgspec.Struct, frozen=True, array_like=True):
