@@ -20,7 +20,7 @@ from jetspark.blocking.step_runner import run_steps
 from jetspark.blocking.subscription import Subscription, subscribe
 from jetspark.blocking.transport import Link
 from jetspark.core.connection import Connection
-from jetspark.core.driver_base import ContextBase
+from jetspark.core.driver_base import SharedContextBase
 from jetspark.core.link import new_inbox
 from jetspark.core.numbers import timeout_of
 from jetspark.core.step_runner import Sleep, StepRun
@@ -47,7 +47,7 @@ def context_of(js: JetStream) -> DriverContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DriverContext(ContextBase[Message]):
+class DriverContext(SharedContextBase[Message]):
     """The parts of a client, an API of JetStream, and the requests to it."""
 
     client: Client
