@@ -34,7 +34,7 @@ async def _a_batch_each(job: Job) -> Values:
         stream = await js.stream(app.stream)
 
         async def change(number: int) -> None:
-            key = f"{app.spec.entities['accounts'].place.prefix}accounts.a{number}"
+            key = f"{app.spec.entities['accounts'].state_subjects.prefix}accounts.a{number}"
             while True:
                 try:
                     last = await stream.get_message(last_for=key, direct=False)

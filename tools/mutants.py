@@ -49,13 +49,13 @@ CACHE = REPOSITORY / ".pytest_cache" / "mutants"
 # Module -> the tests that are answerable for it. They know no server, so that a mistake costs seconds.
 MODULES = {
     "app/commands/boundaries.py": ["tests/unit/test_app_commands.py", "tests/unit/test_app_command_timers.py"],
-    "app/commands/guarding.py": ["tests/unit/test_app_commands.py"],
+    "app/commands/decision_messages.py": ["tests/unit/test_app_commands.py"],
     "app/contracts/catalogue.py": ["tests/unit/test_app_events.py", "tests/unit/test_app_envelope.py"],
     "app/contracts/compatibility.py": ["tests/unit/test_app_compatibility.py"],
     "app/contracts/envelope.py": ["tests/unit/test_app_envelope.py"],
     "app/contracts/field_rules.py": ["tests/unit/test_app_events.py"],
-    "app/contracts/other_forms.py": ["tests/unit/test_app_envelope.py"],
-    "app/contracts/records.py": ["tests/unit/test_app_records.py"],
+    "app/contracts/foreign_envelopes.py": ["tests/unit/test_app_envelope.py"],
+    "app/contracts/contract_records.py": ["tests/unit/test_app_records.py"],
     "app/contracts/schemas.py": ["tests/unit/test_app_compatibility.py", "tests/unit/test_app_records.py"],
     "app/contracts/tokens.py": ["tests/unit/test_app_tokens.py"],
     "app/entities/changes.py": ["tests/unit/test_app_entities.py"],

@@ -57,6 +57,7 @@ GENERATED = (
 NAMES = {
     "AsyncGenerator": "Generator",
     "AsyncIterator": "Iterator",
+    "ContextBase": "SharedContextBase",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",

@@ -93,7 +93,7 @@ def test_a_declaration_names_the_value_it_cannot_use(wrong: dict[str, object]) -
         ({"partitions": 1.5}, "partitions=1.5: expected a whole number, 1 to 256, or None for none"),
         ({"bucket": 5}, "bucket=5: expected the name of a bucket"),
         ({"events": (Paid, "paid")}, "event='paid': expected a type of event"),
-        ({"events": (Paid, int)}, "int is no type of event"),
+        ({"events": (Paid, int)}, "int is not an event type"),
     ],
     ids=lambda value: str(value)[:40],
 )

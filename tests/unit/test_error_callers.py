@@ -14,10 +14,10 @@ from support.error_examples import EXAMPLES
 from jetspark import errors
 from jetspark.aio.jetstream import JetStream
 from jetspark.app import App
-from jetspark.app.commands.deciding import CommandStep
+from jetspark.app.commands.decider import CommandStep
 from jetspark.app.commands.decision_store import CommandStore, judge
 from jetspark.app.contracts.catalogue import Catalogue
-from jetspark.app.entities.committing import asking_again
+from jetspark.app.entities.committer import asking_again
 from jetspark.app.handlers.retry import GiveUp, RetryPolicy, decide
 from jetspark.app.patience import patiently
 from jetspark.app.projections.leases import Lease

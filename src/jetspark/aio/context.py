@@ -1,8 +1,8 @@
-"""``DriverContext``: the parts of one client, and requests to JetStream, for the modules above the client.
+"""The parts of one client that the modules above it share, and the requests they make to JetStream.
 
 ``Client.jetstream()`` makes a :class:`DriverContext` of its own parts, and the :class:`JetStream` hands it on to
-streams, consumers, buckets and batches. They use these public names, and leave the private ones of client and
-JetStream alone. Users never see it.
+streams, consumers, buckets and batches, which use these public names and never private ones of client and JetStream.
+Only ``request_with``, ``send_reply`` and ``take`` bypass :class:`Client`, where a task per message takes too long.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jetspark.aio.step_runner import run_steps
 from jetspark.aio.subscription import Subscription, subscribe
 from jetspark.aio.transport import Link
 from jetspark.core.connection import Connection
+from jetspark.core.driver_base import ContextBase
 from jetspark.core.link import new_inbox
 from jetspark.core.numbers import timeout_of
 from jetspark.core.step_runner import Sleep, StepRun
@@ -45,8 +46,8 @@ def context_of(js: JetStream) -> DriverContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DriverContext:
-    """The parts of a client, its JetStream API, and the methods that make requests to it."""
+class DriverContext(ContextBase[Message]):
+    """The parts of a client, an API of JetStream, and the requests to it."""
 
     client: Client
     connection: Connection
@@ -55,6 +56,13 @@ class DriverContext:
     timeout_s: float
     """Default time limit of a call with all its requests."""
     publisher: WindowedPublisher
+
+    def take(self, subject: str, callback: Callable[[Message], None], *, queue: str = "") -> Subscription:
+        """Subscribe, and call ``callback`` with each message while the connection reads. It must not wait.
+
+        ``on_event`` reports the errors that it raises, and the error that ends the subscription.
+        """
+        return subscribe(self.link, subject, queue, direct=callback)
 
     def subscribe(self, subject: str, queue: str = "", **kind: Unpack[SubscriptionKind]) -> Subscription:
         """Start receiving; ``kind`` is what :meth:`Connection.subscribe` takes beside the subject and the queue."""
@@ -74,7 +82,7 @@ class DriverContext:
         try:
             if not step.is_silent:
                 return await self._ask(step, timeout, deadline)
-            # The timeout covers the wait for room in the send buffer; no answer is expected.
+            # The time-out is for room in the send buffer; no answer is expected.
             await self.client.publish(step.subject, step.data, headers=step.headers, timeout=timeout)
             return NOTHING
         except RequestTimeout as error:
@@ -97,10 +105,7 @@ class DriverContext:
 
     @asynccontextmanager
     async def asked(self, request: Request, timeout: float | None = None) -> AsyncIterator[Subscription]:
-        """Subscribe to the answers of a request that has many. They end when the connection is lost.
-
-        ``timeout`` covers the wait for room in the send buffer.
-        """
+        """Many answers to one request, until the session ends; ``timeout`` is for room in the send buffer."""
         inbox = new_inbox(self.link)
         async with self.subscribe(inbox, answers_to=request.subject, ends_with_session=True) as answers:
             await self.client.publish(request.subject, request.data, reply=inbox, timeout=timeout)
@@ -123,7 +128,7 @@ class DriverContext:
         return None
 
     async def pages(self, ask: Callable[[int], Operation[tuple[list[T], int]]]) -> AsyncIterator[T]:
-        """The entries of a paged listing; ``ask`` requests the page that starts at an offset."""
+        """The entries of a paged listing; ``ask`` requests the page at an offset."""
         seen = 0
         while True:
             page, total = await self.run(ask(seen))

@@ -26,13 +26,19 @@ T = TypeVar("T")
 
 
 def subscribe(
-    link: Link, subject: str, queue: str = "", callback: Callback | None = None, **kind: Unpack[SubscriptionKind]
+    link: Link,
+    subject: str,
+    queue: str = "",
+    callback: Callback | None = None,
+    direct: Callable[[Message], None] | None = None,
+    **kind: Unpack[SubscriptionKind],
 ) -> Subscription:
-    """Start receiving. ``kind`` has the remaining arguments of :meth:`Connection.subscribe`."""
+    """Start receiving; ``direct`` is called while the connection reads. ``kind``: see :meth:`Connection.subscribe`."""
     if callback is not None:
         function("callback", callback, "a function that takes a message")
     link.check_caller()
     reader = SubscriptionReader(link)
+    reader.direct = direct
     try:
         with link.lock, link.doubt:
             reader.state = link.connection.subscribe(subject, queue, reader=reader, **kind)

@@ -30,7 +30,7 @@ from jetspark.app.stored_events import FailureCause
 from jetspark.app.telemetry import AttemptResult, HandlerAttempt, HandlerObserver, HeldEvents, LetterChange
 from jetspark.app.timers import FiredTimer, Timer, Timers
 from jetspark.app.topology.declared import TopologyPlan
-from jetspark.app.workflows.commands import CommandAnswered
+from jetspark.app.workflows.command_events import CommandAnswered
 from jetspark.app.workflows.runs import RunRetry, WorkflowRun, WorkflowRuns
 from jetspark.errors import CommandRefused as Refused
 from jetspark.state.changes import DELETE

@@ -15,7 +15,7 @@ from jetspark.errors import ConfigError
 
 if TYPE_CHECKING:
     from jetspark.app import App
-    from jetspark.app.contracts.records import Finding, Record
+    from jetspark.app.contracts.contract_records import Finding, Record
 
 __all__ = ["schema"]
 
@@ -49,7 +49,7 @@ def check(
     records them. Exit code: 0 if nothing is broken, 3 if something is, 1 for an error.
     """
     from jetspark.app.contracts.compatibility import check_mode
-    from jetspark.app.contracts.records import check_records
+    from jetspark.app.contracts.contract_records import check_records
 
     loaded = load_app(app)
     chosen = loaded.spec.compatibility if mode is None else check_mode(mode)

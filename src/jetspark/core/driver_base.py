@@ -17,18 +17,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from jetspark.core.connection import Connection
 from jetspark.core.events import ConnectionEvent
+from jetspark.core.headers import HeadersLike
 from jetspark.core.info import ServerInfo
 from jetspark.core.link import WRITE_AT_BYTES, Crowd, DriverLink, drop_reader
 from jetspark.core.machine import Machine, PacedMachine
+from jetspark.core.message import CoreMessage
 from jetspark.core.options import ConnectOptions
 from jetspark.core.subscription import SubscriptionState
 from jetspark.errors import UsageError
 
-__all__ = ["ClientBase", "PacedRunnerBase", "RunnerBase", "SubscriptionBase", "SubscriptionReaderBase"]
+__all__ = [
+    "ClientBase",
+    "ContextBase",
+    "PacedRunnerBase",
+    "ReplyHandle",
+    "RunnerBase",
+    "SharedContextBase",
+    "SubscriptionBase",
+    "SubscriptionReaderBase",
+]
+
+SMALL_BYTES = 4096
+"""A reply of at most this size is below the limit of any server, and is sent without comparing the two."""
 
 # ---- facts -----------------------------------------------------------------------------------------------------------
 
@@ -126,18 +140,147 @@ class SubscriptionReaderBase:
     """The reader of a subscription, but for the waiting."""
 
     state: SubscriptionState
+    direct: Callable[[Any], None] | None = None
+    """Called with each message while the connection reads, so it must not wait. Its errors are reported."""
 
     def __init__(self, link: DriverLink, changed: Crowd) -> None:
         """``changed`` has the callers that wait for messages."""
         self._link, self.changed = link, changed
 
     def wake(self) -> None:
+        if self.direct is not None:
+            self._call_directly(self.direct)
         with self._link.lock:
             self.changed.notify_all()
+
+    def _call_directly(self, callback: Callable[[Any], None]) -> None:
+        take, dispatcher = self.state.pending.popleft, self._link.dispatcher
+        while True:
+            try:
+                message = take()  # atomic, because another thread may be in here
+            except IndexError:
+                break
+            dispatcher.guard(callback, message)
+        if self.state.is_finished and self.state.error is not None:
+            dispatcher.report(self.state.error)
 
     @property
     def pending_messages(self) -> int:
         return len(self.state.pending)
+
+
+# ---- past the client -------------------------------------------------------------------------------------------------
+
+
+M_contra = TypeVar("M_contra", bound=CoreMessage, contravariant=True)
+C = TypeVar("C", bound=CoreMessage)
+
+
+class ReplyHandle(Protocol[M_contra]):
+    """The receiver of one request's outcome. The connection calls it while it reads, so no method may wait."""
+
+    def done(self) -> bool:
+        """Called first; the outcome of a request whose handle is done is dropped."""
+
+    def set_result(self, message: M_contra, /) -> None:
+        """The first reply."""
+
+    def set_exception(self, error: Exception, /) -> None:
+        """No reply will come: ``NoResponders``, ``PermissionDenied`` or the end of the connection."""
+
+
+class _HasLink(Protocol):
+    @property
+    def connection(self) -> Connection: ...
+
+    @property
+    def link(self) -> DriverLink: ...
+
+
+class ContextBase(Generic[C]):
+    """Calls on the connection for which no task, future or timer is made. ``C`` is the driver's class of messages."""
+
+    __slots__ = ()
+
+    def request_with(
+        self: _HasLink,
+        handle: ReplyHandle[C],
+        subject: str,
+        data: bytes,
+        headers: HeadersLike | None = None,
+        *,
+        at_once: bool = True,
+    ) -> str:
+        """Send a request whose first reply goes to ``handle``.
+
+        Returns a token for :meth:`forget`, which the caller calls when it stops waiting: there is no time-out.
+
+        Args:
+            at_once: Write it now; False writes it together with the messages that follow within this moment.
+
+        Raises:
+            BufferFull: There is no room in the send buffer; nothing was sent.
+            InvalidSubject, InvalidHeader, PayloadTooLarge, ConnectionClosed: Nothing was sent.
+        """
+        token = self.connection.request(handle, subject, data, headers)
+        if at_once:
+            self.link.flush()
+        else:
+            self.link.flush_soon()
+        return token
+
+    def forget(self: _HasLink, token: str) -> None:
+        """Drop the reply to a :meth:`request_with`, should it still come."""
+        self.connection.requests.forget(token)
+
+    def send_reply(
+        self: _HasLink, subject: str, data: bytes, headers: HeadersLike | None = None, *, at_once: bool = True
+    ) -> None:
+        """Publish to the reply subject of a message, which the caller has checked.
+
+        Args:
+            at_once: As for :meth:`request_with`.
+
+        Raises:
+            BufferFull: There is no room in the send buffer; nothing was sent.
+            InvalidHeader, PayloadTooLarge, ConnectionClosed: Nothing was sent.
+        """
+        if headers is None and len(data) <= SMALL_BYTES:
+            self.connection.publish_raw(subject.encode(), data)
+        else:
+            self.connection.publish(subject, data, "", headers)
+        if at_once:
+            self.link.flush()
+        else:
+            self.link.flush_soon()
+
+
+class SharedContextBase(ContextBase[C]):
+    """The same calls for threads, under the link's lock, which would cost a command with asyncio one percent."""
+
+    __slots__ = ()
+
+    def request_with(
+        self: _HasLink,
+        handle: ReplyHandle[C],
+        subject: str,
+        data: bytes,
+        headers: HeadersLike | None = None,
+        *,
+        at_once: bool = True,
+    ) -> str:
+        with self.link.lock, self.link.doubt:
+            return ContextBase.request_with(self, handle, subject, data, headers, at_once=at_once)
+
+    def forget(self: _HasLink, token: str) -> None:
+        with self.link.lock:
+            ContextBase.forget(self, token)
+
+    def send_reply(
+        self: _HasLink, subject: str, data: bytes, headers: HeadersLike | None = None, *, at_once: bool = True
+    ) -> None:
+        with self.link.lock, self.link.doubt:
+            ContextBase.send_reply(self, subject, data, headers, at_once=at_once)
 
 
 # ---- running machines ------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from jetspark import ConsumerConfig, JetStream, KVConfig, StreamConfig, errors
 from jetspark.app import App, Event, decode, unchanged, upcast
 from jetspark.app.causes import Cause, current_cause
-from jetspark.app.contracts.records import record_of
+from jetspark.app.contracts.contract_records import record_of
 from jetspark.app.contracts.registry import ContractRegistry, read_registry
 from jetspark.app.provisioning import apply_topology, check_for_drift, make_plan
 from jetspark.cli.commands import app as commands

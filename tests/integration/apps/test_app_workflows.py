@@ -470,4 +470,4 @@ async def test_workers_whose_stream_is_deleted_say_so_in_a_line_each(
     records = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert [record.getMessage() for record in records if record.name == "asyncio"] == []
     told = [record.getMessage() for record in records if record.name == "jetspark.app"]  # none, if one noticed alone
-    assert all(text.startswith("another worker has ended as well: consumer ") for text in told), told
+    assert all(text.startswith("another worker failed as well: consumer ") for text in told), told

@@ -1,4 +1,4 @@
-"""What msgspec and pydantic complain about, in one form: which field, which rule, and of which kind the fault is."""
+"""Validation errors of msgspec and pydantic in one form: the field, the rule, and the kind of fault."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _is_enum = re.compile(r"Invalid (?:enum )?value").match
 
 
 class Fault(NamedTuple):
-    """One reason why data is not what its contract says."""
+    """A reason why data breaks its contract."""
 
     kind: FaultKind
     field: str
     """The path to it, such as ``items[0].sku``; empty for the data as a whole."""
     rule: str
-    """In words: what was expected, and what was there."""
+    """In words: the expectation, and the value found."""
 
 
 def fault_of(error: Exception) -> Fault:
-    """The first fault that an error of msgspec or pydantic tells of."""
+    """The first fault in an error of msgspec or pydantic."""
     if isinstance(error, msgspec.ValidationError):
         return _of_msgspec(str(error))
     if isinstance(error, msgspec.DecodeError | UnicodeDecodeError | RecursionError):
@@ -54,7 +54,8 @@ def fault_of(error: Exception) -> Fault:
 
 
 def error_text(error: BaseException) -> str:
-    """What an error says of data that cannot be read or written; with its kind, if it is of somebody's own code."""
+    """The text of an error about unreadable or unwritable data; for an error of the application's own code, with its
+    class."""
     is_plain = isinstance(error, TypeError | ValueError | msgspec.MsgspecError)
     return str(error) if is_plain else f"{type(error).__name__}: {error}"
 

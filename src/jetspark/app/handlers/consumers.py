@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.handlers.partitions import PIN_GROUP, partition_consumer, partition_filter
-from jetspark.app.topology.declared import OWNER, ConsumerPlace
+from jetspark.app.topology.declared import OWNER, DeclaredConsumer
 from jetspark.app.topology.key_record import KEYS, key_record
 from jetspark.app.topology.names import (
     ADVISORY_KINDS,
@@ -30,7 +30,7 @@ WORKERS = 8
 """Processes of one handler that can each hold ``max_messages`` at a time; with more of them each holds less."""
 
 
-def consumers_of(app: AppSpec, spec: HandlerSpec) -> list[ConsumerPlace]:
+def consumers_of(app: AppSpec, spec: HandlerSpec) -> list[DeclaredConsumer]:
     """The consumers of a handler: one for its events and one for its retries, or two for each partition."""
     if spec.partitions is None:
         filters = handler_filters(app, spec)
@@ -38,8 +38,8 @@ def consumers_of(app: AppSpec, spec: HandlerSpec) -> list[ConsumerPlace]:
         events = _consumer(app, spec, spec.durable, **one)
         keys = {KEYS: key_record(spec.events, _key_of(app, spec), in_order=spec.in_order)}
         return [
-            ConsumerPlace(app.stream, dataclasses.replace(events, metadata={**(events.metadata or {}), **keys})),
-            ConsumerPlace(retry_stream(app.name), _retry_consumer(app, spec, spec.durable, "")),
+            DeclaredConsumer(app.stream, dataclasses.replace(events, metadata={**(events.metadata or {}), **keys})),
+            DeclaredConsumer(retry_stream(app.name), _retry_consumer(app, spec, spec.durable, "")),
         ]
     copies, places = partition_stream(app.name, spec.name), []
     pinned = {
@@ -50,9 +50,9 @@ def consumers_of(app: AppSpec, spec: HandlerSpec) -> list[ConsumerPlace]:
     for partition in range(spec.partitions):
         name = partition_consumer(spec.durable, partition)
         one = {"filter_subject": partition_filter(app.name, spec.name, partition)}
-        places.append(ConsumerPlace(copies, _consumer(app, spec, name, **one, **pinned)))
+        places.append(DeclaredConsumer(copies, _consumer(app, spec, name, **one, **pinned)))
         retries = _retry_consumer(app, spec, name, f"-{partition}")
-        places.append(ConsumerPlace(retry_stream(app.name), retries))
+        places.append(DeclaredConsumer(retry_stream(app.name), retries))
     return places
 
 
@@ -68,7 +68,7 @@ def handler_filters(app: AppSpec, spec: HandlerSpec) -> list[str]:
     return [">"] if reads_all else filters
 
 
-def advisory_consumer(app: AppSpec, spec: HandlerSpec) -> ConsumerPlace:
+def advisory_consumer(app: AppSpec, spec: HandlerSpec) -> DeclaredConsumer:
     """The consumer of the advisories about a handler's events, which its workers share."""
     config = ConsumerConfig(
         durable_name=advisory_consumer_name(app.name, spec.name),
@@ -80,7 +80,7 @@ def advisory_consumer(app: AppSpec, spec: HandlerSpec) -> ConsumerPlace:
         filter_subjects=advisory_subjects(app, spec),
         metadata={OWNER: app.name, "jetspark-handler": spec.name},
     )
-    return ConsumerPlace(app.advisories, config)
+    return DeclaredConsumer(app.advisories, config)
 
 
 def advisory_subjects(app: AppSpec, spec: HandlerSpec) -> list[str]:

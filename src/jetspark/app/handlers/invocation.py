@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jetspark.aio.context import context_of
 from jetspark.app.causes import current_cause
-from jetspark.app.entities.committing import Committer
+from jetspark.app.entities.committer import Committer
 from jetspark.app.entities.entities import Entities, EntityWriter
 from jetspark.app.handlers.context import Context, Dependencies, HandlerSurroundings, plan_arguments
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords

@@ -2,9 +2,9 @@
 
 from jetspark.app.checks.golden import check_contracts
 from jetspark.app.replay.replay_check import NotReplayable, ReplayCheckOptions, check_replay
-from jetspark.app.testing.alone import EffectCall, HandlerRun, run_handler
 from jetspark.app.testing.failures import FAILURES
-from jetspark.app.testing.injecting import InjectedFault
+from jetspark.app.testing.fault_injection import InjectedFault
+from jetspark.app.testing.handler_runs import EffectCall, HandlerRun, run_handler
 from jetspark.app.testing.kit import TestApp
 from jetspark.app.testing.reliability import (
     ReliabilityReport,

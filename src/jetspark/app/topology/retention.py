@@ -1,25 +1,23 @@
-"""Which streams keep what an application leaves in them: timers, and the states of entities. Pure."""
+"""The retention that streams with timers and entity states need. Pure."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from jetspark.errors import ConfigError
 from jetspark.jetstream.config import StreamConfig
 
-__all__ = ["check_keeps", "keeping"]
+__all__ = ["check_retention", "retention_config"]
 
 
-def keeping(*, survives_age: bool) -> dict[str, Any]:
-    """How a stream is configured that keeps everything, and that nobody else may configure otherwise.
+def retention_config(*, survives_age: bool) -> dict[str, object]:
+    """The configuration of a stream that must keep everything.
 
-    :func:`check_keeps` refuses other values where an application declares them; on the server they are a difference.
+    :func:`check_retention` refuses other values in a declaration; on the server they are a difference.
     """
     fields = {"max_messages": -1, "max_bytes": -1, "retention": "limits"}
     return fields if survives_age else fields | {"max_age_s": 0}
 
 
-def check_keeps(config: StreamConfig, declared: str, kept: str, *, survives_age: bool = False) -> None:
+def check_retention(config: StreamConfig, declared: str, kept: str, *, survives_age: bool = False) -> None:
     """
     Args:
         declared: What the application declares, in its own words, for the error.

@@ -1,4 +1,4 @@
-"""One handler, run alone: no server, no loop of its own, no time that passes. What it did is what a test looks at."""
+"""Runs one handler alone: without a server or an event loop of its own, and with the time standing still."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jetspark.app.handlers.invocation import returned_events
 from jetspark.app.handlers.lanes import WorkItem
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords, call_effect
 from jetspark.app.handlers.retry import GiveUp, RetryPolicy, Skip, WaitHere, WaitLong, decide, deciding_error
-from jetspark.app.testing.memory import MemoryBucket
+from jetspark.app.testing.memory_bucket import MemoryBucket
 from jetspark.app.timers import cancelling
 from jetspark.app.topology.names import escape_token
 from jetspark.errors import ConfigError
@@ -37,31 +37,31 @@ RunOutcome: TypeAlias = Literal["done", "skipped", "retry", "dead_letter", "drop
 
 NOW = datetime.datetime(2026, 3, 31, 10, 15, 30, tzinfo=datetime.UTC)
 EVENT_ID = "00000000-0000-8000-8000-000000000001"
-# Longer than any handler runs: nobody else claims effects here.
+# Longer than any handler runs: no other worker claims effects here.
 LEASE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectCall:
-    """A function that ``ctx.once`` called; what was recorded before is not called, and not here."""
+    """A function that ``ctx.once`` called. A recorded effect is not called, and has no entry."""
 
     name: str
-    arguments: tuple[Any, ...]
-    named: dict[str, Any]
-    """With ``idempotency_key``, where the function takes it."""
+    arguments: tuple[object, ...]
+    named: dict[str, object]
+    """The keyword arguments, including ``idempotency_key`` if the function takes it."""
     result: Any = None
     error: BaseException | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class HandlerRun:
-    """What one attempt of a handler did, and what would become of its event."""
+    """The effects of one attempt of a handler, and the outcome for its event."""
 
     outcome: RunOutcome = "done"
     retry_in_s: float | None = None
-    """Of ``retry``: the wait before the next attempt, without its part of chance."""
+    """The wait before the next attempt, for ``retry``; without jitter."""
     error: BaseException | None = None
-    """What the handler raised."""
+    """The error that the handler raised."""
     published: list[Any] = field(default_factory=list)
     """Events that it published or returned, in order. An attempt that fails later has published them all the same."""
     scheduled: list[Any] = field(default_factory=list)
@@ -70,39 +70,41 @@ class HandlerRun:
     """Both as messages, with their ids."""
     effects: list[EffectCall] = field(default_factory=list)
     state: dict[str, bytes] = field(default_factory=dict)
-    """Of ``idempotent="transaction"``: its bucket afterwards."""
+    """The bucket after the run, with ``idempotent="transaction"``."""
     logged: list[logging.LogRecord] = field(default_factory=list)
 
 
 async def run_handler(
     handler: HandlerFunction | str,
-    event: Any,
-    *dependencies: Any,
+    event: object,
+    *dependencies: object,
     app: App | None = None,
     id: str = EVENT_ID,
     now: datetime.datetime = NOW,
     attempt: int = 1,
-    recorded: Mapping[str, Any] | None = None,
+    recorded: Mapping[str, object] | None = None,
     state: Mapping[str, bytes] | None = None,
     is_done: bool = False,
 ) -> HandlerRun:
-    """Run a handler once with an event, and return what it did and what would become of the event.
+    """Run a handler once with an event; returns its effects and the outcome for the event.
 
-    Nothing is stored anywhere, the time stands still, and all ids follow from ``id``: the same call has the same
-    result. What the handler raises is not raised here; it decides the outcome, as in a worker. There is no time-out.
+    Nothing is stored, the time stands still, and all ids follow from ``id``: the same call has the same result. An
+    error of the handler is not raised here; it decides the outcome, as in a worker. There is no time-out.
 
     Args:
         handler: The function, or with ``app`` the handler's name.
-        event: What it is given; a list of them for a batch handler. It is written and read as on its way through a
-            stream.
+        event: The event to handle; a list of events for a batch handler. It is encoded and decoded as on its way
+            through a stream.
         dependencies: Instead of what lifespans yield; found by type.
-        app: Where it is declared. Without it the name is the function's, and the policy the default one.
-        id: Of the event.
+        app: The application that declares the handler. Without it the name is the function's, and the policy the
+            default.
+        id: The event's id.
         now: What ``ctx.now()`` is, and when the event happened.
         attempt: 1 for the first.
         recorded: Effects of ``ctx.once`` that were done and recorded by an attempt before, with their results.
-        state: Of ``idempotent="transaction"``: what is in its bucket.
-        is_done: Of ``idempotent="transaction"``: the event was done before, and its mark is in the bucket.
+        state: The content of the bucket, with ``idempotent="transaction"``.
+        is_done: With ``idempotent="transaction"``: an earlier attempt has handled the event, and its mark is in the
+            bucket.
 
     Raises:
         InvalidEvent: The event breaks its contract.
@@ -123,7 +125,7 @@ async def run_handler(
     return run.result
 
 
-def _spec_of(handler: HandlerFunction | str, event: Any, app: App | None) -> HandlerSpec:
+def _spec_of(handler: HandlerFunction | str, event: object, app: App | None) -> HandlerSpec:
     if app is not None:
         for spec in app.handlers.values():
             if handler in (spec.name, spec.function):
@@ -138,7 +140,7 @@ def _spec_of(handler: HandlerFunction | str, event: Any, app: App | None) -> Han
     return HandlerSpec(function=handler, events=(type(event),), durable=handler.__name__)
 
 
-def _decode(event: Any, id: str, source: str, now: datetime.datetime) -> Decoded:
+def _decode(event: object, id: str, source: str, now: datetime.datetime) -> Decoded:
     catalogue = Catalogue()
     catalogue.add(type(event))
     encoded = encode(event, id=id, source=source, time=now)
@@ -153,7 +155,7 @@ class _SingleRun:
         app: App | None,
         now: datetime.datetime,
         attempt: int,
-        recorded: Mapping[str, Any],
+        recorded: Mapping[str, object],
         state: Mapping[str, bytes],
     ) -> None:
         self.result = HandlerRun()
@@ -167,14 +169,14 @@ class _SingleRun:
         self._log.addHandler(_Collect(self.result.logged))
 
     async def mark_done(self, decoded: Decoded) -> None:
-        """As an attempt before has done."""
+        """Store the mark that an earlier attempt would have left."""
         await self._transaction(decoded).commit([])
 
     def _transaction(self, decoded: Decoded) -> EffectTransaction:
         spec = self._spec
         return EffectTransaction(self._bucket.as_kv(), spec.name, decoded.id, remember_s=spec.remember_s)
 
-    async def handle(self, decoded: Decoded, arguments: dict[str, Any]) -> None:
+    async def handle(self, decoded: Decoded, arguments: Mapping[str, object]) -> None:
         spec = self._spec
         context = self._context(decoded)
         named = {name: context if value is Context else value for name, value in arguments.items()}
@@ -184,7 +186,9 @@ class _SingleRun:
         finally:
             current_cause.reset(token)
 
-    async def _call(self, spec: HandlerSpec, context: _WatchedContext, decoded: Decoded, named: dict[str, Any]) -> None:
+    async def _call(
+        self, spec: HandlerSpec, context: _WatchedContext, decoded: Decoded, named: Mapping[str, object]
+    ) -> None:
         transaction = None
         if spec.idempotent == "transaction":
             transaction = self._transaction(decoded)
@@ -203,7 +207,7 @@ class _SingleRun:
             await context.send(message)
             self.result.published.append(event)
 
-    async def conclude(self, work: Awaitable[Any]) -> None:
+    async def conclude(self, work: Awaitable[object]) -> None:
         spec, result = self._spec, self.result
         try:
             await work
@@ -267,7 +271,7 @@ class _WatchedContext(Context):
     def begin(self, transaction: EffectTransaction) -> None:
         self._tx = transaction
 
-    async def publish(self, event: Any, *, cancels: str | None = None) -> PubAck:
+    async def publish(self, event: object, *, cancels: str | None = None) -> PubAck:
         ack = await super().publish(event, cancels=cancels)
         self._result.published.append(event)
         return ack
@@ -283,7 +287,7 @@ class _WatchedContext(Context):
 
 
 class _Publisher:
-    """As much of a ``JetStream`` as a context publishes with."""
+    """The part of a ``JetStream`` that a context publishes with."""
 
     def __init__(self, stream: str, run: HandlerRun) -> None:
         self._stream, self._run = stream, run
@@ -309,13 +313,13 @@ class _WatchedOnce(OnceRecords):
         self,
         context: Context,
         name: str,
-        function: Callable[..., Awaitable[Any]],
-        arguments: tuple[Any, ...],
-        named: dict[str, Any],
-        result_type: Any = None,
-    ) -> Any:
+        function: Callable[..., Awaitable[object]],
+        arguments: tuple[object, ...],
+        named: dict[str, object],
+        result_type: object = None,
+    ) -> object:
         @functools.wraps(function)  # by its signature it is known whether it takes an idempotency key
-        async def watched(*given: Any, **also: Any) -> Any:
+        async def watched(*given: object, **also: object) -> object:
             try:
                 result = await call_effect(function, given, also)
             except BaseException as error:

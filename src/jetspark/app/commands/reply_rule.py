@@ -19,8 +19,8 @@ __all__ = ["INBOX_PREFIXES", "ReplyRule", "check_inbox_prefixes", "check_no_stre
 _logger = logging.getLogger("jetspark.app")
 
 INBOX_PREFIXES = ("_INBOX", "_R_")
-"""That of all official clients, and that of the server: it puts a subject of its own in place of the reply subject when
-a request comes from another account, through an export and an import."""
+"""The prefixes of all official clients, and of the server: for a request from another account, through an export and an
+import, the server replaces the reply subject with one of its own."""
 LOG_EVERY_S = 60.0
 """Refused requests are logged at most this often: who sends them must not fill the log."""
 
@@ -29,7 +29,7 @@ def check_inbox_prefixes(prefixes: Iterable[str]) -> tuple[str, ...]:
     """The ``inbox_prefixes`` of an application, if workers may answer there.
 
     Raises:
-        ConfigError: One is not the beginning of a subject, or begins a subject of the server's.
+        ConfigError: A prefix is not the beginning of a subject, or begins one of the server's subjects.
     """
     found = tuple(texts("inbox_prefixes", prefixes, 'a list of prefixes, such as ["_INBOX_shop"]'))
     for prefix in found:
@@ -48,7 +48,7 @@ def check_no_stream_stores(prefixes: Iterable[str], streams: Iterable[tuple[str,
         streams: The names and the subjects of an application's streams.
 
     Raises:
-        ConfigError: One of them would store replies.
+        ConfigError: A stream would store replies.
     """
     for name, subjects in streams:
         for prefix in prefixes:
@@ -61,7 +61,7 @@ def check_no_stream_stores(prefixes: Iterable[str], streams: Iterable[tuple[str,
 
 
 class ReplyRule:
-    """Which requests a worker may answer; it counts and logs the others."""
+    """Decides which requests a worker may answer; counts and logs the others."""
 
     def __init__(self, app: str, prefixes: Iterable[str]) -> None:
         self._app = app
@@ -72,7 +72,7 @@ class ReplyRule:
         self._log_at = 0.0
 
     def allows(self, reply: str, stored: Sequence[str] = ()) -> bool:
-        """Whether an answer to this subject reaches a caller, and no stream; ``stored`` are subjects of one."""
+        """True if an answer to this subject reaches a caller and no stream; ``stored`` are the subjects of a stream."""
         return (
             reply.startswith(self._begin_with)
             and is_subject(reply)

@@ -1,4 +1,4 @@
-"""What is remembered of each type and version, in a bucket or in a file: its schema, and examples of whole messages.
+"""Records of contracts, in a bucket or in files: the schema of each type and version, and examples of whole messages.
 
 A record is written once and never changed. So it can be compared with the code of today: the same version must still
 have the same schema, and an older version must still be readable (see :mod:`jetspark.app.contracts.compatibility`).
@@ -33,7 +33,7 @@ _ID = "00000000-0000-8000-8000-000000000001"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One version of one type, as it was when it was recorded."""
+    """The recorded contract of one version of an event type."""
 
     type: str
     version: int
@@ -43,11 +43,11 @@ class Record:
 
     @property
     def name(self) -> str:
-        """What it is called in a bucket, and its file without the ending."""
+        """The record's key in a bucket, and the name of its file without the ending."""
         return f"{self.type}.{self.version}"
 
     def write(self) -> bytes:
-        """Its bytes: sorted and indented, to be read by people as well."""
+        """The record's bytes: sorted and indented, so that people can read them too."""
         content = {"type": self.type, "version": self.version, "schema": self.schema, "examples": self.examples}
         return write(content)
 
@@ -57,11 +57,11 @@ Records: TypeAlias = Mapping[tuple[str, int], Record]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that the code of today does not keep of what was promised."""
+    """A recorded promise that the present code does not keep."""
 
     type: str
     version: int
-    """Of the class in the code; 0 if there is none."""
+    """The version of the class in the code; 0 for a type that the code no longer has."""
     against: int
     """The recorded version it was compared with."""
     rule: str
@@ -73,7 +73,7 @@ class Finding:
 
     @property
     def is_breaking(self) -> bool:
-        """Whether anybody is broken by it; a version that is not recorded yet breaks nobody."""
+        """True if a reader or writer breaks; recording a new version breaks neither."""
         return self.rule != "not_recorded"
 
     def __str__(self) -> str:
@@ -83,10 +83,10 @@ class Finding:
 
 
 def record_of(contract: Contract, source: str) -> Record:
-    """What is to be remembered of a contract.
+    """The record of a contract.
 
     Raises:
-        ConfigError: No example can be made of it.
+        ConfigError: The schema does not allow an example to be made.
     """
     schema = document(contract)
     examples = {}
@@ -107,7 +107,7 @@ def read_record(data: bytes, where: str) -> Record:
     """A record by its bytes.
 
     Raises:
-        ConfigError: They are none; ``where`` is in the message.
+        ConfigError: The bytes are not a record; ``where`` is in the message.
     """
     try:
         return msgspec.json.decode(data, type=Record)
@@ -116,7 +116,7 @@ def read_record(data: bytes, where: str) -> Record:
 
 
 def check_records(catalogue: Catalogue, records: Records, mode: Mode = DEFAULT_MODE) -> list[Finding]:
-    """Compare the code with what is recorded; in order of type and version.
+    """Compare the code with the records; findings in order of type and version.
 
     Raises:
         ConfigError: The catalogue itself is wrong.
@@ -181,6 +181,6 @@ def _readable(catalogue: Catalogue, newest: Contract | None, record: Record) -> 
 
 
 def _is_unchanged(contract: Contract, version: int) -> bool:
-    """Whether nothing is done to data of the older version, so that the rules for schemas decide."""
+    """True if data of the older version reaches the class unchanged, so that the rules for schemas decide."""
     steps = [contract.upcasts.get(step) for step in range(version, contract.version)]
     return all(step is unchanged for step in steps)

@@ -1,8 +1,8 @@
 """Decides the commands of a program in the program itself: ``app.connect(url, decide_here=True)``.
 
-The guards of the stream make it safe to decide anywhere, so no worker has to be asked, and a command takes one way
-through the server instead of three. It is told what it would be told by a worker: fields, replies and errors are
-written and read as they are for the network, which checks them, and makes them what a worker or its caller would have.
+The guards of the stream make it safe to decide in any process, so no worker is asked, and a command takes one trip
+through the server instead of three. Requests and replies are still encoded and decoded as over the network, so that
+results and errors match those of a remote call.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from jetspark.app.causes import Cause
 from jetspark.app.commands import wire
 from jetspark.app.commands.command_runner import CommandOptions, CommandRun, CommandRunner
 from jetspark.app.commands.command_spec import Command, CommandReply, CommandSpec
-from jetspark.app.commands.deciding import CommandRequest
-from jetspark.app.commands.telling import cannot_be_sent, written_outcome
+from jetspark.app.commands.decider import CommandRequest
+from jetspark.app.commands.wire import reply_too_large, written_outcome
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.core.headers import encode as encode_headers
 from jetspark.errors import CommandInDoubt, ConnectionClosed, PayloadTooLarge, PermissionDenied
@@ -28,17 +28,17 @@ from jetspark.errors import CommandInDoubt, ConnectionClosed, PayloadTooLarge, P
 if TYPE_CHECKING:
     from jetspark.app.spec import AppSpec
 
-__all__ = ["DecidingHere"]
+__all__ = ["LocalDecider"]
 
 CLOSING_S = 2.0
-"""For how long closing waits for commands that are being decided. A server that is well answers within milliseconds."""
+"""How long closing waits for running commands. A healthy server answers within milliseconds."""
 ENVELOPE_BYTES = 16 << 10
-"""More than a request has around its fields, mostly: one that is smaller by this than the server's largest message is
-not measured."""
+"""An upper bound of the envelope around a request's fields. A request that stays below the server's limit by this much
+is not measured."""
 
 
-class _Asked(CommandRun):
-    """One command, and who waits for it."""
+class _LocalRun(CommandRun):
+    """A command of this program, and the future of its outcome."""
 
     __slots__ = ("outcome",)
 
@@ -47,18 +47,18 @@ class _Asked(CommandRun):
         self.outcome: asyncio.Future[CommandReply | Exception | None] = asyncio.get_running_loop().create_future()
 
     def on_end(self, outcome: CommandReply | Exception) -> None:
-        self._tell(outcome)
+        self._finish(outcome)
 
-    def on_left(self) -> None:
-        self._tell(None)
+    def on_abandoned(self) -> None:
+        self._finish(None)
 
-    def _tell(self, outcome: CommandReply | Exception | None) -> None:
+    def _finish(self, outcome: CommandReply | Exception | None) -> None:
         if not self.outcome.done():  # else the caller was cancelled
             self.outcome.set_result(outcome)
 
 
-class DecidingHere:
-    """Takes the calls of one client. It looks at the stream when the first one comes."""
+class LocalDecider:
+    """Decides the calls of one client. The first call reads the stream."""
 
     def __init__(self, app: AppSpec, js: JetStream, options: CommandOptions) -> None:
         self._app, self._js, self._options = app, js, options
@@ -80,7 +80,7 @@ class DecidingHere:
         """Decide a command, and return when its events are stored; ``write`` writes it as a request to a worker.
 
         Raises:
-            JetSparkError: As :meth:`AppClient.call`.
+            JetSparkError: Any error of :meth:`AppClient.call`.
         """
         if self._context.client.is_closed:
             raise ConnectionClosed("the connection is closed")
@@ -88,18 +88,18 @@ class DecidingHere:
         read = self._reader(spec, command, cause, expected_version, write)
         runner = self._runner or await self._open(timeout_s)
         if not isinstance(runner, CommandRunner):
-            return self._told(spec, cause.id, timeout_s, runner)
-        run = _Asked(runner, spec, began, timeout_s)
+            return self._reply(spec, cause.id, timeout_s, runner)
+        run = _LocalRun(runner, spec, began, timeout_s)
         runner.start(run, read)
         try:
             outcome = await run.outcome
         except asyncio.CancelledError:
             run.is_wanted = False
             raise
-        return self._told(spec, cause.id, timeout_s, outcome)
+        return self._reply(spec, cause.id, timeout_s, outcome)
 
     async def close(self) -> None:
-        """Decide what was begun, for at most two seconds; the callers of the rest are told that it is in doubt."""
+        """Finish running commands for at most two seconds; callers of the rest get ``CommandInDoubt``."""
         self._is_closed = True
         if self._opening is not None:
             self._opening.cancel()
@@ -119,18 +119,19 @@ class DecidingHere:
         expected_version: int | None,
         write: Callable[[], tuple[bytes, dict[str, str]]],
     ) -> Callable[[], CommandRequest]:
-        """Reads the request as a worker would. Its fields are written now: the caller may change what is in them.
+        """Returns a function that reads the request as a worker would. The fields are encoded now: the caller may
+        change them later.
 
         Raises:
             InvalidEvent: A field has a value that its type does not allow.
-            PayloadTooLarge: It could not be sent to a worker.
+            PayloadTooLarge: The request is too large for a worker.
         """
         limit = self._context.client.max_payload_bytes
         with contextlib.suppress(Exception):  # whatever it is: the long way says it as a worker does
             contract = spec.kind.__contract__
             fields = contract.encode(command)
             if len(fields) + ENVELOPE_BYTES <= limit:
-                # The envelope would say what is known already: to write and read it is a tenth of a command.
+                # Encoding and decoding the envelope would take a tenth of a command, and its values are known.
                 read = contract.decode(fields)
                 return lambda: CommandRequest(command=read, cause=cause, expected_version=expected_version)
         body, headers = write()
@@ -143,7 +144,7 @@ class DecidingHere:
     # ---- opening -----------------------------------------------------------------------------------------------
 
     async def _open(self, timeout_s: float) -> CommandRunner | Exception | None:
-        """What decides, when the stream was looked at; else why not, or None if that takes too long."""
+        """The runner, once the stream has been read; an error if that failed, None if it took too long."""
         if self._is_closed:
             return None
         if self._opening is None:
@@ -167,12 +168,12 @@ class DecidingHere:
 
     # ---- the answer --------------------------------------------------------------------------------------------
 
-    def _told(
+    def _reply(
         self, spec: CommandSpec, command_id: str, timeout_s: float, outcome: CommandReply | Exception | None
     ) -> CommandReply:
         """The reply, or the error, as it would have come over the network."""
         if outcome is None or isinstance(outcome, TimeoutError | ConnectionClosed):
-            # What was sent may be stored.
+            # The sent message may be stored.
             raise CommandInDoubt(spec.name, command_id, timeout_s) from outcome
         if isinstance(outcome, PermissionDenied):
             raise outcome  # of this program's own user, and not of a worker's
@@ -181,5 +182,5 @@ class DecidingHere:
         body, headers = written_outcome(spec, outcome)
         limit = self._context.client.max_payload_bytes
         if len(body) > limit:
-            body, headers = written_outcome(spec, cannot_be_sent(spec, PayloadTooLarge(len(body), limit)))
+            body, headers = written_outcome(spec, reply_too_large(spec, PayloadTooLarge(len(body), limit)))
         return wire.read_reply(body, headers or {})

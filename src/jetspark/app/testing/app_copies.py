@@ -35,11 +35,11 @@ def with_replicas(app: App) -> App:
     return changed_app(app, stream_config=dataclasses.replace(app.spec.stream_config, replicas=3))
 
 
-def with_dependencies(app: App, dependencies: Iterable[Any]) -> App:
+def with_dependencies(app: App, dependencies: Iterable[object]) -> App:
     """A copy whose handlers get these in place of what its lifespans yield."""
     given = tuple(dependencies)
 
-    async def instead() -> AsyncIterator[Any]:
+    async def instead() -> AsyncIterator[object]:
         yield given
 
     return changed_app(app, lifespans=(instead,))

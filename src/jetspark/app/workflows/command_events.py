@@ -1,4 +1,4 @@
-"""Commands of a workflow: what is stored when one is decided on, and the event by which its answer comes back. Pure.
+"""Commands of a workflow: the event that stores a decided command, and the event that brings its answer back. Pure.
 
 ::
 
@@ -7,13 +7,14 @@
                                                   v
     next step <── CommandAnswered <── any worker of the command
 
-The command is stored with the step, so there is none without the other. Its id is that of the event that stores it, so
-it is decided once, however often it is sent (:mod:`jetspark.app.commands.deciding`).
+The command is stored in the step's batch, so neither exists without the other. Its id is that of the event that stores
+it, so it is decided once, however often it is sent (:mod:`jetspark.app.commands.decider`).
 """
 
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jetspark.app.contracts.events import Event
@@ -23,7 +24,7 @@ __all__ = ["CommandAnswered", "CommandKinds", "CommandSent", "workflow_subjects"
 
 
 class CommandAnswered(Event):
-    """What became of a command that a workflow has sent: take it in ``react``, by the name the command was given.
+    """The outcome of a command that a workflow has sent: take it in ``react``, by the name the command was given.
 
     ``case CommandAnswered(name="reserve", refused=None)`` is a command that was decided.
     """
@@ -33,14 +34,14 @@ class CommandAnswered(Event):
     name: str
     """The one in ``Decision.commands``."""
     command: str
-    """As it is declared: ``@app.command("stock.reserve")``."""
+    """The command's name: ``@app.command("stock.reserve")``."""
     command_id: str
     refused: str | None = None
-    """Why it was refused; None if it was decided."""
+    """The reason of a refusal; None if the command was decided."""
     reply: Any = None
-    """What the command's decision replied."""
+    """The ``reply`` of the command's decision."""
     sequence: int = 0
-    """Of the last event that the command has stored; 0 if there is none."""
+    """The sequence of the last event that the command has stored; 0 without events."""
 
 
 class CommandSent(Event):
@@ -64,45 +65,45 @@ class CommandKinds(NamedTuple):
     def of(cls, app: str, workflow: str, key: str | None) -> CommandKinds:
         """
         Args:
-            key: The field of the workflow's events that names the run, if it is a field. These events have it, too:
-                so all events of a run are in one partition.
+            key: The field of the workflow's events that names the run, if it is a field. The command events have it
+                too, so that all events of a run are in one partition.
 
         Raises:
-            ConfigError: They have a field of this name for something else.
+            ConfigError: The command events use this field name for something else.
         """
         names = {CommandSent: "sent", CommandAnswered: "answered"}
         made = []
         for base, word in names.items():
-            place = "run" if key is None else key
-            if place != "run" and place in base.__struct_fields__:
+            key_field = "run" if key is None else key
+            if key_field != "run" and key_field in base.__struct_fields__:
                 raise ConfigError(
                     f"workflow {workflow!r}: key={key!r}: {base.__name__} has a field of this name that means "
                     "something else; give a function as key, or the field another name"
                 )
-            subject = f"{workflow_subjects(app)[:-1]}{workflow}.{{{place}}}.{word}"
-            keywords = {"type": f"{workflow}.command_{word}", "key": place, "subject": subject}
-            more: dict[str, type] = {} if place == "run" else {place: str}
+            subject = f"{workflow_subjects(app)[:-1]}{workflow}.{{{key_field}}}.{word}"
+            keywords = {"type": f"{workflow}.command_{word}", "key": key_field, "subject": subject}
+            more: dict[str, type] = {} if key_field == "run" else {key_field: str}
             made.append(types.new_class(base.__name__, (base,), keywords, _with_fields(more)))
         return cls(*made)
 
     def make_sent(self, run: str, **fields: Any) -> CommandSent:
-        return self.sent(run=run, **self._place(self.sent, run), **fields)
+        return self.sent(run=run, **self._key_field(self.sent, run), **fields)
 
     def make_answered(self, sent: CommandSent, **fields: Any) -> CommandAnswered:
         same: dict[str, Any] = {"name": sent.name, "command": sent.command}
-        return self.answered(run=sent.run, **self._place(self.answered, sent.run), **same, **fields)
+        return self.answered(run=sent.run, **self._key_field(self.answered, sent.run), **same, **fields)
 
-    def _place(self, kind: type[Event], run: str) -> dict[str, Any]:
-        (place,) = kind.__contract__.subject.fields
-        return {} if place == "run" else {place: run}
+    def _key_field(self, kind: type[Event], run: str) -> dict[str, Any]:
+        (key_field,) = kind.__contract__.subject.fields
+        return {} if key_field == "run" else {key_field: run}
 
 
 def workflow_subjects(app: str) -> str:
-    """Where commands of workflows and their answers are."""
+    """The subjects of workflow commands and their answers."""
     return f"workflows.{app}.>"
 
 
-def _with_fields(fields: dict[str, type]) -> Any:
+def _with_fields(fields: dict[str, type]) -> Callable[[dict[str, object]], None]:
     def fill(namespace: dict[str, Any]) -> None:
         namespace["__annotations__"] = fields
         namespace["__module__"] = __name__

@@ -14,8 +14,8 @@ _LOW_BITS = 47
 class NewIds:
     """Makes ids that grow: by the millisecond, and within one by a counter that starts at a random number.
 
-    ``random_bits(n)`` is where chance comes from. A forked process starts a counter of its own, so that it does not
-    repeat its parent's ids.
+    ``random_bits(n)`` returns n random bits. A forked process starts a counter of its own, so that it does not repeat
+    its parent's ids.
     """
 
     __slots__ = ("_bits", "_head", "_low", "_millisecond", "_pid")
@@ -35,13 +35,13 @@ class NewIds:
         """The next ids, at most a million of them, all of the same millisecond."""
         millisecond = now_ns // 1_000_000
         if millisecond > self._millisecond or self._low >> _LOW_BITS or self._pid != os.getpid():
-            # A counter that is full takes the next millisecond, as one that goes back does: the last one goes on.
+            # A full counter, or a clock that went back, advances to the millisecond after the last one used.
             self._millisecond, self._pid = max(millisecond, self._millisecond + 1), os.getpid()
             # One bit less than there is room for, so that the counter has as much to grow.
             self._low = self._bits(_LOW_BITS - 1)
             time = self._millisecond & (1 << 48) - 1
-            chance = self._bits(26)
-            self._head = f"{time >> 16:08x}-{time & 0xFFFF:04x}-7{chance >> 14:03x}-{chance & 0x3FFF | 0x8000:04x}-"
+            random = self._bits(26)
+            self._head = f"{time >> 16:08x}-{time & 0xFFFF:04x}-7{random >> 14:03x}-{random & 0x3FFF | 0x8000:04x}-"
         first, self._low = self._low, self._low + count
         head = self._head
         return [f"{head}{low:012x}" for low in range(first, self._low)]

@@ -1,4 +1,4 @@
-"""What an application did in a run: what it published and wrote, in which order, and what is left."""
+"""Records an application's effects in a run: its events and writes, their order, and its final state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jetspark.app.application import App
 from jetspark.app.causes import current_cause
 from jetspark.app.stored_events import StoredEvent
-from jetspark.app.testing.injecting import Injector
+from jetspark.app.testing.fault_injection import Injector
 from jetspark.app.testing.steps import SeenStep, StepMoment
 from jetspark.testing.model import ModelServer
 from jetspark.testing.network import Publication
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["EVENT_ID", "ObservedRun", "RunObserver"]
 
 EVENT_ID = "reliability-{}"
-"""Of the events that are published to be handled, counted from 1."""
+"""Ids of the published events, counted from 1."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,14 +32,14 @@ class ObservedRun:
     published: dict[str, str]
     """Events that the application published, by id."""
     written: dict[str, set[str]]
-    """What attempts wrote under each id, whether it was stored or known already."""
+    """The contents that attempts wrote under each id, whether the write was stored or a duplicate."""
     state: dict[str, bytes]
-    """Of its buckets, by bucket and key."""
+    """The values of its buckets, by bucket and key."""
     letters: list[str]
     order_problem: str | None
     starts: int
     end: str
-    """Why work has not come to an end; empty if it has."""
+    """Why work has not ended; empty if it has."""
     effects: list[str] | None = None
     scenario: Scenario | None = None
 
@@ -53,10 +53,10 @@ class RunObserver:
         self._lanes: dict[tuple[str, str], list[str]] = defaultdict(list)
         """Events of each handler and key whose handler has ended well, by id."""
         self.starts = 0
-        """How often handlers began."""
+        """How often handlers were started."""
         injector.observers.append(self._on_step)
 
-    def _on_step(self, when: StepMoment, step: SeenStep, what: Any) -> None:
+    def _on_step(self, when: StepMoment, step: SeenStep, what: object) -> None:
         if step.name == "RunHandler":
             self._on_run(when, step.handler or "", what)
         elif step.name == "Publish" and when == "before" and isinstance(what, Publication):
@@ -64,7 +64,7 @@ class RunObserver:
             if id is not None:
                 self._written[id].add(_text(what.data))
 
-    def _on_run(self, when: StepMoment, handler: str, event: Any) -> None:
+    def _on_run(self, when: StepMoment, handler: str, event: object) -> None:
         if when == "before":
             self.starts += 1
         cause, spec = current_cause.get(), self._app.handlers[handler]

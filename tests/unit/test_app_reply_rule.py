@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from jetspark.app import App, Command, Past
-from jetspark.app.commands.answering import LOG_EVERY_S, ReplyRule
+from jetspark.app.commands.reply_rule import LOG_EVERY_S, ReplyRule
 from jetspark.errors import ConfigError
 
 

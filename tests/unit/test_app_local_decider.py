@@ -12,7 +12,7 @@ from support.accounts import Enter, bank
 
 from jetspark.app import App, AppClient, CommandOptions
 from jetspark.app.commands.decision_store import CommandStore
-from jetspark.app.commands.here import CLOSING_S
+from jetspark.app.commands.local_decider import CLOSING_S
 from jetspark.app.provisioning import apply_topology
 from jetspark.errors import CommandFailed, CommandInDoubt, WorkersBusy
 from jetspark.testing.virtual_loop import VirtualLoop, model_network

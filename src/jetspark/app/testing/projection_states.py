@@ -1,9 +1,8 @@
-"""What a test sees of projections: their states, and whether they have all events."""
+"""A test's view of projections: their states, and whether they have folded all events."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from jetspark.aio.jetstream import JetStream
 from jetspark.app.application import App
@@ -19,14 +18,14 @@ from jetspark.jetstream.kv import operation_of
 
 __all__ = ["VIRTUAL_LIVE", "VirtualReaders", "is_behind", "read_states"]
 
-# In virtual time nobody needs the position, and renewing a lease costs more than waiting for it after a crash.
+# In virtual time the position is not needed, and renewing a lease costs more than waiting for it after a crash.
 VIRTUAL_LIVE = LiveOptions(position_every_s=3600.0, lease_s=600.0)
 
 
-async def read_states(stage: Stage, js: JetStream, app: App, spec: ProjectionSpec) -> dict[str, Any]:
+async def read_states(stage: Stage, js: JetStream, app: App, spec: ProjectionSpec) -> dict[str, object]:
     """The states of a projection, by key; with windows by ``"<key>.<window>"``."""
     place = (await find_bucket(await open_records(js, app.name), spec)).ref
-    states: dict[str, Any] = {}
+    states: dict[str, object] = {}
     for message in await stage.messages(js, f"KV_{place.bucket}"):
         key = message.subject.removeprefix(f"$KV.{place.bucket}.")
         if is_reserved(key):
@@ -39,7 +38,7 @@ async def read_states(stage: Stage, js: JetStream, app: App, spec: ProjectionSpe
 
 
 async def is_behind(js: JetStream, app: App) -> bool:
-    """Whether a projection on a real server has not stored everything; positions are written every second."""
+    """True if a projection on a real server has not stored everything; positions are written every second."""
     stream = await js.stream(app.stream)
     records = await open_records(js, app.name)
     for spec in app.projections.values():
@@ -61,7 +60,7 @@ async def is_behind(js: JetStream, app: App) -> bool:
 
 
 class VirtualReaders:
-    """Whether projections on the model have something to do: there is something to read, or it was just stored."""
+    """Tells whether projections on the model have work: an event to read, or a batch that was just stored."""
 
     def __init__(self, stage: VirtualStage, app: App) -> None:
         self._model, self._app = stage.network.front.model, app

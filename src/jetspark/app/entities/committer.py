@@ -1,19 +1,19 @@
-"""Stores changes with asyncio: those that come at the same time together, in one atomic batch.
+"""Stores changes with asyncio; simultaneous changes share one atomic batch.
 
-A batch takes a server with one replica as long as a hundred of them would, so while one is under way the changes that
-come meanwhile wait, and are the next. If one of a group is refused, because somebody else was faster for instance,
-nothing of the group is stored: it is cut in two, and in two again, until the one at fault is alone. That takes at most
-``2 n - 1`` batches. Changes that are sure to be refused are not sent: those of an entity that was changed here since
-they read it, and those whose callers have gone.
+On one replica, a batch of one change takes as long as one of a hundred. So changes that arrive during a batch wait and
+form the next one. If the server refuses a group, because another writer was faster for instance, it stores nothing of
+the group: the committer halves it again and again until the failing change is alone, in at most ``2 n - 1`` batches.
+Changes that would certainly be refused are not sent: their entity has been changed here since they read it, or their
+caller has gone.
 
-Where the stream has replicas, any of them may say what is stored, and may be behind. The guard of a change finds that
-out. So that a program need not be refused to see what it has stored itself, the committer remembers what it knows to be
-there (:class:`KnownRevisions`), and asks again for a moment where a replica says less. Workers ask the leader, which
-takes the right to read all of the stream; so does everybody for a change in doubt, of which a replica could not tell.
+On a replicated stream any replica may answer a read, and may be behind. The guard of a change detects that. To read its
+own writes, the committer remembers the revisions it knows (:class:`KnownRevisions`) and repeats a read for a moment
+where a replica returns an older one. Workers read from the leader, which needs the permission to read the whole stream;
+so does every client for a change in doubt, which a replica cannot decide.
 
-A change that nobody has answered is sent again. It carries its guard, so only one of the two can be stored; and its id,
-by which it is known if it was (:meth:`PendingChange.was_stored`). Where others have changed the entity so often since
-that its state has forgotten, the events tell: the stream keeps all of them.
+A change without an acknowledgement is sent again. Its guard allows only one of the two to be stored, and its id
+identifies it afterwards (:meth:`PendingChange.was_stored`). Where later changes have pushed that id out of the state,
+the events decide: the stream keeps all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
@@ -56,17 +56,17 @@ T = TypeVar("T")
 
 PAUSE = Backoff(first_s=0.05, max_s=1.0)
 ATTEMPTS = 10
-"""How often a change is sent that nobody answers, or that the server cannot take for the moment."""
+"""How often a change is sent that gets no answer, or that the server cannot take at the moment."""
 MAX_LOOKS = 1000
 """At most this many events are read, one by one, to find that of a change in doubt; that takes about half a second."""
 
-# Whoever runs has its turn, or was begun by somebody who has.
+# A task with the turn, and the tasks that it starts.
 _HAS_TURN: ContextVar[bool] = ContextVar("jetspark_entity_turn", default=False)
 
 LAG = Backoff(first_s=0.005, max_s=0.25)
 LAG_READS = 12
-"""A replica that is behind is asked again that often, which takes about two seconds. Then what it says counts: the
-entity may have been purged, or the stream made again."""
+"""How often a lagging replica is asked again, about two seconds in all. Its answer then counts: the entity may have
+been purged, or the stream re-created."""
 MAX_KNOWN = 4096
 
 _Waiting: TypeAlias = tuple[JointChange, "asyncio.Future[list[int]]"]
@@ -81,7 +81,7 @@ class _Refusal(Exception):
 
 
 class KnownRevisions:
-    """The revisions that states have at least, as far as a program knows: of the states it knew of last."""
+    """Lower bounds of the revisions of recently used states."""
 
     def __init__(self, most: int = MAX_KNOWN) -> None:
         self._most = most
@@ -90,7 +90,7 @@ class KnownRevisions:
     def __len__(self) -> int:
         return len(self._known)
 
-    def note(self, subject: str, revision: int) -> None:
+    def learn(self, subject: str, revision: int) -> None:
         """The state with this subject has this revision, or a later one."""
         known = max(revision, self._known.pop(subject, 0))
         self._known[subject] = known
@@ -117,16 +117,16 @@ class Committer:
         self._task: asyncio.Task[None] | None = None
         self._turns = Turns()
         self.batches = self.changes = 0
-        """How many batches, or single messages, have stored how many changes."""
+        """How many batches or single messages were stored, and how many changes they contained."""
         self.sent = 0
-        """Those that were refused, or sent again, included."""
+        """Changes sent, including refused and repeated ones."""
 
     async def newest(self, subject: str) -> StoredMessage | None:
-        """The state with a subject, at least as new as this program knows it to be; None if there is none.
+        """The state with a subject, at least as new as this program knows it to be; None if it does not exist.
 
         Raises:
-            PermissionDenied: This user may not read it.
-            JetSparkError: The server did not answer, as often as it was asked.
+            PermissionDenied: This user may not read the state.
+            JetSparkError: The server did not answer any of the attempts.
         """
         for number in range(LAG_READS + 1):
             if number:
@@ -139,7 +139,7 @@ class Committer:
 
     @asynccontextmanager
     async def turn(self, subjects: Collection[str]) -> AsyncGenerator[None, None]:
-        """Wait until nobody else in this program has its turn with one of these entities.
+        """Wait for the turn: no other task of this program changes one of these entities until the block ends.
 
         A function that changes entities may change others on the way. It does not wait then: those it would wait for
         may wait for it.
@@ -163,15 +163,15 @@ class Committer:
         Cancelled, the change may be stored or not.
 
         Raises:
-            Conflict: An entity was changed by somebody else; nothing was stored.
+            Conflict: Another writer changed an entity; nothing was stored.
             ServerError: The server refused it; nothing was stored.
-            NetworkError: Nobody knows.
-            UsageError: There are too many messages, or an entity is there twice; nothing was stored.
+            NetworkError: The outcome is unknown.
+            UsageError: There are too many messages, or two changes of one entity; nothing was stored.
         """
         change = JointChange(parts)
         done: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         if change.count == 1:
-            # A message alone is no batch, and costs the server next to nothing.
+            # A single message needs no batch and costs the server little.
             await self._store([(change, done)])
             return await done
         self._waiting.append((change, done))
@@ -180,7 +180,7 @@ class Committer:
         return await done
 
     async def close(self) -> None:
-        """Store nothing more. Those who wait are told."""
+        """Store nothing more, and fail the waiting changes."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -189,7 +189,7 @@ class Committer:
 
     async def _work(self) -> None:
         try:
-            # Without those that are refused already, or whose callers have gone.
+            # Changes that are refused already, and those of callers that have gone, are left out.
             while waiting := deque(each for each in self._waiting if not each[1].done()):
                 self._waiting = waiting
                 group = next_group([change for change, _ in self._waiting])
@@ -197,7 +197,7 @@ class Committer:
                 try:
                     await self._store(taken)
                 finally:
-                    # After an end in the middle; what is settled stays so.
+                    # Cancelled in the middle: finished changes keep their result.
                     for _, done in taken:
                         _fail(done, ConnectionClosed("the change was given up: it may be stored or not"))
         finally:
@@ -213,7 +213,7 @@ class Committer:
                 await self._store(group[:middle], refusal.doubt)
                 await self._store(group[middle:], refusal.doubt)
             else:
-                await self._settle_refusal(*group[0], refusal, attempt)
+                await self._resolve_refusal(*group[0], refusal, attempt)
         except JetSparkError as error:
             for _, done in group:
                 _fail(done, error)
@@ -222,7 +222,7 @@ class Committer:
             self.changes += len(group)
             for (change, done), mine in zip(group, revisions, strict=True):
                 for part, revision in zip(change.parts, mine, strict=True):
-                    self._known.note(part.subject, revision)
+                    self._known.learn(part.subject, revision)
                 if not done.done():
                     done.set_result(mine)
                 self._refuse_overtaken(change, mine)
@@ -231,12 +231,12 @@ class Committer:
         """Tell those who wait, and have read an entity before it was changed here."""
         now = {part.subject: revision for part, revision in zip(stored.parts, revisions, strict=True)}
         for change, done in self._waiting:
-            # Revisions grow: one that is later was read after another program had changed the entity once more.
+            # Revisions only grow: a part with a later one was read after another program had changed the entity again.
             moved = [part for part in change.parts if part.revision < now.get(part.subject, 0)]
             if moved:
                 _fail(done, _conflict(moved))
 
-    async def _settle_refusal(
+    async def _resolve_refusal(
         self, change: JointChange, done: asyncio.Future[list[int]], refusal: _Refusal, attempt: int = 1
     ) -> None:
         error, doubt = refusal.error, refusal.doubt
@@ -245,7 +245,7 @@ class Committer:
             return
         if doubt is None and len(change.parts) == 1 and isinstance(error, WrongLastSequence):
             [part] = change.parts
-            self._known.note(part.subject, part.revision + 1)
+            self._known.learn(part.subject, part.revision + 1)
             _fail(done, _conflict(change.parts))
             return
         try:
@@ -267,7 +267,7 @@ class Committer:
                 _fail(done, doubt or error)
                 return
         if stored and not done.done():
-            # Of what came after it nothing is known here but that it is later.
+            # A later revision is all that is known about the changes behind it.
             done.set_result([each.revision for each in found])
         elif stored is None or (doubt is not None and not moved):
             assert doubt is not None
@@ -287,7 +287,7 @@ class Committer:
             for part in change.parts:
                 message = await asking_again(partial(self._last, part.subject, from_leader=from_leader))
                 found.append(_changes_of(message))
-                self._known.note(part.subject, found[-1].revision)
+                self._known.learn(part.subject, found[-1].revision)
             if change.moved(found):
                 break
         return found
@@ -298,13 +298,13 @@ class Committer:
         except MessageNotFound:
             return None
 
-    async def _get(self, query: Mapping[str, Any], *, from_leader: bool) -> StoredMessage:
-        # Not by `Stream`: to have one takes the right to its info, which tells the keys of all entities.
+    async def _get(self, query: Mapping[str, object], *, from_leader: bool) -> StoredMessage:
+        # Not by `Stream`, which would need the permission to read its info, and that lists the keys of all entities.
         read = self._context.api.get_message(self._stream, query, direct=not from_leader)
         return await self._context.run(read)
 
     async def _has_event(self, change: JointChange) -> bool | None:
-        """Whether the stream has an event of a change that can no longer be stored; None: it cannot tell."""
+        """True if the stream has an event of a change that can no longer be stored; None if that cannot be decided."""
         part = next((part for part in change.parts if part.events), None)
         if part is None:
             return None
@@ -315,18 +315,19 @@ class Committer:
                 found = await asking_again(partial(self._get, query, from_leader=True))
             except MessageNotFound:
                 return False
-            # Not by its id: an application may give ids of its own, the same one to an event of another change, too.
+            # The id of an event would not do: an application may give ids of its own, even one that an event of
+            # another change has.
             if found.data == event.data:
                 return True
             sequence = found.sequence + 1
         return None
 
     async def _send(self, changes: list[JointChange], doubt: JetSparkError | None) -> list[list[int]]:
-        """Store all of them, and return their revisions. What nobody answers is sent again.
+        """Store all of them and return their revisions; a batch without an acknowledgement is sent again.
 
         Raises:
-            _Refusal: The server does not store these, however often it is asked.
-            JetSparkError: It did not take them for the moment; a NetworkError, if an attempt may be stored.
+            _Refusal: The server refuses these permanently.
+            JetSparkError: The server cannot take them at the moment; a NetworkError if an attempt may be stored.
         """
         failures = 0
         messages = [message for change in changes for message in change.messages()]

@@ -44,7 +44,7 @@ HEADERS: dict[str, tuple[str, ...]] = {
     "correlationid": ("correlation_id", "correlation-id"),
     "causationid": ("causation_id", "causation-id"),
 }
-"""Headers that stand in for what such an envelope does not say."""
+"""Headers that replace attributes missing in such an envelope."""
 
 BINARY = ("id", "source", "type", "time", "subject", "schemaversion", "correlationid", "causationid")
 _STRUCTURED = {"specversion", "datacontenttype", "dataschema", "subject"}
@@ -73,7 +73,7 @@ def read_other_form(
 
     Raises:
         NotJson: The body is not JSON.
-        NotAnEnvelope: It is none of the forms; ``field`` and ``rule`` say what is missing or wrong.
+        NotAnEnvelope: The message has none of these forms; ``field`` and ``rule`` name the missing or wrong part.
     """
     if header_of(headers, "ce-specversion", "ce-type") is not None:
         attributes = _binary(subject, data, headers)
@@ -139,7 +139,7 @@ def _other_data(subject: str, body: dict[str, msgspec.Raw], used: set[str], is_c
             raise NotAnEnvelope(subject, "", None, "data_base64", f"expected Base64: {error}") from error
     if is_cloud_event:
         raise NotAnEnvelope(subject, "", None, "data", "required, and not there")
-    # A flat one: what is left is the data.
+    # A flat envelope: the remaining fields are the data.
     return msgspec.Raw(msgspec.json.encode({name: value for name, value in body.items() if name not in used}))
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from jetspark.app.application import App
+from jetspark.app.application import App, Lifespan
 from jetspark.app.handlers.handler_spec import HandlerFunction
 from jetspark.app.handlers.retry import Reject
-from jetspark.app.testing.copies import with_specs
+from jetspark.app.testing.app_copies import changed_app, with_specs
 from jetspark.app.testing.steps import SeenStep, StepMoment, StepReader, parse_moment
 from jetspark.testing.network import Front, Publication
 
-__all__ = ["InjectedFault", "Injector", "watched_app"]
+__all__ = ["DependencySwitch", "InjectedFault", "Injector", "watched_app", "with_switch"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,7 +27,7 @@ class InjectedFault:
 
     name: str
     happened: int = 0
-    """How often it did: a fault that never happened proves nothing."""
+    """How often the fault happened: a fault that never happened proves nothing."""
 
 
 @dataclass(slots=True)
@@ -44,9 +46,9 @@ class Injector:
 
     def __init__(self, app: App, front: Front, is_worker: Callable[[int], bool]) -> None:
         self.observers: list[Callable[[StepMoment, SeenStep, Any], None]] = []
-        """Each is told of every step, with the message; with ``RunHandler`` it is the event."""
+        """Each is called with every step and its message; with ``RunHandler`` the message is the event."""
         self.run_hooks: list[Callable[[StepMoment, str, Any], Awaitable[None]]] = []
-        """Each is awaited before and after the handler's own code, as a part of it: it may raise, and take its time."""
+        """Each is awaited before and after the handler's own code, as a part of it: it may raise and may take time."""
         self._front, self._is_worker = front, is_worker
         self._reader = StepReader(app)
         self._traps: list[_Trap] = []
@@ -63,7 +65,7 @@ class Injector:
         """Have ``times`` runs of a handler, or of any, refuse their events for good, after some that do not."""
         fault, passed = InjectedFault(name="reject"), 0
 
-        async def refuse(when: StepMoment, name: str, event: Any) -> None:
+        async def refuse(when: StepMoment, name: str, event: object) -> None:
             nonlocal passed
             if when != "before" or handler not in (None, name) or fault.happened == times:
                 return
@@ -76,7 +78,7 @@ class Injector:
         self.run_hooks.append(refuse)
         return fault
 
-    async def at_run(self, when: StepMoment, handler: str, event: Any) -> None:
+    async def at_run(self, when: StepMoment, handler: str, event: object) -> None:
         """A worker comes to the handler's own code, or from it."""
         if self._spring(when, SeenStep("RunHandler", handler), event):
             await asyncio.get_running_loop().create_future()  # it died here
@@ -91,14 +93,14 @@ class Injector:
             return True
         if self._spring("before", step, message):
             return False
-        # Anything that happens afterwards happens when the server has done what the message says.
+        # Scheduled after the server has processed the message.
         self._front.clock.after(0.0, lambda: self._after(step, message))
         return True
 
     def _after(self, step: SeenStep, message: Publication) -> None:
         self._spring("after", step, message)
 
-    def _spring(self, when: StepMoment, step: SeenStep, what: Any) -> bool:
+    def _spring(self, when: StepMoment, step: SeenStep, what: object) -> bool:
         for observer in self.observers:
             observer(when, step, what)
         is_lost = False
@@ -112,17 +114,94 @@ class Injector:
         return is_lost
 
 
-def watched_app(app: App, at_run: Callable[[StepMoment, str, Any], Any]) -> App:
-    """The same application, whose handlers tell when they begin and end."""
+def watched_app(app: App, at_run: Callable[[StepMoment, str, Any], object]) -> App:
+    """The same application with handlers that report their start and end."""
     return with_specs(app, lambda spec: dataclasses.replace(spec, function=_watched(spec.function, spec.name, at_run)))
 
 
 def _watched(function: HandlerFunction, name: str, at_run: Callable[[StepMoment, str, Any], Any]) -> HandlerFunction:
     @functools.wraps(function)  # by its signature it is given what it wants
-    async def run(event: Any, *arguments: Any, **named: Any) -> Any:
+    async def run(event: Any, *arguments: Any, **named: Any) -> object:
         await at_run("before", name, event)
         result = await function(event, *arguments, **named)
         await at_run("after", name, event)
         return result
+
+    return run
+
+
+# Operators and statements look these up on the class: an object with one of them is left as it is.
+_SPECIAL = ("__call__", "__getitem__", "__iter__", "__aiter__", "__enter__", "__aenter__", "__await__", "__len__")
+
+
+class DependencySwitch:
+    """While it is down, every call of a method of a dependency raises ``ConnectionError``."""
+
+    def __init__(self) -> None:
+        self.is_down = False
+        self.refused = 0
+        """Calls that failed."""
+
+    def check(self, name: str) -> None:
+        if self.is_down:
+            self.refused += 1
+            raise ConnectionError(f"{name} is down, by order of the test")
+
+    def stand_in(self, target: object) -> object:
+        """An object that replaces another one and reports the same class."""
+        kind = type(target)
+        if kind.__module__ == "builtins" or any(name in vars(base) for base in kind.__mro__ for name in _SPECIAL):
+            return target
+        # By its name a dependency is found where its type is only known inside of a function.
+        return type(kind.__name__, (_StandIn,), {"_target": target, "_switch": self})()
+
+
+class _StandIn:
+    _target: object
+    _switch: DependencySwitch
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._target)
+
+    def __getattr__(self, name: str) -> object:
+        value = getattr(self._target, name)
+        if name.startswith("_") or not callable(value):
+            return value
+        return _switched(value, self._switch, f"{type(self._target).__name__}.{name}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._target, name, value)
+
+
+def _switched(function: Callable[..., object], switch: DependencySwitch, name: str) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def call_async(*arguments: object, **named: object) -> object:
+            switch.check(name)
+            return await function(*arguments, **named)
+
+        return call_async
+
+    @functools.wraps(function)
+    def call(*arguments: object, **named: object) -> object:
+        switch.check(name)
+        return function(*arguments, **named)
+
+    return call
+
+
+def with_switch(app: App, switch: DependencySwitch) -> App:
+    """The same application, whose dependencies can be switched off."""
+    return changed_app(app, lifespans=tuple(_switched_lifespan(each, switch) for each in app.spec.lifespans))
+
+
+def _switched_lifespan(lifespan: Lifespan, switch: DependencySwitch) -> Lifespan:
+    async def run() -> AsyncIterator[object]:
+        async with aclosing(lifespan()) as made:  # type: ignore[type-var]
+            async for each in made:
+                stand_ins = tuple(map(switch.stand_in, each)) if isinstance(each, tuple) else switch.stand_in(each)
+                yield stand_ins
 
     return run

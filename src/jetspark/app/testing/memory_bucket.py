@@ -34,7 +34,7 @@ class MemoryBucket:
         return {key: entry.value for key, entry in self._entries.items()}
 
     def as_kv(self) -> KeyValue:
-        """For code that takes the real one."""
+        """This bucket, typed as the real one."""
         return cast(KeyValue, self)
 
     async def get(self, key: str) -> _MemoryEntry:

@@ -1,39 +1,38 @@
-"""The life of a command: read its boundary, decide, store under guards, and again if the boundary has moved. Pure.
+"""The life of a command: read its boundary, decide, store under guards, and repeat if the boundary has moved. Pure.
 
 ::
 
     read ──found its id──────────────────> the recorded reply
       │ ^
-      │ └──────── pause ──────── moved, or nobody knows ─────────┐
+      │ └──────── pause ──────── moved, or unknown ──────────────┐
       v                                                          │
     decide ──events──> append, if the boundary has not moved ────┤
       │                                                          └──stored──> reply
-      └──refused, failed, or nothing to store──> ask the leader whether the boundary has moved ──no──> say so
+      └──refused, failed, or nothing to store──> has the boundary moved at the leader? ──no──> reply or error
 
-Every outcome is that of one moment. What is stored is stored only if every boundary still ends where it was read to;
-the server checks that while it stores. What stores nothing is said only after the leader was asked where each boundary
-ends: each was read before and is the same afterwards, so all of them were so in between.
+Every outcome is true at one moment. Events are stored only if every boundary still ends where it was read to; the
+server compares both while it stores. A refusal, an error or an empty decision is returned only after the leader has
+confirmed the end of each boundary: it was read before and is the same afterwards, so all of it held in between.
 
 A command is decided once. Its events carry its id as their cause, and one of them lies inside the boundary
-(:mod:`~jetspark.app.commands.guarding`). Who decides the same command again has read that event, and answers what
-it records, or has not, and then the guard fails. An append that nobody answered may still arrive: it is decided again
-on what the boundary has then, under a guard that only one of the two can pass.
+(:mod:`~jetspark.app.commands.decision_messages`). A worker that decides the same command again either has read that
+event, and answers with the recorded reply, or has not, and fails at the guard. An append without an acknowledgement may
+still be stored later: the command is then decided again, under a guard that only one of the two appends can pass.
 
-Refusals, and decisions without events, are not recorded: nothing happened, and the same command may be decided
-otherwise later.
+Refusals and decisions without events are not recorded, so the same command may be decided differently later.
 
-A stream that was deleted and made again counts from 1 anew, and no guard of the server tells the two apart. So what is
-remembered belongs to one stream, which its time of creation names: it is compared when the worker has reason to doubt
-(:meth:`Deciding.doubt`), when nobody has looked for some seconds, and when a boundary ends otherwise than it did. What
-is remembered of another stream is forgotten, and a command that was about to be decided on it is read anew.
+A stream that was deleted and re-created counts from 1 again, and no guard of the server tells the two apart. So the
+cache belongs to one stream, identified by its creation time. The decider compares that time when the worker has a
+reason to doubt it (:meth:`Decider.doubt`), when it has not been checked for some seconds, and when a boundary ends at
+another sequence than before. The cache of another stream is dropped, and a command in progress reads it again.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from jetspark.app.causes import Cause
 from jetspark.app.commands.boundaries import (
@@ -45,8 +44,16 @@ from jetspark.app.commands.boundaries import (
     recorded_reply,
 )
 from jetspark.app.commands.command_spec import Command, CommandDecision, CommandReply, CommandSpec, PastEvent
-from jetspark.app.commands.guarding import Guard, NotGuardable, guards_stream, plan_guards
-from jetspark.app.commands.messages import COMMAND_HEADER, OUTCOME_HEADER, DecisionEncoder, DecisionMessages
+from jetspark.app.commands.decision_messages import (
+    COMMAND_HEADER,
+    OUTCOME_HEADER,
+    DecisionEncoder,
+    DecisionMessages,
+    Guard,
+    NotGuardable,
+    guards_stream,
+    plan_guards,
+)
 from jetspark.app.contracts.catalogue import Catalogue
 from jetspark.app.contracts.envelope import Encoded, decode
 from jetspark.app.contracts.tokens import escape, text_of
@@ -66,6 +73,9 @@ from jetspark.errors import (
 )
 from jetspark.jetstream.info import StoredMessage
 
+if TYPE_CHECKING:
+    from jetspark.app.spec import AppSpec
+
 __all__ = [
     "Append",
     "AppendMoved",
@@ -73,7 +83,7 @@ __all__ = [
     "Appended",
     "CommandRequest",
     "CommandStep",
-    "Deciding",
+    "Decider",
     "GuardedMessage",
     "LastMessage",
     "ReadLasts",
@@ -87,17 +97,17 @@ T = TypeVar("T")
 
 PAUSE = Backoff(first_s=0.001, max_s=0.25)
 TRUST_S = 10.0
-"""For how long the stream is taken for the one it was. A deletion is mostly heard of at once, see ``doubt``."""
+"""How long the stream is assumed not to have been re-created. Most deletions are reported at once, see ``doubt``."""
 _TRUST = datetime.timedelta(seconds=TRUST_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRequest:
-    """A command that somebody waits for."""
+    """A command with its caller's expectations."""
 
     command: Command
     cause: Cause
-    """Its id, its correlation, its trace: the cause of what it leads to."""
+    """The command's id, correlation and trace: the cause of its events."""
     expected_version: int | None = None
 
 
@@ -106,9 +116,9 @@ class CommandRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadTail:
-    """Read what is stored under a filter after a sequence; the answer is a list of :class:`StoredMessage`, in order.
+    """Read the messages under a filter after a sequence; the answer is a list of :class:`StoredMessage`, in order.
 
-    Any replica will do, unless it does not get to ``through``: then the leader is asked. At most ``limit``.
+    Any replica may answer, unless it ends before ``through``: then the leader is asked. At most ``limit`` messages.
     """
 
     filter: str
@@ -116,7 +126,7 @@ class ReadTail:
     through: int
     limit: int
     since_s: float | None = None
-    """Begin earlier, if need be, so that what was stored in this many seconds is read as well."""
+    """Start earlier if necessary, so that the messages of this many seconds are included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +140,9 @@ class LastMessage(NamedTuple):
     """The last message under a filter."""
 
     sequence: int
-    """0 if there is none."""
+    """0 if the filter matches no message."""
     id: str | None = None
-    """Its ``Nats-Msg-Id``, if it has one."""
+    """The message's ``Nats-Msg-Id``, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,30 +154,30 @@ class StreamEnd(NamedTuple):
     """A stream at one moment."""
 
     sequence: int
-    """Of the last message."""
+    """The sequence of the stream's last message."""
     created: datetime.datetime | None
-    """When it was made: another time is another stream, whose sequences mean something else."""
+    """The stream's creation time: another time means a re-created stream with other sequences."""
     replicas: int
     """A replicated stream checks some guards less exactly."""
     subjects: tuple[str, ...]
-    """What it stores; none if that is not known."""
+    """The stream's subjects; empty while they are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSnapshot:
     """The state of a projection's key; the answer is a :class:`SnapshotState`.
 
-    What the projection has of another stream of the same name is no state: its sequences mean something else here.
+    State that the projection folded from another stream of the same name is ignored: its sequences mean something else.
     """
 
     projection: str
     key: str
     created: datetime.datetime | None
-    """When the stream was made."""
+    """The stream's creation time."""
 
 
 class GuardedMessage(NamedTuple):
-    """One message of an append."""
+    """A message of an append, with its guard."""
 
     encoded: Encoded
     guard: Guard | None = None
@@ -182,7 +192,7 @@ class Append(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """They are stored, without a gap; this is the sequence of the last one."""
+    """The messages are stored in consecutive sequences; this is the last one."""
 
     sequence: int
 
@@ -198,7 +208,7 @@ class AppendMoved:
 
 @dataclass(frozen=True, slots=True)
 class AppendUnknown:
-    """No answer came; the messages may be stored, or arrive later."""
+    """No acknowledgement came; the messages may be stored, now or later."""
 
 
 CommandStep: TypeAlias = ReadTail | ReadLasts | ReadStreamEnd | ReadSnapshot | Append | Sleep
@@ -208,36 +218,33 @@ CommandSteps: TypeAlias = Steps[CommandStep, T]
 # ---- the procedure ---------------------------------------------------------------------------------------------------
 
 
-class Deciding:
-    """Decides commands of one application, on what this worker knows of its stream.
+class Decider:
+    """Decides commands of one application, from this worker's cache of its stream.
 
     Args:
-        stream: Its name, for errors.
-        end: What it is now.
+        end: The stream's current end.
+        catalogue: The application's events.
         clock: The time of day.
         random_bits: Returns the given number of random bits, for traces.
-        timers_of: The application whose timers commands set; None if it has none.
         server_now: The server's time of day, by which timers are due and commands are old; the clock's, if not given.
     """
 
     def __init__(
         self,
-        *,
-        stream: str,
+        app: AppSpec,
         end: StreamEnd,
-        source: str,
+        *,
         catalogue: Catalogue,
-        projections: Mapping[str, ProjectionSpec],
         cache: BoundaryCache,
         clock: Callable[[], datetime.datetime],
         random_bits: Callable[[int], int],
-        timers_of: str | None = None,
         server_now: Callable[[], datetime.datetime] | None = None,
     ) -> None:
-        self.stream = stream
-        self.catalogue, self.projections, self.cache = catalogue, projections, cache
+        self.stream = app.stream
+        self.catalogue, self.projections, self.cache = catalogue, app.projections, cache
         self.clock, self.server_now = clock, server_now or clock
-        self.encoder = DecisionEncoder(source, catalogue, timers_of, random_bits, self.server_now)
+        timers_of = app.name if app.has_timers else None
+        self.encoder = DecisionEncoder(app.source, catalogue, timers_of, random_bits, self.server_now)
         self.encoder.know(end.subjects)
         self.known_end = 0
         """The highest sequence of the stream that was seen."""
@@ -252,7 +259,7 @@ class Deciding:
 
     @property
     def created(self) -> datetime.datetime | None:
-        """When the stream was made."""
+        """The stream's creation time."""
         return self._end.created
 
     @property
@@ -261,11 +268,11 @@ class Deciding:
         return self._end.subjects
 
     def is_in_doubt(self, now: datetime.datetime) -> bool:
-        """Whether the stream may be another one by now."""
+        """True if the stream may have been re-created since the last check."""
         return self._seen_at is None or not self._seen_at <= now < self._seen_at + _TRUST
 
     def doubt(self) -> None:
-        """The stream may have been deleted and made again, or changed: look before the next command."""
+        """The stream may have been re-created or changed: check it before the next command."""
         self._seen_at = None
 
     def see(self, end: StreamEnd) -> None:
@@ -278,7 +285,7 @@ class Deciding:
         self._end, self._seen_at = end, self.clock()
 
     def boundary(self, spec: CommandSpec, command: Command) -> tuple[str, ...]:
-        """What a command reads.
+        """The filters that a command reads.
 
         Raises:
             CommandFailed: ``reads`` raised an error, or returned no subjects of the stream.
@@ -293,7 +300,7 @@ class Deciding:
 
         Raises:
             CommandRefused, WrongVersion, BoundaryConflict, CommandFailed: Nothing was stored.
-            CommandInDoubt: Nobody knows.
+            CommandInDoubt: The outcome is unknown.
         """
         return _DecidingRun(self, spec, request, boundary).run()
 
@@ -301,7 +308,7 @@ class Deciding:
         """A stored message as an event of the past.
 
         Raises:
-            ContractViolation: It is no event that the application knows.
+            ContractViolation: The message is not an event that the application declares.
         """
         decoded = decode(message.subject, message.data, message.headers, self.catalogue)
         outcome = message.headers.get(OUTCOME_HEADER)
@@ -321,10 +328,10 @@ class Deciding:
 
 
 def failed_by(spec: CommandSpec, method: str, error: BaseException) -> CommandFailed:
-    """What the caller is told when a method of the command raised an error.
+    """The caller's error when a method of the command raised.
 
-    That may be ``SystemExit`` or ``CancelledError``, too. Neither is a pure function's to raise: they would end a
-    worker, or leave a request that nobody answers, and the same command would do so to the next worker.
+    The method may also raise ``SystemExit`` or ``CancelledError``. A pure function has no reason to, and either would
+    end the worker or leave the request unanswered, and the retry would do the same to the next worker.
     """
     if isinstance(error, KeyboardInterrupt):
         raise error
@@ -334,23 +341,21 @@ def failed_by(spec: CommandSpec, method: str, error: BaseException) -> CommandFa
 
 
 class _DecidingRun:
-    """One command."""
+    """The decision of one command."""
 
-    def __init__(
-        self, deciding: Deciding, spec: CommandSpec, request: CommandRequest, boundary: tuple[str, ...]
-    ) -> None:
-        self._deciding, self._spec, self._request, self._filters = deciding, spec, request, boundary
+    def __init__(self, decider: Decider, spec: CommandSpec, request: CommandRequest, boundary: tuple[str, ...]) -> None:
+        self._decider, self._spec, self._request, self._filters = decider, spec, request, boundary
         self._pasts: list[BoundaryPast] = []
         self._messages = DecisionMessages(())
         self._time: datetime.datetime
-        """Of the events: not before what was read for them."""
+        """The time of the events: never earlier than the events that were read."""
         self._is_unknown = self._guards_stream = False
         self._key = self._key_text = ""
         self._epoch = -1
-        self._projection = None if spec.snapshot is None else deciding.projections[spec.snapshot]
+        self._projection = None if spec.snapshot is None else decider.projections[spec.snapshot]
 
     def run(self) -> CommandSteps[CommandReply]:
-        self._time = self._deciding.clock()
+        self._time = self._decider.clock()
         if self._projection is not None:
             try:
                 self._key_text = text_of(self._request.command.snapshot_key())
@@ -362,7 +367,7 @@ class _DecidingRun:
         while conflicts < self._spec.tries:
             if self._is_outdated:
                 yield from self._open()
-            # What was found is a fact; and asked for again, most commands are found without reading.
+            # A recorded outcome is final, and most retries find it in the cache without reading.
             reply = self._find()
             end = None
             if reply is None and self._guards_stream:
@@ -373,7 +378,7 @@ class _DecidingRun:
             if reply is not None:
                 return reply
             if self._is_newer:
-                # By the leader's word only: what is remembered may be purged.
+                # Only the leader's answer counts here: cached events may have been purged.
                 if is_version_asked:
                     raise self._wrong_version()
                 yield from self._catch_up()
@@ -383,13 +388,13 @@ class _DecidingRun:
             if isinstance(outcome, CommandDecision) and append is not None:
                 answer = yield append
                 if isinstance(answer, Appended):
-                    return self._note(outcome, answer.sequence)
+                    return self._remember(outcome, answer.sequence)
                 self._is_unknown |= isinstance(answer, AppendUnknown)
                 conflicts += isinstance(answer, AppendMoved) and answer.is_conflict
                 failures += 1
                 # Up to all of the wait is random: writers that collided once would collide again after equal waits.
                 yield Sleep(PAUSE.wait_s(failures), random_fraction=1.0)
-                self._time = self._deciding.clock()
+                self._time = self._decider.clock()
                 is_duplicate = isinstance(answer, AppendMoved) and answer.is_duplicate
                 if is_duplicate or not self._guards_stream:
                     yield from self._catch_up()
@@ -406,9 +411,9 @@ class _DecidingRun:
         if reply is not None:
             return reply
         if self._is_unknown:
-            # One of those that were not answered may be on its way.
+            # An earlier append without an acknowledgement may still be stored.
             raise CommandInDoubt(self._spec.name, self._id, 0.0)
-        raise BoundaryConflict(self._deciding.stream, self._filters, conflicts)
+        raise BoundaryConflict(self._decider.stream, self._filters, conflicts)
 
     @property
     def _id(self) -> str:
@@ -418,22 +423,22 @@ class _DecidingRun:
 
     @property
     def _is_outdated(self) -> bool:
-        """Whether what was read is of another stream than there is now."""
-        return self._epoch != self._deciding.epoch
+        """True if the cached events belong to an earlier stream of this name."""
+        return self._epoch != self._decider.epoch
 
     def _keep(self, past: BoundaryPast) -> None:
         if not self._is_outdated:
-            self._deciding.cache.put(past, self._key)
+            self._decider.cache.put(past, self._key)
 
     def _open(self) -> CommandSteps[None]:
-        """Have the past of every boundary: what is remembered, or all of it."""
-        if self._deciding.is_in_doubt(self._time):
-            self._deciding.see((yield ReadStreamEnd()))
-        self._epoch = self._deciding.epoch
-        self._guards_stream = guards_stream(self._spec.guard, self._filters, self._deciding.replicas)
+        """Load the past of every boundary, from the cache where possible."""
+        if self._decider.is_in_doubt(self._time):
+            self._decider.see((yield ReadStreamEnd()))
+        self._epoch = self._decider.epoch
+        self._guards_stream = guards_stream(self._spec.guard, self._filters, self._decider.replicas)
         self._pasts = []
         for filter in self._filters:
-            past = self._deciding.cache.get(filter, self._key)
+            past = self._decider.cache.get(filter, self._key)
             if past is None:
                 past = yield from self._read_anew(filter)
             self._pasts.append(past)
@@ -441,7 +446,7 @@ class _DecidingRun:
             # One state for all: read those again that were read with another one.
             self._pasts = []
             for filter in self._filters:
-                self._deciding.cache.drop(filter, self._key)
+                self._decider.cache.drop(filter, self._key)
             snapshot = yield self._read_snapshot(self._projection)
             for filter in self._filters:
                 self._pasts.append((yield from self._read_anew(filter, snapshot)))
@@ -454,7 +459,7 @@ class _DecidingRun:
             if snapshot is None:
                 snapshot = yield self._read_snapshot(self._projection)
             past = BoundaryPast(filter, snapshot)
-            # Where the boundary ends cannot be told from a snapshot; and it must not end behind what is read next.
+            # A snapshot does not contain the boundary's end, and the end must not be later than the events read next.
             [last] = yield ReadLasts((filter,))
             yield from self._extend(past, last.sequence, after=snapshot.sequence, since_s=self._spec.remember_s)
             past.last = max(past.last, last.sequence)
@@ -462,7 +467,7 @@ class _DecidingRun:
         return past
 
     def _read_snapshot(self, projection: ProjectionSpec) -> ReadSnapshot:
-        return ReadSnapshot(projection.name, self._key_text, self._deciding.created)
+        return ReadSnapshot(projection.name, self._key_text, self._decider.created)
 
     def _extend(
         self, past: BoundaryPast, through: int, *, after: int | None = None, since_s: float | None = None
@@ -471,9 +476,9 @@ class _DecidingRun:
         tail: list[StoredMessage] = yield ReadTail(
             past.filter, past.last if after is None else after, through, limit + 1, since_s
         )
-        self._time = self._deciding.clock()
+        self._time = self._decider.clock()
         try:
-            entries = [self._deciding.read(message) for message in tail]
+            entries = [self._decider.read(message) for message in tail]
             past.add(entries, tail[-1].headers.get("Nats-Msg-Id") if tail else None)
         except ContractViolation as error:
             raise CommandFailed(
@@ -492,16 +497,16 @@ class _DecidingRun:
             )
 
     def _catch_up(self) -> CommandSteps[bool]:
-        """Read what is new in the boundaries, by the word of the leader; whether there was something."""
+        """Read new events of the boundaries up to the end that the leader reports; True if there were any."""
         lasts: list[LastMessage] = yield ReadLasts(self._filters)
-        if not all(past.may_go_on_to(*last) for past, last in zip(self._pasts, lasts, strict=True)):
+        if not all(past.may_continue_to(*last) for past, last in zip(self._pasts, lasts, strict=True)):
             # Events that were read are gone, by a limit or a purge; or this is another stream.
-            self._deciding.see((yield ReadStreamEnd()))
+            self._decider.see((yield ReadStreamEnd()))
             if self._is_outdated:
                 return True
         has_moved = False
         for place, (past, last) in enumerate(zip(self._pasts, lasts, strict=True)):
-            is_whole = past.may_go_on_to(*last)
+            is_whole = past.may_continue_to(*last)
             if is_whole and last.sequence == past.last:
                 continue
             has_moved = True
@@ -510,26 +515,26 @@ class _DecidingRun:
                 self._keep(past)
                 is_whole = past.last >= last.sequence
             if not is_whole:
-                # Events that were read, or were to be read, are gone: begin anew.
-                self._deciding.cache.drop(past.filter, self._key)
+                # Events that were read, or were about to be, have been removed: read the boundary from its start.
+                self._decider.cache.drop(past.filter, self._key)
                 self._pasts[place] = yield from self._read_anew(past.filter, past.snapshot)
         return has_moved
 
     def _read_end(self, *, is_first: bool) -> CommandSteps[int]:
-        """Where the stream ends, with the boundaries complete up to there.
+        """The stream's last sequence, with the boundaries complete up to there.
 
-        At first it is enough if this worker has stored the last message that it knows of, and has all up to then.
+        The first attempt trusts the cache if this worker has stored the last message that it has seen.
         """
         known = min(past.through for past in self._pasts)
-        if is_first and known and known == self._deciding.known_end:
+        if is_first and known and known == self._decider.known_end:
             return known
-        # In this order: what is stored after the end was read fails on it, whatever the boundaries say then.
+        # The order matters: an event stored after this end was read fails the guard, whatever the boundaries contain.
         end: StreamEnd = yield ReadStreamEnd()
-        self._deciding.see(end)
+        self._decider.see(end)
         if self._is_outdated:
             return 0
         yield from self._catch_up()
-        self._deciding.known_end = max(self._deciding.known_end, end.sequence)
+        self._decider.known_end = max(self._decider.known_end, end.sequence)
         for past in self._pasts:
             past.through = end.sequence
         return end.sequence
@@ -551,13 +556,13 @@ class _DecidingRun:
 
     @property
     def _is_newer(self) -> bool:
-        """Whether the boundary has events that the caller does not know of, and wants to."""
+        """True if the boundary has events later than the version that the caller expects."""
         return self._request.expected_version is not None and self._version > self._request.expected_version
 
     def _wrong_version(self) -> WrongVersion:
         expected = self._request.expected_version
         assert expected is not None
-        return WrongVersion(self._deciding.stream, self._filters, expected, self._version)
+        return WrongVersion(self._decider.stream, self._filters, expected, self._version)
 
     def _decide(self) -> CommandDecision | JetSparkError:
         try:
@@ -566,12 +571,13 @@ class _DecidingRun:
         except CommandRefused as refusal:
             return refusal
         except BaseException as error:
-            # Boundaries that were read one after the other may not fit together: only an error on those that do counts.
+            # Boundaries that were read one after the other may not fit together; only an error on matching ones is
+            # final.
             return failed_by(self._spec, "decide", error)
 
     def _decide_for(self, end: int | None) -> tuple[CommandDecision | JetSparkError, Append | None]:
-        """The outcome, and what has to be stored for it. Events that cannot be stored are an error as one of ``decide``
-        is: it counts only on what the leader has."""
+        """The outcome and the append it needs. Events that cannot be stored are an error like one raised by ``decide``:
+        it is final only on a boundary that the leader has confirmed."""
         outcome = self._decide()
         if not isinstance(outcome, CommandDecision) or not outcome.events:
             return outcome, None
@@ -583,7 +589,7 @@ class _DecidingRun:
     # ---- storing -----------------------------------------------------------------------------------------------
 
     def _append(self, decision: CommandDecision, end: int | None) -> Append:
-        self._messages = self._deciding.encoder.encode(self._spec.name, self._request.cause, decision, self._time)
+        self._messages = self._decider.encoder.encode(self._spec.name, self._request.cause, decision, self._time)
         events, timers = self._messages
         boundary = [Guard(past.filter, past.last) for past in self._pasts]
         try:
@@ -600,8 +606,9 @@ class _DecidingRun:
             "command_id was used before with other fields, or event_id returns the same for two events"
         )
 
-    def _note(self, decision: CommandDecision, end: int) -> CommandReply:
-        """Remember what was stored: the guards have proven that nothing is between it and what was read.
+    def _remember(self, decision: CommandDecision, end: int) -> CommandReply:
+        """Add the stored events to the cache. The guards have proven that no other event lies between them and the
+        events read.
 
         Args:
             end: The sequence of the last message, which may be a timer.
@@ -609,7 +616,7 @@ class _DecidingRun:
         events, timers = self._messages
         last = end - len(timers)
         first = last - len(events) + 1
-        now = self._deciding.server_now()
+        now = self._decider.server_now()
         stored = [
             PastEvent(
                 first + index,
@@ -635,5 +642,5 @@ class _DecidingRun:
         for past in self._pasts:
             self._keep(past)
         if not self._is_outdated:
-            self._deciding.known_end = max(self._deciding.known_end, end)
+            self._decider.known_end = max(self._decider.known_end, end)
         return CommandReply(command_id=self._id, sequence=last, events=len(events), data=decision.reply)
