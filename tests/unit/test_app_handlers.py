@@ -399,12 +399,12 @@ def test_only_the_last_settled_events_are_remembered(monkeypatch: pytest.MonkeyP
     assert machine.receive(WorkItem(None, 2, delivered=1), 0.0) == "new"
 
 
-def test_what_is_given_back_or_waits_does_not_run() -> None:
+def test_an_event_that_is_released_or_waits_does_not_run() -> None:
     machine = machine_of()
     receive(machine, (None, 1), (None, 2), (None, 3))
     assert taken(machine) == [1, 2, 3]
     first, second, third = machine.items
-    machine.given_back(first)
+    machine.release(first)
     assert (machine.running, machine.held, first.is_taken) == (2, 2, False)
     machine.wait_here(second, 5.0, 0.0)
     assert (machine.running, machine.held, second.is_taken) == (1, 2, False)

@@ -315,10 +315,6 @@ class HandlerMachine:
         """True if it was acknowledged here recently."""
         return item.identity in self._acknowledged
 
-    def given_back(self, item: WorkItem) -> None:
-        """The item was returned to the server, which redelivers it."""
-        self._let_go(item)
-
     def heard(self, item: WorkItem, sent_at: float, now: float) -> None:
         """The server has confirmed an ``in_progress`` that was sent at ``sent_at``.
 
