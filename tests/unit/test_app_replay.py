@@ -60,7 +60,7 @@ def test_a_range_by_time_is_that_of_the_messages_at_its_ends() -> None:
 
 
 def test_what_is_gone_is_data_loss_that_names_the_range() -> None:
-    with pytest.raises(DataLoss, match=r"sequence 5 is wanted .* first there is is 10.*the range 5 to 20") as caught:
+    with pytest.raises(DataLoss, match=r"sequence 5 is needed .* first stored one is 10.*the range 5 to 20") as caught:
         extent_of(ReplayRequest(from_seq=5, to_seq=20), head(first=10), 1)
     assert (caught.value.wanted, caught.value.first) == (5, 10)
     with pytest.raises(DataLoss):

@@ -433,7 +433,7 @@ def test_the_first_write_after_that_decides(world: World, outcome: Exception | N
     else:
         with pytest.raises(ConnectionLost):
             world.write(sink, ["a"])
-        with pytest.raises(CircuitOpen, match="another 10 s"):
+        with pytest.raises(CircuitOpen, match="next attempt is in 10 s"):
             world.write(sink, ["a"])
     assert sink.state == state
 

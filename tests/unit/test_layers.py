@@ -181,14 +181,14 @@ PURE_EXCEPTIONS = {
     "core.arguments": {"pathlib"},  # checks that an argument is a Path
     "core.options": {"pathlib"},  # Path is the type of fields
     "core.auth": {"pathlib"},  # a credentials file is read again for each login, since it may have been replaced
-    "core.garbage": {"gc", "os"},  # sets the garbage collector of the current process, and does nothing else
+    "core.gc_tuning": {"gc", "os"},  # sets the garbage collector of the current process, and does nothing else
     "jetstream.objects": {"os", OPEN},  # a source given as a path is opened by the generator that reads it
     "jetstream.part_file": {"os", OPEN},  # the drivers call it in a thread; its subject is a file
     "spark.options": {"os", "pathlib"},  # secrets that options name come from the executor's environment and files
     "app.contracts.event_ids": {"os"},  # getpid() detects a fork: the counter must not repeat the parent's ids
     "app.contracts.field_rules": {"uuid"},  # UUID is a type of fields
     "app.contracts.tokens": {"uuid"},  # UUID is a type of values in subjects
-    "app.contracts.faults": {"asyncio"},  # re-raises its CancelledError
+    "app.contracts.faults": {"sys"},  # exc_info() is the exception that an except clause is about to match
 }
 
 # Third-party packages a row may import at the top of a module; anywhere else they belong inside functions.

@@ -35,24 +35,24 @@ PHRASES = {
 
 # Percent of the prose lines. Lower a ceiling when the rate has fallen; never raise one.
 CEILINGS = {
-    "README.md": 11.2,
-    "aio": 18.0,
-    "app": 25.3,
-    "batcher": 19.1,
+    "README.md": 0.9,
+    "aio": 0.5,
+    "app": 1.0,
+    "batcher": 0.0,
     "bench": 0.0,
-    "blocking": 18.2,
-    "cli": 19.9,
-    "core": 0.8,
-    "demo": 28.0,
-    "docs": 12.0,
-    "examples": 21.8,
+    "blocking": 0.2,
+    "cli": 0.0,
+    "core": 0.4,
+    "demo": 0.0,
+    "docs": 3.1,
+    "examples": 0.0,
     "jetstream": 0.9,
     "publish": 0.3,
     "server": 0.0,
-    "spark": 23.8,
-    "state": 27.4,
+    "spark": 0.4,
+    "state": 0.0,
     "testing": 0.6,
-    "top-level modules": 0.5,
+    "top-level modules": 0.0,
 }
 SLACK = 0.3
 

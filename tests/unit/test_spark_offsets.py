@@ -371,7 +371,7 @@ def test_data_loss_names_stream_sequences_and_the_option() -> None:
         check_loss(at(A=5), [head("A", 200, first=101)], is_allowed=False)
     assert str(caught.value) == (
         "stream 'A': sequence 5 is needed and the first stored one is 101, so 96 sequences are gone (limits, a "
-        "purge, or deletes); set failOnDataLoss=false to go on with what is left"
+        "purge, or deletes); set failOnDataLoss=false to continue with the remaining messages"
     )
 
 

@@ -267,7 +267,7 @@ def test_a_source_that_does_not_say_where_it_reads_cannot_be_made() -> None:
         def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
             return iter(())
 
-    with pytest.raises(TypeError, match=r"_look.*_starts_of.*_without"):
+    with pytest.raises(TypeError, match=r"_find_heads.*_starts_of.*_without"):
         Incomplete(  # type: ignore[abstract]
             options(),
             filters=(),
