@@ -401,11 +401,12 @@ class HandlerWorker:
         return self._loop.time()
 
     async def run_handler(self, item: WorkItem) -> BaseException | None:
-        if self.reports is not None:
-            self.reports.started([item])
-        error = await self._calls.call(item)
-        if self.reports is not None:
-            self.reports.ended([item], error)
+        if self.reports is None:
+            error = await self._calls.call(item)
+        else:
+            self.reports.started(item)
+            error = await self._calls.call(item)
+            self.reports.ended(item, error)
         if error is not None and not isinstance(error, Skip):
             self._log_failure(item, error)
         return error
@@ -413,10 +414,10 @@ class HandlerWorker:
     async def run_batch(self, items: Sequence[WorkItem]) -> BaseException | None:
         self.arm()
         if self.reports is not None:
-            self.reports.started(items)
+            self.reports.batch_started(items)
         error = await self._calls.call_batch(items)
         if self.reports is not None:
-            self.reports.ended(items, error)
+            self.reports.batch_ended(items, error)
         if error is not None and len(items) == 1 and not isinstance(error, Skip):
             self._log_failure(items[0], error)
         return error

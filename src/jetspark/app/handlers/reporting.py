@@ -41,29 +41,35 @@ class HandlerReports:
         self._wrong: set[tuple[int, str]] = set()
         """Observers and methods that have raised an error."""
 
-    def started(self, items: Iterable[WorkItem]) -> None:
-        for item in items:
-            if item in self._running:
-                continue  # it was started with its batch, and is tried alone now
-            event = item.event if isinstance(item.event, Decoded) else None
-            attempt = HandlerAttempt(
-                app=self._app.name,
-                handler=self._spec.name,
-                event_type=None if event is None else event.type,
-                event_id=None if event is None else event.id,
-                key=item.key,
-                stream=self._app.stream,
-                sequence=item.sequence,
-                attempt=item.attempts,
-                redrives=item.redrives,
-                correlation_id=None if event is None else event.correlation_id,
-                decoded=event,
-            )
-            self._running[item] = attempt, self._loop.time()
-            self._call("on_started", attempt)
+    def started(self, item: WorkItem) -> None:
+        event = item.event if isinstance(item.event, Decoded) else None
+        attempt = HandlerAttempt(
+            app=self._app.name,
+            handler=self._spec.name,
+            event_type=None if event is None else event.type,
+            event_id=None if event is None else event.id,
+            key=item.key,
+            stream=self._app.stream,
+            sequence=item.sequence,
+            attempt=item.attempts,
+            redrives=item.redrives,
+            correlation_id=None if event is None else event.correlation_id,
+            decoded=event,
+        )
+        self._running[item] = attempt, self._loop.time()
+        self._call("on_started", attempt)
 
-    def ended(self, items: Iterable[WorkItem], error: BaseException | None) -> None:
+    def ended(self, item: WorkItem, error: BaseException | None) -> None:
         """The handler's own code ended, with ``error`` or without."""
+        self._ended[item] = self._loop.time(), error
+
+    def batch_started(self, items: Iterable[WorkItem]) -> None:
+        for item in items:
+            if item not in self._running:  # else it was started with its batch, and is tried alone now
+                self.started(item)
+
+    def batch_ended(self, items: Iterable[WorkItem], error: BaseException | None) -> None:
+        """The handler's own code ended. The time of an event that is tried alone later is that of its batch."""
         now = self._loop.time()
         for item in items:
             since, _ = self._ended.get(item, (now, None))
@@ -71,7 +77,9 @@ class HandlerReports:
 
     def concluded(self, item: WorkItem, error: BaseException | None, decided: Decided | None) -> None:
         """The outcome of an attempt is stored; None: another worker decides."""
-        if decided is None:
+        if error is None:
+            self.finished(item, "done")
+        elif decided is None:
             self.finished(item, "given_back", error)
         elif isinstance(decided, WaitHere | WaitLong):
             self.finished(item, "retry", error, decided.seconds)
@@ -87,10 +95,9 @@ class HandlerReports:
         error: BaseException | None = None,
         retry_in_s: float | None = None,
     ) -> None:
-        now = self._loop.time()
-        ended, last_error = self._ended.pop(item, (now, None))
-        attempt, began = self._running.pop(item, (None, now))
-        if attempt is not None:
+        end = self._ended.pop(item) if item in self._ended else (self._loop.time(), None)
+        if item in self._running:
+            (ended, last_error), (attempt, began) = end, self._running.pop(item)
             result = AttemptResult(
                 outcome=outcome,
                 seconds=ended - began,
