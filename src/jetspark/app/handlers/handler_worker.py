@@ -291,7 +291,7 @@ class HandlerWorker:
             await self.store.record_not_begun(surplus)
         for item in surplus:
             if item.source != "stream":
-                self.room.count_retry(item, -1)
+                self.room.drop_retry(item)
             elif item.intake is not None:
                 item.intake.expect_again(item)
             await item.message.nak(self.spec.ack_wait_s / 4)
@@ -443,7 +443,7 @@ class HandlerWorker:
         if self.machine.lapsed:
             self._expect_lapsed()
         if item.source != "stream" and item.message.is_answered:
-            self.room.count_retry(item, -1)
+            self.room.drop_retry(item)
         if self._waiting_for_room and self.machine.held * 2 <= self.spec.max_messages:
             self._wake_room()
 

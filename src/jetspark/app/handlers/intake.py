@@ -230,7 +230,7 @@ class Intake:
 
     def _let_go(self, item: WorkItem) -> None:
         if item.source != "stream":
-            self._worker.room.count_retry(item, -1)
+            self._worker.room.drop_retry(item)
         self._machine.release(item)
 
     def pulled(self, now: float) -> tuple[int, float]:
@@ -384,7 +384,7 @@ class Intake:
         if item.source == "stream":
             self.expect_again(item)
         else:
-            self._worker.room.count_retry(item, -1)
+            self._worker.room.drop_retry(item)
 
     def expect_again(self, item: WorkItem) -> None:
         if self._has_ended:
@@ -610,7 +610,7 @@ class Intake:
         item.original, item.intake = original, self
         received = self._machine.receive(item, now)
         if received == "new":
-            self._worker.room.count_retry(item, 1)
+            self._worker.room.add_retry(item)
         elif received == "done":
             await message.ack()
 

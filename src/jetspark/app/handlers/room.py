@@ -35,6 +35,7 @@ class Room:
         }
         self._asked: dict[Side, Credit] = {"stream": Credit(0, 0), "retries": Credit(0, 0)}
         self._of_retries = Credit(0, 0)
+        self._retries: set[WorkItem] = set()
 
     @property
     def of_stream(self) -> int:
@@ -58,9 +59,16 @@ class Room:
         """Reserve room within the ``with`` block."""
         return Hold(self._asked, side, credit)
 
-    def count_retry(self, item: WorkItem, sign: int) -> None:
-        held = self._of_retries
-        self._of_retries = Credit(held.messages + sign, held.bytes + sign * item.size_bytes)
+    def add_retry(self, item: WorkItem) -> None:
+        """Count a retry or redrive that the worker holds now."""
+        self._retries.add(item)
+        self._of_retries = Credit(len(self._retries), self._of_retries.bytes + item.size_bytes)
+
+    def drop_retry(self, item: WorkItem) -> None:
+        """Count it no more. A second call changes nothing: a batch that is interrupted may release its items twice."""
+        if item in self._retries:
+            self._retries.remove(item)
+            self._of_retries = Credit(len(self._retries), self._of_retries.bytes - item.size_bytes)
 
 
 class Hold:
