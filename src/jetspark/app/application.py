@@ -27,7 +27,7 @@ from jetspark.app.handlers.handler_spec import (
     check_options,
 )
 from jetspark.app.layout import DUPLICATE_WINDOW_S, topology_of
-from jetspark.app.projections.projection_spec import Invariant, ProjectionSpec, make_spec
+from jetspark.app.projections.projection_spec import Invariant, ProjectionArguments, ProjectionSpec, make_spec
 from jetspark.app.projections.windows import Window
 from jetspark.app.provisioning import apply_topology, make_plan
 from jetspark.app.signals import on_signals
@@ -393,16 +393,16 @@ class App:
         """
 
         def declare(kind: _Kind) -> _Kind:
-            options = {
-                "events": events,
-                "bucket": bucket,
-                "version": version,
-                "invariants": invariants,
-                "window": window,
-                "lookups": self._looked_up(name, lookups),
-                "filtered": filtered,
-                "unique_ids": unique_ids,
-            }
+            options = ProjectionArguments(
+                events=events,
+                bucket=bucket,
+                version=version,
+                invariants=invariants,
+                window=window,
+                lookups=self._looked_up(name, lookups),
+                filtered=filtered,
+                unique_ids=unique_ids,
+            )
             self._add_projection(make_spec(name, kind, options))
             return kind
 

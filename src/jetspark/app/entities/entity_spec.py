@@ -12,7 +12,7 @@ from jetspark.app.contracts.faults import error_text, user_errors
 from jetspark.app.contracts.field_rules import check_sets
 from jetspark.app.contracts.tokens import escape, unescape
 from jetspark.app.finite_json import check_finite
-from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.projection_spec import ProjectionArguments, ProjectionSpec
 from jetspark.app.topology.names import check_app_name, escape_token, is_hash
 from jetspark.errors import ConfigError, InvalidEvent
 
@@ -53,7 +53,7 @@ class EntityFold:
     def __init__(self, name: str, kind: type, events: Sequence[type]) -> None:
         try:
             # A projection needs a bucket's name; this one is never created, since only the fold is used.
-            self.spec = ProjectionSpec(name, kind, events=events, bucket="none")
+            self.spec = ProjectionSpec(name, kind, ProjectionArguments(events=events, bucket="none"))
         except ConfigError as error:
             raise ConfigError(str(error).replace("projection", "entities, fold of", 1)) from error
         correct = getattr(kind(), "correct", None)

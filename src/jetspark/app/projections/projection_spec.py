@@ -21,12 +21,12 @@ the copy is what ``apply`` of the looked-up projection makes of exactly the even
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import msgspec
@@ -44,7 +44,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
 from jetspark.state.changes import DELETE
 
-__all__ = ["Invariant", "LookupSpec", "LookupStates", "ProjectionSpec", "make_spec"]
+__all__ = ["Invariant", "LookupSpec", "LookupStates", "ProjectionArguments", "ProjectionSpec", "make_spec"]
 
 Invariant: TypeAlias = Callable[[Any], object]
 """Takes a state; returns False, or raises, if it must not be."""
@@ -71,34 +71,37 @@ class StateTooLarge(Exception):
     """A new state is larger than the bucket accepts."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectionArguments:
+    """The arguments of ``App.projection``; :class:`ProjectionSpec` checks them."""
+
+    events: Sequence[type[object]]
+    bucket: KVConfig | str
+    version: int = 1
+    invariants: Sequence[Invariant] = ()
+    window: Window | None = None
+    lookups: Sequence[ProjectionSpec] = ()
+    filtered: bool = False
+    unique_ids: int | None = None
+
+
 class ProjectionSpec:
     """The declaration of one projection; see ``App.projection``."""
 
     apply_arguments: typing.ClassVar[tuple[str, ...]] = ("state", "event")
     """Parameters of ``apply``; it may have one more, the key."""
 
-    def __init__(
-        self,
-        name: str,
-        kind: type[Any],
-        *,
-        events: Sequence[type[Any]],
-        bucket: KVConfig | str,
-        version: int = 1,
-        invariants: Sequence[Invariant] = (),
-        window: Window | None = None,
-        filtered: bool = False,
-        unique_ids: int | None = None,
-    ) -> None:
+    def __init__(self, name: str, kind: type[object], options: ProjectionArguments) -> None:
         self.name = check_app_name(name)
         own = f"projection {name!r}: "
-        self.filtered = flag(f"{own}filtered", filtered)
-        self.events = tuple(iterate(f"{own}events", events, "a list of types of events"))
+        version, window = options.version, options.window
+        self.filtered = flag(f"{own}filtered", options.filtered)
+        self.events = tuple(iterate(f"{own}events", options.events, "a list of types of events"))
         if not self.events:
             raise ConfigError(f"projection {name!r}: events=[]: expected at least one type of event")
         for event in self.events:
             contract_of(event)
-        self.bucket = KVConfig.of(bucket)
+        self.bucket = KVConfig.of(options.bucket)
         if self.bucket.ttl_s:
             raise ConfigError(
                 f"projection {name!r}: ttl_s={self.bucket.ttl_s} of bucket {self.bucket.bucket}: expected none, since "
@@ -108,14 +111,14 @@ class ProjectionSpec:
             raise ConfigError(f"projection {name!r}: version={version!r}: expected a whole number, 1 or more")
         self.version = version
         functions = "a list of functions of a state"
-        self.invariants = tuple(iterate(f"{own}invariants", invariants, functions))
+        self.invariants = tuple(iterate(f"{own}invariants", options.invariants, functions))
         for invariant in self.invariants:
             if not callable(invariant):
-                raise unfit(f"{own}invariants", invariants, functions)
+                raise unfit(f"{own}invariants", options.invariants, functions)
         if window is not None and not isinstance(window, Window):
             raise ConfigError(f"projection {name!r}: window={window!r}: expected a Window, such as Window(size_s=3600)")
         self.window = window
-        self.unique_ids = _unique_ids(own, unique_ids, self.bucket)
+        self.unique_ids = _unique_ids(own, options.unique_ids, self.bucket)
         """Number of recent event ids stored with each key; 0 for a projection that folds repeated events again."""
         self.plain_mark = "" if self.unique_ids else str(version)
         """The mark of a state that is not stuck; empty with ``unique_ids``, where every mark differs."""
@@ -137,6 +140,10 @@ class ProjectionSpec:
         except TypeError as error:
             raise ConfigError(f"{own}state: {state}: expected a type that JSON can be decoded into: {error}") from error
         check_sets(state, f"{own}state")
+        # Iterables are replaced by tuples, because renewed copies read the options again.
+        self.options = replace(
+            options, events=self.events, bucket=self.bucket, invariants=self.invariants, lookups=tuple(options.lookups)
+        )
 
     @property
     def is_keyed_by_events(self) -> bool:
@@ -279,19 +286,6 @@ class ProjectionSpec:
             return self.plain_mark
         return str(Mark(self.version, parked, self.unique_ids, ids))
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The arguments of the declaration, without name and class."""
-        return {
-            "events": self.events,
-            "bucket": self.bucket,
-            "version": self.version,
-            "invariants": self.invariants,
-            "window": self.window,
-            "filtered": self.filtered,
-            "unique_ids": self.unique_ids or None,
-        }
-
     def renewed(self) -> ProjectionSpec:
         """The same projection, with a new object of its class."""
         return make_spec(self.name, self.kind, self.options)
@@ -308,23 +302,21 @@ class ProjectionSpec:
         spec.max_state_bytes = limit
         return spec
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[..., ProjectionSpec], tuple[str, type[object], ProjectionArguments]]:
         return make_spec, (self.name, self.kind, self.options)
 
     @property
     def bucket_config(self) -> KVConfig:
         """The bucket's configuration with batches enabled: stores use fast ingest, repairs an atomic batch."""
-        return dataclasses.replace(self.bucket, allow_batched=True, allow_atomic=True)
+        return replace(self.bucket, allow_batched=True, allow_atomic=True)
 
     def __repr__(self) -> str:
         return f"<Projection {self.name} version {self.version}: bucket {self.bucket.bucket}>"
 
 
-def make_spec(name: str, kind: type[Any], options: dict[str, Any]) -> ProjectionSpec:
+def make_spec(name: str, kind: type[object], options: ProjectionArguments) -> ProjectionSpec:
     """Create a :class:`ProjectionSpec`, or a :class:`LookupSpec` if there are lookups."""
-    if not options.get("lookups"):
-        return ProjectionSpec(name, kind, **{each: value for each, value in options.items() if each != "lookups"})
-    return LookupSpec(name, kind, **options)
+    return (LookupSpec if options.lookups else ProjectionSpec)(name, kind, options)
 
 
 def _unique_ids(own: str, unique_ids: Any, bucket: KVConfig) -> int:
@@ -456,8 +448,9 @@ class LookupSpec(ProjectionSpec):
 
     apply_arguments = ("state", "event", "lookup")
 
-    def __init__(self, name: str, kind: type[Any], *, lookups: Sequence[ProjectionSpec], **options: Any) -> None:
-        super().__init__(name, kind, **options)
+    def __init__(self, name: str, kind: type[object], options: ProjectionArguments) -> None:
+        super().__init__(name, kind, options)
+        lookups = self.options.lookups
         if self.window is not None or any(each.window is not None for each in lookups):
             raise ConfigError(
                 f"projection {name!r}: lookups= is not supported with window=, neither here nor in a looked-up "
@@ -523,8 +516,3 @@ class LookupSpec(ProjectionSpec):
 
     def has_state(self, value: bytes | None) -> bool:
         return value is not None and _decode(value).state != _NOTHING
-
-    @property
-    def options(self) -> dict[str, Any]:
-        own = tuple(kind for kind in self.events if kind in self._own)
-        return {**super().options, "events": own, "lookups": tuple(self.lookups.values())}
