@@ -82,7 +82,11 @@ def lawless(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
                 audit(self, name)
                 audited.busy = False
                 # B1, whenever all that had to go is gone
-                if name == "poll" and result is None and len(self._waiting) > max(self.queue_depth, self.max_batch_size):
+                if (
+                    name == "poll"
+                    and result is None
+                    and len(self._waiting) > max(self.queue_depth, self.max_batch_size)
+                ):
                     found.append(f"{len(self._waiting)} wait, with a queue of {self.queue_depth}")
 
         return call

@@ -217,8 +217,8 @@ def test_a_breaker_learns_nothing_from_a_failure_after_the_ack_wait() -> None:
         ({}, "other", True),
         ({}, KEY, False),
         ({"delivered": 2}, None, False),
-        ({"source": "retry", "attempts": 1}, None, False),
-        ({"source": "redrive", "redrives": 1}, None, False),
+        ({"tries": Tries("retry", attempts=1)}, None, False),
+        ({"tries": Tries("redrive", redrives=1)}, None, False),
     ],
 )
 def test_success_is_plain_where_it_concerns_nobody_else(
