@@ -194,7 +194,7 @@ def private_fields(kind: type) -> frozenset[str]:
 
 
 def _leaves(
-    kind: object, path: str, seen: frozenset[Any], marks: tuple[object, ...] = ()
+    kind: object, path: str, seen: frozenset[object], marks: tuple[object, ...] = ()
 ) -> Iterator[tuple[str, Any, Any]]:
     """Every part of an annotation, with the path to it and its ``Annotated`` metadata."""
     kind, more = _marks(kind)
@@ -240,7 +240,7 @@ def _is_marked(marks: tuple[object, ...], word: str) -> bool:
     return any(isinstance(mark, msgspec.Meta) and word in (mark.extra_json_schema or {}) for mark in marks)
 
 
-def _alternatives(annotation: object) -> Iterator[Any]:
+def _alternatives(annotation: object) -> Iterator[object]:
     if get_origin(annotation) in (Union, types.UnionType):
         for each in get_args(annotation):
             yield from _alternatives(each)

@@ -33,7 +33,7 @@ REMEMBER_S = 7 * 86400.0
 """How long the records of completed effects are kept."""
 
 Idempotence: TypeAlias = Literal["none", "transaction"]
-HandlerFunction: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
+HandlerFunction: TypeAlias = Callable[..., Coroutine[object, None, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +199,7 @@ class WorkflowOptions(TypedDict, total=False):
     filtered: bool | None
 
 
-def check_options(durable: str, options: Mapping[str, Any], known: type) -> None:
+def check_options(durable: str, options: Mapping[str, object], known: type) -> None:
     names = known.__required_keys__ | known.__optional_keys__  # type: ignore[attr-defined]  # a TypedDict
     unknown = sorted(set(options) - names)
     if unknown:

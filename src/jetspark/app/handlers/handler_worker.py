@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from jetspark.aio.client import Client
 from jetspark.aio.clock import rng as loop_rng
@@ -113,7 +113,7 @@ class HandlerWorker:
         self.log = logging.getLogger(f"jetspark.app.{app.name}.{spec.name}")
         self._calls = HandlerCalls(app, spec, store, dependencies, utc_now, self.log)
         self._calls.is_ending = self._is_ending
-        self._main: asyncio.Task[Any] | None = None
+        self._main: asyncio.Task[object] | None = None
         self._has_failed = False
         self.reports = HandlerReports(app, spec, app.observers, self.log) if app.observers else None
         members = Members(store.records, spec.name, spec.takeover_s) if spec.partitions is not None else None
@@ -234,7 +234,7 @@ class HandlerWorker:
         await self._calls.close()
         await self._within_bound(*(intake.give_back(running=True) for intake in intakes))
 
-    async def _within_bound(self, *work: Coroutine[Any, Any, None]) -> None:
+    async def _within_bound(self, *work: Coroutine[object, None, None]) -> None:
         """Await requests of an orderly end for a bounded time. Without them, events are redelivered after ack_wait."""
         tasks = [asyncio.ensure_future(each) for each in work]
         if tasks:

@@ -150,7 +150,7 @@ class ProjectionSpec:
         """True without a ``key`` method: the key of an event is the key of its class."""
         return not hasattr(self._fold, "key")
 
-    def keys_of(self, event: Any) -> tuple[str, ...]:
+    def keys_of(self, event: object) -> tuple[str, ...]:
         """The keys that an event concerns, in bucket spelling, each once.
 
         Raises:
@@ -166,7 +166,7 @@ class ProjectionSpec:
             return tuple(dict.fromkeys(_token(text_of(each)) for each in found))
         return (_token(text_of(found)),)
 
-    def plain_keys_of(self, events: Sequence[Any]) -> list[str] | None:
+    def plain_keys_of(self, events: Sequence[object]) -> list[str] | None:
         """The results of :meth:`windowed_keys_of` for many events, if each has exactly one plain key.
 
         None if events must be asked one by one: an event has no key, several keys, a key that needs escaping, or a
@@ -191,7 +191,7 @@ class ProjectionSpec:
             return None
         return keys
 
-    def windowed_keys_of(self, event: Any, sent: datetime.datetime | None, stored_us: int) -> tuple[str, ...]:
+    def windowed_keys_of(self, event: object, sent: datetime.datetime | None, stored_us: int) -> tuple[str, ...]:
         """The keys that an event concerns, with their windows if the projection has windows; see :class:`Window`."""
         keys = self.keys_of(event)
         if self.window is None or not keys:
@@ -201,7 +201,7 @@ class ProjectionSpec:
             return (f"{keys[0]}.{parts[0]}",)
         return tuple(f"{key}.{part}" for key in keys for part in parts)
 
-    def bucket_key(self, key: Any) -> str:
+    def bucket_key(self, key: object) -> str:
         """The bucket spelling of a user's key: the value that ``key`` returned, or its text.
 
         With windows it is ``<key>.<window>``, or a tuple of the key and its window, which may be a moment in it.
@@ -235,7 +235,7 @@ class ProjectionSpec:
         except ConfigError:
             return name
 
-    def fold(self, key: str, value: bytes | None, event: Any) -> bytes | None:
+    def fold(self, key: str, value: bytes | None, event: object) -> bytes | None:
         """Apply an event to a state; returns the new state as canonical JSON, or None if the key has no state now.
 
         Args:
@@ -249,7 +249,7 @@ class ProjectionSpec:
             return self._made(value, self._apply(state, event, self.key_text(key)))
         return self._made(value, self._apply(state, event))
 
-    def _made(self, value: bytes | None, new: Any) -> bytes | None:
+    def _made(self, value: bytes | None, new: object) -> bytes | None:
         """Check and encode the result of ``apply``."""
         if new is DELETE:
             return None
@@ -319,7 +319,7 @@ def make_spec(name: str, kind: type[object], options: ProjectionArguments) -> Pr
     return (LookupSpec if options.lookups else ProjectionSpec)(name, kind, options)
 
 
-def _unique_ids(own: str, unique_ids: Any, bucket: KVConfig) -> int:
+def _unique_ids(own: str, unique_ids: object, bucket: KVConfig) -> int:
     """How many ids each key keeps.
 
     Raises:
@@ -355,7 +355,7 @@ def _token(key: str) -> str:
     return token
 
 
-def _keys_of_kinds(name: str, events: Sequence[type[Any]]) -> Callable[[Any], str | None]:
+def _keys_of_kinds(name: str, events: Sequence[type[object]]) -> Callable[[Any], str | None]:
     """The key function of a projection without a ``key`` method.
 
     Raises:
@@ -468,17 +468,17 @@ class LookupSpec(ProjectionSpec):
         }
         self.events = tuple(dict.fromkeys([*self.events, *self._lookers]))
 
-    def keys_of(self, event: Any) -> tuple[str, ...]:
+    def keys_of(self, event: object) -> tuple[str, ...]:
         """The keys of an event in this projection and in the looked-up projections."""
         found = super().keys_of(event) if type(event) in self._own else ()
         for spec in self._lookers.get(type(event), ()):
             found += spec.keys_of(event)
         return tuple(dict.fromkeys(found))
 
-    def plain_keys_of(self, events: Sequence[Any]) -> list[str] | None:
+    def plain_keys_of(self, events: Sequence[object]) -> list[str] | None:
         return None  # an event may have keys of several projections
 
-    def fold(self, key: str, value: bytes | None, event: Any) -> bytes | None:
+    def fold(self, key: str, value: bytes | None, event: object) -> bytes | None:
         """Apply an event to the state and the copies; ``apply`` sees the copies as they were before the event."""
         held = _JoinedValue() if value is None else _decode(value)
         copies: dict[str, bytes | None] = {name: self._copy_of(name, *each) for name, each in held.lookups.items()}
