@@ -114,7 +114,7 @@ class App:
         stream: str | StreamConfig,
         subjects: Sequence[str] = (),
         source: str | None = None,
-        events: Sequence[type] = (),
+        events: Sequence[type[object]] = (),
         buckets: Sequence[KVConfig | str] = (),
         compatibility: Mode = DEFAULT_MODE,
         timers: bool = False,
@@ -241,8 +241,8 @@ class App:
         *,
         state: object,
         truth: Truth = "state",
-        events: Sequence[type] = (),
-        fold: type | None = None,
+        events: Sequence[type[object]] = (),
+        fold: type[object] | None = None,
     ) -> EntitySpec:
         """Declare a kind of entity: a state that is changed together with its events.
 
@@ -298,7 +298,9 @@ class App:
         self._change(settings={**self._spec.settings, spec.bucket.bucket: spec})
         return spec
 
-    def handler(self, *events: type, durable: str, **options: Unpack[HandlerOptions]) -> Callable[[_Handler], _Handler]:
+    def handler(
+        self, *events: type[object], durable: str, **options: Unpack[HandlerOptions]
+    ) -> Callable[[_Handler], _Handler]:
         """Declare a handler of one or more event types; the options are the fields of :class:`HandlerSpec`.
 
         Raises:
@@ -314,7 +316,7 @@ class App:
 
     def batch_handler(
         self,
-        *events: type,
+        *events: type[object],
         durable: str,
         batch: int = 500,
         batch_wait_s: float = 0.2,
@@ -356,7 +358,7 @@ class App:
         self,
         name: str,
         *,
-        events: Sequence[type],
+        events: Sequence[type[object]],
         bucket: KVConfig | str,
         version: int = 1,
         invariants: Sequence[Invariant] = (),
@@ -468,7 +470,7 @@ class App:
         name: str,
         *,
         key: str | Callable[[Any], object],
-        events: Sequence[type] | None = None,
+        events: Sequence[type[object]] | None = None,
         version: int = 1,
         **options: Unpack[WorkflowOptions],
     ) -> Callable[[_Kind], _Kind]:

@@ -77,7 +77,7 @@ _SORTED = (
 _IN_SUBJECT = (str, int, bool, uuid.UUID, datetime.date)
 
 
-def check_fields(kind: type) -> None:
+def check_fields(kind: type[object]) -> None:
     """Check the fields of an event class, nested ones included.
 
     Raises:
@@ -157,7 +157,7 @@ def _means_money(word: str) -> bool:
     return not MONEY_WORDS.isdisjoint(singulars)
 
 
-def check_in_subject(kind: type, name: str, where: str) -> None:
+def check_in_subject(kind: type[object], name: str, where: str) -> None:
     """Check that a field can be part of a subject or key: it is there, has a value, and one spelling.
 
     Raises:
@@ -180,14 +180,14 @@ def check_in_subject(kind: type, name: str, where: str) -> None:
             )
 
 
-def field_names(kind: type) -> tuple[str, ...]:
+def field_names(kind: type[object]) -> tuple[str, ...]:
     """The fields of a Struct or of a pydantic model, in order."""
     if issubclass(kind, msgspec.Struct):
         return kind.__struct_fields__
     return tuple(getattr(kind, "model_fields", ()))
 
 
-def private_fields(kind: type) -> frozenset[str]:
+def private_fields(kind: type[object]) -> frozenset[str]:
     """The fields marked ``Private``."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return frozenset(name for name in field_names(kind) if _is_marked(_marks(hints[name])[1], "x-private"))
