@@ -66,7 +66,7 @@ def lawless(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             found.append(f"after {after}: {stats}, and {machine.held} are held")
         if machine.enqueued != machine._taken + len(machine._waiting):
             found.append(f"after {after}: {machine.enqueued} != {machine._taken} + {len(machine._waiting)}")
-        if machine._reserved < 0 or len(machine._running) > machine._slots:
+        if machine._reserved < 0 or len(machine._running) > machine.slots:
             found.append(f"after {after}: {machine._reserved} places reserved, {len(machine._running)} writes")
 
     def wrap(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,7 +82,11 @@ def lawless(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
                 audit(self, name)
                 audited.busy = False
                 # B1, whenever all that had to go is gone
-                if name == "poll" and result is None and len(self._waiting) > max(self.queue_depth, self._max_items):
+                if (
+                    name == "poll"
+                    and result is None
+                    and len(self._waiting) > max(self.queue_depth, self.max_batch_size)
+                ):
                     found.append(f"{len(self._waiting)} wait, with a queue of {self.queue_depth}")
 
         return call

@@ -34,7 +34,7 @@ from jetspark.app.handlers.handler_steps import (
     WriteParked,
     WriteSchedule,
 )
-from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.lanes import Tries, WorkItem
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
 from jetspark.app.handlers.procedures import advance, give_up_undelivered, handle, handle_batch
 from jetspark.app.handlers.retry import Breaker, HandlerTimeout, Reject, RetryIn, RetryPolicy, Skip
@@ -325,9 +325,11 @@ class World:
             cast("Any", message),
             size_bytes=ITEM_BYTES,
             delivered=message.delivered,
-            source=("retry" if message.attempts else "redrive") if is_retry else "stream",
-            attempts=message.attempts,
-            redrives=message.redrives,
+            tries=Tries(
+                ("retry" if message.attempts else "redrive") if is_retry else "stream",
+                message.attempts,
+                message.redrives,
+            ),
         )
 
     def _begin(self, item: WorkItem) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from jetspark.app import App, Catalogue, Context, Event, decode, encode
 from jetspark.app.handlers.context import Dependencies, HandlerSurroundings, open_lifespans, plan_arguments
-from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.lanes import Tries, WorkItem
 from jetspark.errors import ConfigError
 
 NOW = datetime.datetime(2026, 3, 31, 10, 15, 30, tzinfo=datetime.UTC)
@@ -44,7 +44,7 @@ def context(event_id: str = "evt-1") -> Context:
         log=logging.getLogger("test"),
     )
     decoded = decode(encoded.subject, encoded.data, encoded.headers, Catalogue(Paid))
-    return Context(decoded, WorkItem("o-1", 7, attempts=2), surroundings)
+    return Context(decoded, WorkItem("o-1", 7, tries=Tries(attempts=2)), surroundings)
 
 
 def test_arguments_are_found_by_type() -> None:

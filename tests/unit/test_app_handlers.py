@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jetspark.app.handlers.lanes import Lanes, WorkItem
+from jetspark.app.handlers.lanes import Lanes, Tries, WorkItem
 from jetspark.app.handlers.machine import NAMED_STALLS, Credit, HandlerLimits, HandlerMachine, Stalled
 from jetspark.app.handlers.procedures import is_plain
 from jetspark.app.handlers.retry import Breaker, Finish, GiveUp, Reject, RetryPolicy, Skip, WaitHere
@@ -133,17 +133,17 @@ def test_an_event_that_is_expected_late_still_comes_first() -> None:
 
 def test_an_item_begins_with_nothing_known_of_it() -> None:
     received, wrong = message("received"), ValueError("not readable")
-    item = WorkItem("a", 7, received, wrong, partition=3)
-    assert (item.message, item.event, item.partition) == (received, wrong, 3)
+    item = WorkItem("a", 7, received, wrong)
+    assert (item.message, item.event, item.partition) == (received, wrong, None)
     assert (item.size_bytes, item.delivered, item.attempts, item.carried, item.redrives) == (0, 1, 0, 0, 0)
     assert (item.touched_at, item.heard_at, item.generation) == (0.0, 0.0, 0)
     assert not any((item.is_behind, item.is_checked, item.is_taken, item.is_timed_out))
-    assert WorkItem("a", 7, attempts=2).carried == 2
+    assert WorkItem("a", 7, tries=Tries(attempts=2)).carried == 2
 
 
 def test_a_message_of_the_retry_stream_is_another_one_for_each_attempt_and_redrive() -> None:
     def identity(**how: Any) -> Any:
-        return WorkItem("a", 7, **how).identity
+        return WorkItem("a", 7, tries=Tries(**how)).identity
 
     assert identity(attempts=1, redrives=1) == identity()
     different = [
@@ -212,7 +212,7 @@ def test_a_retry_that_is_given_back_for_want_of_room_is_not_waited_for() -> None
     machine = machine_of(max_messages=2, ack_wait_s=30.0)
     machine.expect("a", 1, now=0.0)
     receive(machine, ("a", 2))
-    machine.receive(WorkItem("a", 3, source="retry", attempts=1), 0.0)
+    machine.receive(WorkItem("a", 3, tries=Tries(source="retry", attempts=1)), 0.0)
     assert [item.source for item in machine.surplus(30.0)] == ["retry"]
     machine.lanes.gone(1)
     assert taken(machine) == [2]
@@ -382,7 +382,7 @@ def test_an_event_is_not_held_twice() -> None:
     assert machine.receive(WorkItem("a", 1, delivered=3), 2.0) == "done"
     assert machine.was_acknowledged(again)
     assert not machine.was_acknowledged(WorkItem("a", 2))
-    assert machine.receive(WorkItem("a", 1, source="retry", attempts=1), 2.0) == "new"
+    assert machine.receive(WorkItem("a", 1, tries=Tries(source="retry", attempts=1)), 2.0) == "new"
 
 
 def test_only_the_last_settled_events_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +447,7 @@ def test_what_is_due_can_be_released() -> None:
 
 @pytest.mark.parametrize(
     ("how", "is_expected"),
-    [({"key": "a"}, True), ({"key": None}, False), ({"key": "a", "source": "retry", "attempts": 1}, False)],
+    [({"key": "a"}, True), ({"key": None}, False), ({"key": "a", "tries": Tries("retry", 1)}, False)],
 )
 @pytest.mark.parametrize("waits", [False, True])
 def test_an_item_that_may_be_with_another_worker_is_let_go(how: dict[str, Any], is_expected: bool, waits: bool) -> None:

@@ -11,7 +11,7 @@ import pytest
 from jetspark.app import DELETE, Event
 from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.live_states import ENTRY_BYTES, CacheLimits, LiveStates, StateGone
-from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.projection_spec import ProjectionArguments, ProjectionSpec
 from jetspark.app.projections.router import KeyRows
 from jetspark.app.projections.state_header import FOREIGN, Mark, position_key
 from jetspark.state.changes import NOTHING, Change, Current, Outcome
@@ -34,7 +34,7 @@ class Counts:
         return (state or 0) + event.by
 
 
-SPEC = ProjectionSpec("counts", Counts, events=[Counted], bucket="counts")
+SPEC = ProjectionSpec("counts", Counts, ProjectionArguments(events=[Counted], bucket="counts"))
 
 
 def states(keys: int = 1000, size: int = 1 << 20) -> LiveStates:

@@ -31,7 +31,7 @@ from jetspark.app.handlers.handler_steps import (
     WriteParked,
     WriteSchedule,
 )
-from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.lanes import Tries, WorkItem
 from jetspark.app.handlers.machine import HandlerLimits, HandlerMachine
 from jetspark.app.handlers.procedures import (
     advance,
@@ -217,8 +217,8 @@ def test_a_breaker_learns_nothing_from_a_failure_after_the_ack_wait() -> None:
         ({}, "other", True),
         ({}, KEY, False),
         ({"delivered": 2}, None, False),
-        ({"source": "retry", "attempts": 1}, None, False),
-        ({"source": "redrive", "redrives": 1}, None, False),
+        ({"tries": Tries("retry", attempts=1)}, None, False),
+        ({"tries": Tries("redrive", redrives=1)}, None, False),
     ],
 )
 def test_success_is_plain_where_it_concerns_nobody_else(
@@ -248,7 +248,7 @@ def test_a_short_wait_is_in_the_lane_with_the_attempt_written_down_and_then_forg
 @pytest.mark.parametrize("is_known", [True, False])
 def test_what_is_kept_apart_of_a_retry_goes_when_the_server_knows_that_it_is_done(is_known: bool) -> None:
     machine = machine_of()
-    item = taken(machine, None, source="retry", attempts=1)
+    item = taken(machine, None, tries=Tries(source="retry", attempts=1))
     item.original = stored_apart()
     end: Script = [(DropAttempts(item), None), (Acknowledge(item, surely=True), is_known)]
     run(
@@ -260,7 +260,7 @@ def test_what_is_kept_apart_of_a_retry_goes_when_the_server_knows_that_it_is_don
 
 def test_what_is_kept_apart_of_a_letter_goes_with_it() -> None:
     machine = machine_of()
-    item = taken(machine, None, source="redrive", redrives=1)
+    item = taken(machine, None, tries=Tries(source="redrive", redrives=1))
     item.original = stored_apart()
     found: Script = [(FindDeadLetter(item), letter()), (FindRetry(item), False), (ReadClock(), 0.0)]
     run(
@@ -381,7 +381,7 @@ def test_the_breaker_pauses_the_handler_once_when_it_opens() -> None:
 def test_what_may_have_an_owner_is_looked_up_once(
     delivered: int, redrives: int, is_checked: bool, is_behind: bool, expected: bool
 ) -> None:
-    item = WorkItem(KEY, SEQUENCE, delivered=delivered, redrives=redrives)
+    item = WorkItem(KEY, SEQUENCE, delivered=delivered, tries=Tries(redrives=redrives))
     item.is_checked, item.is_behind = is_checked, is_behind
     assert needs_preparing(item) is expected
 
@@ -462,7 +462,7 @@ def test_a_scheduled_retry_is_listed_with_a_failure_that_may_pass() -> None:
 
 def test_an_event_without_a_record_has_been_begun_once_more_than_it_says() -> None:
     machine = machine_of(attempts=2)
-    item = taken(machine, delivered=2, source="retry", attempts=1)
+    item = taken(machine, delivered=2, tries=Tries(source="retry", attempts=1))
     script = [*not_known(item), (ReadAttempts(item), None), *newly_parked(item)]
     written = (WriteDeadLetter(item, FailureCause.of_crash(), None, 0), True)
     ended: Script = [(DropAttempts(item), None), (Acknowledge(item), None)]
@@ -614,7 +614,7 @@ def test_a_trial_of_the_breaker_that_was_not_run_lets_another_begin(is_given_up:
 @pytest.mark.parametrize("redrives", [1, 2])
 def test_a_redrive_that_succeeds_closes_its_letter_and_lets_its_key_go_on(redrives: int) -> None:
     machine = machine_of()
-    item = taken(machine, source="redrive", redrives=redrives)
+    item = taken(machine, tries=Tries(source="redrive", redrives=redrives))
     own = letter(redrives=redrives - 1)
     found: Script = [(FindDeadLetter(item), own), (FindRetry(item), False), (ReadClock(), 1.0)]
     closed: Script = [(CloseDeadLetter(item, 7), True), (ReadParked(KEY), None), (Acknowledge(item), None)]
@@ -628,7 +628,7 @@ def test_a_redrive_that_succeeds_closes_its_letter_and_lets_its_key_go_on(redriv
 @pytest.mark.parametrize("was_found", [True, False])
 def test_a_letter_that_changed_meanwhile_is_closed_as_it_is_now(now: DeadLetterRef | None, was_found: bool) -> None:
     machine = machine_of()
-    item = taken(machine, None, source="redrive", redrives=1)
+    item = taken(machine, None, tries=Tries(source="redrive", redrives=1))
     script: Script = [(ReadClock(), 1.0)]
     if was_found:
         item.letter = letter()
@@ -642,7 +642,7 @@ def test_a_letter_that_changed_meanwhile_is_closed_as_it_is_now(now: DeadLetterR
 @pytest.mark.parametrize("found", [None, letter("closed")])
 def test_a_redrive_whose_letter_is_done_lets_its_key_go_on_all_the_same(found: DeadLetterRef | None) -> None:
     machine = machine_of()
-    item = taken(machine, source="redrive", redrives=1)
+    item = taken(machine, tries=Tries(source="redrive", redrives=1))
     machine.park(KEY, SEQUENCE)
     script: Script = [(FindDeadLetter(item), found), (ReadParked(KEY), parked(5, 5)), (NextDeadLetter(KEY), None)]
     run(handle(SteppedDriver(machine), item), [*script, (DropParked(KEY, 4), True), (Acknowledge(item), None)])
@@ -652,7 +652,7 @@ def test_a_redrive_whose_letter_is_done_lets_its_key_go_on_all_the_same(found: D
 @pytest.mark.parametrize("counted", [0, 2, 3])
 def test_a_redrive_that_is_not_the_letters_next_is_acknowledged_unrun(counted: int) -> None:
     machine = machine_of()
-    item = taken(machine, source="redrive", redrives=2)
+    item = taken(machine, tries=Tries(source="redrive", redrives=2))
     run(
         handle(SteppedDriver(machine), item),
         [(FindDeadLetter(item), letter(redrives=counted)), (Acknowledge(item), None)],
@@ -661,7 +661,7 @@ def test_a_redrive_that_is_not_the_letters_next_is_acknowledged_unrun(counted: i
 
 def test_a_redrive_that_waits_for_a_retry_is_acknowledged_unrun() -> None:
     machine = machine_of()
-    item = taken(machine, source="redrive", redrives=1)
+    item = taken(machine, tries=Tries(source="redrive", redrives=1))
     run(
         handle(SteppedDriver(machine), item),
         [(FindDeadLetter(item), letter()), (FindRetry(item), True), (Acknowledge(item), None)],
@@ -671,7 +671,7 @@ def test_a_redrive_that_waits_for_a_retry_is_acknowledged_unrun() -> None:
 @pytest.mark.parametrize(("now", "revision"), [(letter(), 7), (None, 0)])
 def test_a_redrive_that_fails_replaces_its_letter(now: DeadLetterRef | None, revision: int) -> None:
     machine = machine_of()
-    item = taken(machine, source="redrive", redrives=1)
+    item = taken(machine, tries=Tries(source="redrive", redrives=1))
     error = Reject("again")
     kept: Script = [(ReadParked(KEY), parked(5, 5)), (FindDeadLetter(item), now)]
     written = (WriteDeadLetter(item, cause_of(error, is_transient=False), None, revision), True)
@@ -681,7 +681,7 @@ def test_a_redrive_that_fails_replaces_its_letter(now: DeadLetterRef | None, rev
 
 def test_the_key_of_a_retry_is_advanced_although_this_worker_may_not_know_that_it_is_parked() -> None:
     machine = machine_of()
-    item = taken(machine, source="retry", attempts=1)
+    item = taken(machine, tries=Tries(source="retry", attempts=1))
     advanced: Script = [*ran(item), (ReadParked(KEY), None), (DropAttempts(item), None), (Acknowledge(item), None)]
     run(handle(SteppedDriver(machine), item), advanced)
     item = taken(machine, delivered=2)
@@ -745,7 +745,7 @@ def test_an_event_whose_key_has_gone_on_meanwhile_begins_again(head: int | None)
 def test_a_redrive_behind_its_key_counts_the_request_in_its_letter() -> None:
     machine = machine_of()
     machine.park(KEY, 2)
-    item = taken(machine, source="redrive", redrives=2)
+    item = taken(machine, tries=Tries(source="redrive", redrives=2))
     assert item.is_behind
     script: Script = [(ReadParked(KEY), parked(3, 3)), (FindDeadLetter(item), letter(redrives=1))]
     script += [(WriteDeadLetter(item, None, 3, 7), True), *confirmed(parked(3, 3)), (Acknowledge(item), None)]
@@ -759,7 +759,7 @@ def test_a_redrive_behind_its_key_counts_the_request_in_its_letter() -> None:
 def test_a_redrive_behind_its_key_whose_letter_has_changed_is_acknowledged(found: DeadLetterRef | None) -> None:
     machine = machine_of()
     machine.park(KEY, 2)
-    item = taken(machine, source="redrive", redrives=2)
+    item = taken(machine, tries=Tries(source="redrive", redrives=2))
     script: Script = [(ReadParked(KEY), parked(3, 3)), (FindDeadLetter(item), found), (Acknowledge(item), None)]
     run(handle(SteppedDriver(machine), item), script)
 
@@ -770,7 +770,7 @@ def test_a_redrive_whose_turn_it_is_begins_although_this_worker_had_not_heard_of
 ) -> None:
     machine = machine_of()
     machine.park(KEY, 2)
-    item = taken(machine, source="redrive", redrives=1)
+    item = taken(machine, tries=Tries(source="redrive", redrives=1))
     run(handle(SteppedDriver(machine), item), [(ReadParked(KEY), record), (ReadClock(), 4.0)])
     assert machine.parked == known
     assert machine.take(4.0) is item
@@ -923,7 +923,7 @@ def test_an_event_that_nobody_delivers_again_gets_a_letter() -> None:
 
 def test_a_redrive_that_nobody_delivers_again_replaces_its_letter() -> None:
     machine = machine_of()
-    item = WorkItem(KEY, SEQUENCE, source="redrive", redrives=1)
+    item = WorkItem(KEY, SEQUENCE, tries=Tries(source="redrive", redrives=1))
     found: Script = [(FindDeadLetter(item), letter()), (FindRetry(item), False), (ReadParked(KEY), parked(5, 5))]
     run(give_up_undelivered(machine, item, CAUSE), [*found, (WriteDeadLetter(item, CAUSE, None, 7), True)])
 
@@ -933,7 +933,7 @@ def test_an_event_that_nobody_delivers_again_and_that_is_owned_elsewhere_gets_no
     item = WorkItem(KEY, SEQUENCE, delivered=5)
     run(give_up_undelivered(machine, item, CAUSE), [(FindDeadLetter(item), letter("closed")), (ReadParked(KEY), None)])
     run(give_up_undelivered(machine, item, CAUSE), [(FindDeadLetter(item), letter()), *confirmed(parked(3, 3))])
-    item = WorkItem(KEY, SEQUENCE, source="redrive", redrives=1)
+    item = WorkItem(KEY, SEQUENCE, tries=Tries(source="redrive", redrives=1))
     run(give_up_undelivered(machine, item, CAUSE), [(FindDeadLetter(item), None), (ReadParked(KEY), None)])
 
 

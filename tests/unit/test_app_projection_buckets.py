@@ -6,7 +6,7 @@ import pytest
 
 from jetspark.app import Event
 from jetspark.app.projections.bucket_refs import BucketRef, alias_key, bucket_ref_of, check_version
-from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.projection_spec import ProjectionArguments, ProjectionSpec
 from jetspark.errors import ProtocolError, UsageError
 
 
@@ -22,7 +22,7 @@ class Counts:
         return (state or 0) + 1
 
 
-SPEC = ProjectionSpec("counts", Counts, events=[Counted], bucket="counts", version=2)
+SPEC = ProjectionSpec("counts", Counts, ProjectionArguments(events=[Counted], bucket="counts", version=2))
 
 
 def test_a_projection_is_where_it_declares_until_it_is_swapped() -> None:

@@ -13,7 +13,7 @@ from support.projections import Routing, route_one, sorted_into
 from jetspark.app import DELETE, App, Event, encode
 from jetspark.app.clock import utc_now
 from jetspark.app.projections.key_state import KeyState
-from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.projection_spec import ProjectionArguments, ProjectionSpec
 from jetspark.app.projections.router import KeyRows, Recorded, Router
 from jetspark.app.projections.state_header import FOREIGN, Mark, Parked
 from jetspark.app.projections.windows import Window
@@ -58,7 +58,9 @@ class Balances:
 
 
 def balances(**options: Any) -> ProjectionSpec:
-    return ProjectionSpec("balances", Balances, events=[Opened, Moved, Closed], bucket="balances", **options)
+    return ProjectionSpec(
+        "balances", Balances, ProjectionArguments(events=[Opened, Moved, Closed], bucket="balances", **options)
+    )
 
 
 NOTHING = Current(None, 0, 0)
@@ -103,7 +105,7 @@ class OtherWords:
 
 
 def test_the_state_is_what_the_first_parameter_says_whatever_its_name() -> None:
-    spec = ProjectionSpec("counts", OtherWords, events=[Opened], bucket="counts")
+    spec = ProjectionSpec("counts", OtherWords, ProjectionArguments(events=[Opened], bucket="counts"))
     assert fold(spec, "a", [(1, Opened(account="a")), (2, Opened(account="a"))]).value == b'{"cents":2}'
 
 
@@ -125,8 +127,8 @@ def test_a_type_of_state_that_cannot_be_looked_up_is_refused_and_one_of_events_n
     with pytest.raises(
         ConfigError, match=r"^projection 'p': state: 'Hidden \| None': name 'Hidden' is not defined; .*module"
     ):
-        ProjectionSpec("p", Unknown, events=[Opened], bucket="b")
-    spec = ProjectionSpec("p", Known, events=[Opened], bucket="b")
+        ProjectionSpec("p", Unknown, ProjectionArguments(events=[Opened], bucket="b"))
+    spec = ProjectionSpec("p", Known, ProjectionArguments(events=[Opened], bucket="b"))
     assert fold(spec, "a", [(1, Opened(account="a"))]).value == b'{"cents":1}'
 
 
@@ -209,12 +211,14 @@ def test_a_state_that_no_server_takes_parks_its_key() -> None:
             return [*(state or []), event.account]
 
     events: list[tuple[int, Event]] = [(1, Opened(account="a")), (2, Opened(account="b" * (1 << 20)))]
-    spec = ProjectionSpec("grows", Grows, events=[Opened], bucket="grows")
+    spec = ProjectionSpec("grows", Grows, ProjectionArguments(events=[Opened], bucket="grows"))
     state = fold(spec, "all", events)
     assert state.value == b'["a"]'
     assert state.parked is not None
     assert state.parked.reason.startswith("StateTooLarge: the state has 1048")
-    small = ProjectionSpec("grows", Grows, events=[Opened], bucket=KVConfig(bucket="grows", max_value_bytes=20))
+    small = ProjectionSpec(
+        "grows", Grows, ProjectionArguments(events=[Opened], bucket=KVConfig(bucket="grows", max_value_bytes=20))
+    )
     assert fold(small, "all", [(1, Opened(account="a" * 20))]).parked is not None
 
 
@@ -242,7 +246,7 @@ def test_apply_that_forgets_to_return_parks_the_key() -> None:
                 return {"n": 1}
             state["n"] += 1
 
-    spec = ProjectionSpec("forgets", Forgets, events=[Opened], bucket="forgets")
+    spec = ProjectionSpec("forgets", Forgets, ProjectionArguments(events=[Opened], bucket="forgets"))
     state = fold(spec, "a", [(1, Opened(account="a")), (2, Opened(account="a"))])
     assert state.value == b'{"n":1}'
     assert state.parked is not None
@@ -282,7 +286,7 @@ def test_a_router_sorts_many_messages_by_projection_and_tells_which_cannot_be_re
         def apply(self, state: int | None, event: Moved) -> int:
             return (state or 0) + 1
 
-    counts = ProjectionSpec("counts", ByFirst, events=[Moved], bucket="counts")
+    counts = ProjectionSpec("counts", ByFirst, ProjectionArguments(events=[Moved], bucket="counts"))
     app = App("bank", stream="BANK", subjects=["accounts.>"], events=[Opened, Moved, Closed])
     router = Router([balances(), counts], app.catalogue)
     messages = []
@@ -345,10 +349,10 @@ def day_of(event: Opened | Closed) -> datetime.datetime:
 @pytest.mark.parametrize("place", [0, 2, 5])
 def test_many_messages_have_the_rows_that_each_has_alone(special: str, place: int) -> None:
     """Keys are looked at together where all of them are plain: one that is not must not be taken for one."""
-    names = ProjectionSpec("names", ByName, events=[Opened], bucket="names")
-    all_names = ProjectionSpec("all_names", ByName, events=[Opened, Closed], bucket="all_names")
+    names = ProjectionSpec("names", ByName, ProjectionArguments(events=[Opened], bucket="names"))
+    all_names = ProjectionSpec("all_names", ByName, ProjectionArguments(events=[Opened, Closed], bucket="all_names"))
     day = Window(size_s=86_400, late="keep", time=day_of)
-    days = ProjectionSpec("days", ByName, events=[Opened, Closed], bucket="days", window=day)
+    days = ProjectionSpec("days", ByName, ProjectionArguments(events=[Opened, Closed], bucket="days", window=day))
     app = App("bank", stream="BANK", subjects=["accounts.>"], events=[Opened, Moved, Closed])
     router = Router([names, all_names, days, balances()], app.catalogue)
     given: list[str] = [*PLAIN, *PLAIN]
@@ -395,7 +399,7 @@ def test_a_router_that_reads_more_than_it_wants_leaves_the_rest_out(
     assert router.is_wanted is not None
     assert router.is_wanted("accounts.a.opened")
     assert not router.is_wanted("accounts.a.other")
-    alone = ProjectionSpec("alone", Balances, events=[Opened], bucket="alone")
+    alone = ProjectionSpec("alone", Balances, ProjectionArguments(events=[Opened], bucket="alone"))
     assert Router([alone], app.catalogue).is_wanted is None  # the server leaves it out
 
 
@@ -414,7 +418,7 @@ def test_a_key_that_was_parked_while_it_was_stored_has_that_to_store() -> None:
                 raise ValueError("x" * 1000)
             return 1
 
-    spec = ProjectionSpec("fussy", Fussy, events=[Opened], bucket="fussy")
+    spec = ProjectionSpec("fussy", Fussy, ProjectionArguments(events=[Opened], bucket="fussy"))
     state = fold(spec, "a", [(1, Opened(account="a"))])
     change = state.change(spec, "a")
     assert change is not None
@@ -435,7 +439,7 @@ def test_a_router_reads_no_subject_twice() -> None:
         account: str
         kind: str
 
-    spec = ProjectionSpec("all", Balances, events=[Opened, Any_], bucket="all")
+    spec = ProjectionSpec("all", Balances, ProjectionArguments(events=[Opened, Any_], bucket="all"))
     app = App("bank", stream="BANK", subjects=["accounts.>"], events=[Opened, Any_])
     assert Router([spec], app.catalogue).filters == ["accounts.*.*"]  # the server takes none within another
 
@@ -489,7 +493,7 @@ class WithOddState(Balances):
     ("change", "message"),
     [
         ({"events": []}, "at least one type"),
-        ({"events": [dict]}, "no type of event"),
+        ({"events": [dict]}, "not an event type"),
         ({"version": 0}, "version=0"),
         ({"bucket": KVConfig(bucket="b", ttl_s=5)}, "ttl_s=5"),
         ({"kind": dict}, "def apply"),
@@ -510,7 +514,7 @@ class WithOddState(Balances):
 def test_a_declaration_that_cannot_work_is_refused(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"name": "x", "kind": Balances, "events": [Opened], "bucket": "x", **change}
     with pytest.raises(ConfigError, match=message):
-        ProjectionSpec(arguments.pop("name"), arguments.pop("kind"), **arguments)
+        ProjectionSpec(arguments.pop("name"), arguments.pop("kind"), ProjectionArguments(**arguments))
 
 
 @pytest.mark.parametrize("lookups", ["balances", None, [None], 5])

@@ -14,7 +14,7 @@ import pytest
 
 from jetspark.app import DELETE, App, Event
 from jetspark.app.extents import Extent, ReplayRequest, extent_of
-from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.projection_spec import ProjectionArguments, ProjectionSpec
 from jetspark.app.projections.state_header import FOREIGN, Mark, Parked
 from jetspark.app.replay.comparison import MAX_NAMED, ComparedKeys, Digest, KeyContent, change_to, compare, reaches
 from jetspark.app.replay.outlines import RangeOutline, gaps_between
@@ -232,7 +232,7 @@ class Counts:
 
 
 def spec(kind: type[Any] = Counts, **options: Any) -> ProjectionSpec:
-    return ProjectionSpec("counts", kind, events=[Counted], bucket="counts", **options)
+    return ProjectionSpec("counts", kind, ProjectionArguments(events=[Counted], bucket="counts", **options))
 
 
 def test_a_mended_key_expects_what_was_there() -> None:

@@ -14,7 +14,7 @@ from support.repeated import WINDOW, Closed, Held, Moved, Sums, app, oracle, som
 from jetspark.app import App, Command, Event, encode
 from jetspark.app.projections.key_state import KeyState
 from jetspark.app.projections.live_states import CacheLimits, LiveStates
-from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.projection_spec import ProjectionArguments, ProjectionSpec
 from jetspark.app.projections.router import KeyRows, Recorded, Router
 from jetspark.app.projections.state_header import (
     ID_BYTES,
@@ -155,12 +155,12 @@ def test_a_mark_that_no_engine_has_written_is_foreign(text: str) -> None:
 @pytest.mark.parametrize("value", [0, -1, MAX_UNIQUE_IDS + 1, True, 2.0, "3", [3]])
 def test_a_number_of_ids_that_cannot_be_kept_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"projection 'sums': unique_ids=.*: expected how many ids each key keeps"):
-        ProjectionSpec("sums", Sums, events=[Moved], bucket="sums", unique_ids=value)
+        ProjectionSpec("sums", Sums, ProjectionArguments(events=[Moved], bucket="sums", unique_ids=value))
 
 
 def test_the_ids_take_their_room_of_what_a_message_may_have() -> None:
     plain = app.projections["plain"]
-    most = ProjectionSpec("sums", Sums, events=[Moved], bucket="sums", unique_ids=MAX_UNIQUE_IDS)
+    most = ProjectionSpec("sums", Sums, ProjectionArguments(events=[Moved], bucket="sums", unique_ids=MAX_UNIQUE_IDS))
     assert plain.max_state_bytes - most.max_state_bytes == room_for(MAX_UNIQUE_IDS)
     mark = str(Mark(10**9, None, MAX_UNIQUE_IDS, bytes(MAX_UNIQUE_IDS * ID_BYTES)))
     assert len(mark) <= room_for(MAX_UNIQUE_IDS) < 65_000
@@ -168,7 +168,7 @@ def test_the_ids_take_their_room_of_what_a_message_may_have() -> None:
     assert most.renewed().options == most.options
     small = KVConfig(bucket="sums", max_value_bytes=4096)
     with pytest.raises(ConfigError, match="max_value_bytes=4096 of bucket sums: the ids take"):
-        ProjectionSpec("sums", Sums, events=[Moved], bucket=small, unique_ids=500)
+        ProjectionSpec("sums", Sums, ProjectionArguments(events=[Moved], bucket=small, unique_ids=500))
 
 
 def test_what_has_no_ids_of_its_own_is_refused_with_them() -> None:
@@ -324,4 +324,4 @@ def test_check_replay_says_what_is_wrong_with_ids(options: dict[str, Any], said:
 
 def test_bytes_are_those_of_a_projection_without_ids_where_it_is_off() -> None:
     plain = app.projections["plain"]
-    assert (plain.unique_ids, plain.mark(None, b""), plain.options["unique_ids"]) == (0, "1", None)
+    assert (plain.unique_ids, plain.mark(None, b""), plain.options.unique_ids) == (0, "1", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 import errno
 import inspect
@@ -1502,8 +1503,9 @@ def _numbers_of(make: Any) -> list[tuple[str, str]]:
     return [(each.name, each.annotation) for each in found if each.annotation in NUMERIC]
 
 
-SINKS = ["RetrySink", "CircuitBreakerSink", "RateLimitSink", "FastIngestSink", "AtomicSink"]
-SINK_NUMBERS = [
+SINKS = ["CircuitBreakerSink", "RateLimitSink", "FastIngestSink", "AtomicSink"]
+SINK_NUMBERS = [("RetrySink", each.name, str(each.type)) for each in dataclasses.fields(Retry)]
+SINK_NUMBERS += [
     (sink, name, kind)
     for sink in SINKS
     for name, kind in _numbers_of(getattr(aio, sink, None) or getattr(aio_jetstream, sink))

@@ -27,7 +27,7 @@ from jetspark.app.handlers.handler_spec import (
     check_options,
 )
 from jetspark.app.layout import DUPLICATE_WINDOW_S, topology_of
-from jetspark.app.projections.projection_spec import Invariant, ProjectionSpec, make_spec
+from jetspark.app.projections.projection_spec import Invariant, ProjectionArguments, ProjectionSpec, make_spec
 from jetspark.app.projections.windows import Window
 from jetspark.app.provisioning import apply_topology, make_plan
 from jetspark.app.signals import on_signals
@@ -114,7 +114,7 @@ class App:
         stream: str | StreamConfig,
         subjects: Sequence[str] = (),
         source: str | None = None,
-        events: Sequence[type] = (),
+        events: Sequence[type[object]] = (),
         buckets: Sequence[KVConfig | str] = (),
         compatibility: Mode = DEFAULT_MODE,
         timers: bool = False,
@@ -241,8 +241,8 @@ class App:
         *,
         state: object,
         truth: Truth = "state",
-        events: Sequence[type] = (),
-        fold: type | None = None,
+        events: Sequence[type[object]] = (),
+        fold: type[object] | None = None,
     ) -> EntitySpec:
         """Declare a kind of entity: a state that is changed together with its events.
 
@@ -298,7 +298,9 @@ class App:
         self._change(settings={**self._spec.settings, spec.bucket.bucket: spec})
         return spec
 
-    def handler(self, *events: type, durable: str, **options: Unpack[HandlerOptions]) -> Callable[[_Handler], _Handler]:
+    def handler(
+        self, *events: type[object], durable: str, **options: Unpack[HandlerOptions]
+    ) -> Callable[[_Handler], _Handler]:
         """Declare a handler of one or more event types; the options are the fields of :class:`HandlerSpec`.
 
         Raises:
@@ -314,7 +316,7 @@ class App:
 
     def batch_handler(
         self,
-        *events: type,
+        *events: type[object],
         durable: str,
         batch: int = 500,
         batch_wait_s: float = 0.2,
@@ -356,7 +358,7 @@ class App:
         self,
         name: str,
         *,
-        events: Sequence[type],
+        events: Sequence[type[object]],
         bucket: KVConfig | str,
         version: int = 1,
         invariants: Sequence[Invariant] = (),
@@ -393,16 +395,16 @@ class App:
         """
 
         def declare(kind: _Kind) -> _Kind:
-            options = {
-                "events": events,
-                "bucket": bucket,
-                "version": version,
-                "invariants": invariants,
-                "window": window,
-                "lookups": self._looked_up(name, lookups),
-                "filtered": filtered,
-                "unique_ids": unique_ids,
-            }
+            options = ProjectionArguments(
+                events=events,
+                bucket=bucket,
+                version=version,
+                invariants=invariants,
+                window=window,
+                lookups=self._looked_up(name, lookups),
+                filtered=filtered,
+                unique_ids=unique_ids,
+            )
             self._add_projection(make_spec(name, kind, options))
             return kind
 
@@ -468,7 +470,7 @@ class App:
         name: str,
         *,
         key: str | Callable[[Any], object],
-        events: Sequence[type] | None = None,
+        events: Sequence[type[object]] | None = None,
         version: int = 1,
         **options: Unpack[WorkflowOptions],
     ) -> Callable[[_Kind], _Kind]:

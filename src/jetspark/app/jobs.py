@@ -71,7 +71,7 @@ class JobRecord(msgspec.Struct, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON has it."""
-        fields: dict[str, Any] = json.loads(self.encode())
+        fields: dict[str, object] = json.loads(self.encode())
         return fields
 
 

@@ -50,7 +50,7 @@ class AppSpec:
     """The stream that stores the server's advisories about the application's consumers."""
     owns_advisories: bool
     inbox_prefixes: tuple[str, ...]
-    events: tuple[type, ...] = ()
+    events: tuple[type[object], ...] = ()
     """Types of events that were declared by themselves, besides those of handlers and projections."""
     buckets: tuple[KVConfig, ...] = ()
     handlers: Mapping[str, HandlerSpec] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class AppSpec:
         """
         return self.catalogue.declared(event)
 
-    def with_events(self, *kinds: type) -> AppSpec:
+    def with_events(self, *kinds: type[object]) -> AppSpec:
         """Declare types of events.
 
         Raises:
@@ -152,7 +152,7 @@ class AppSpec:
         config = dataclasses.replace(self.stream_config, subjects=[*self.subjects, subject])
         return dataclasses.replace(self, stream_config=config)
 
-    def _check_stored(self, kind: type) -> None:
+    def _check_stored(self, kind: type[object]) -> None:
         subject = contract_of(kind).subject.filter
         if self.owns_stream and not any(is_subset(subject, stored) for stored in self.subjects):
             raise ConfigError(

@@ -98,7 +98,7 @@ async def run_app(
         for spec in specs:
             store = await _unless(ended, patiently(partial(HandlerStore.open, js, app.name, spec.name)))
             if store is not None:
-                workers.append(HandlerWorker(app, spec, client, store, dependencies, catalogue=catalogue))
+                workers.append(HandlerWorker(app, spec, client, store, dependencies))
         if commands:
             workers.append(CommandWorker(app, commands, client, catalogue=catalogue, options=serving))
         if ended.is_set():

@@ -91,29 +91,23 @@ class Ticket:
         """The ticket was redeemed, given back, or refused because the batcher closed."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BatchMachine(Generic[T]):
     """Decides which items are accepted and when they are flushed. The driver writes the flushes it returns."""
 
-    def __init__(
-        self,
-        *,
-        max_batch_size: int,
-        max_batch_delay: float,
-        queue_depth: int = 1024,
-        flush_timeout: float = 5.0,
-        max_batch_bytes: int | None = None,
-        size_of: Callable[[T], int] = len,  # type: ignore[assignment]  # for items that have a length
-        slots: int = 1,
-        name: str = "batcher",
-    ) -> None:
-        self.name = name
-        self.queue_depth = queue_depth
-        self.flush_timeout = flush_timeout
-        self._max_items, self._delay = max_batch_size, max_batch_delay
-        self._slots = slots
+    max_batch_size: int
+    max_batch_delay: float
+    queue_depth: int = 1024
+    flush_timeout: float = 5.0
+    max_batch_bytes: int | None = None
+    size_of: Callable[[T], int] = len  # type: ignore[assignment]  # for items that have a length
+    slots: int = 1
+    name: str = "batcher"
+
+    def __post_init__(self) -> None:
         self._waiting: list[T] = []
         self._sizes: WaitingSizes[T] | None = (
-            None if max_batch_bytes is None else WaitingSizes(max_batch_bytes, size_of)
+            None if self.max_batch_bytes is None else WaitingSizes(self.max_batch_bytes, self.size_of)
         )
         self._acks = WaitingAcks()
         self._since = 0.0
@@ -135,7 +129,7 @@ class BatchMachine(Generic[T]):
         self.failure: BaseException | None = None
         self.reports: list[WriteReport] = []
         """Reports of writes that the driver has to log and measure."""
-        self.room = max_batch_size
+        self.room = self.max_batch_size
         self.has_new_deadline = False
         """``add`` has begun a batch since the last call of ``next_deadline``."""
 
@@ -283,9 +277,9 @@ class BatchMachine(Generic[T]):
         self._serve_tickets()
 
     def _has_places(self, count: int) -> bool:
-        if len(self._running) < self._slots:
+        if len(self._running) < self.slots:
             # A full batch is flushed at once; the remaining items wait.
-            return self._reserved + count <= max(self.queue_depth, self._max_items - len(self._waiting))
+            return self._reserved + count <= max(self.queue_depth, self.max_batch_size - len(self._waiting))
         return len(self._waiting) + self._reserved + count <= self.queue_depth
 
     def _serve_tickets(self) -> None:
@@ -300,8 +294,8 @@ class BatchMachine(Generic[T]):
     def _count_room(self) -> None:
         if self.is_closed or self._tickets:
             self.room = 0
-        elif len(self._running) < self._slots:
-            self.room = self._max_items - len(self._waiting) - self._reserved
+        elif len(self._running) < self.slots:
+            self.room = self.max_batch_size - len(self._waiting) - self._reserved
         else:
             self.room = self.queue_depth - len(self._waiting) - self._reserved
 
@@ -317,9 +311,9 @@ class BatchMachine(Generic[T]):
 
     def _due(self, now: float) -> Reason | None:
         waiting = self._waiting
-        if not waiting or len(self._running) >= self._slots or self.failure is not None:
+        if not waiting or len(self._running) >= self.slots or self.failure is not None:
             return None
-        if len(waiting) >= self._max_items:
+        if len(waiting) >= self.max_batch_size:
             return "size"
         if self._sizes is not None and self._sizes.is_full:
             return "bytes"
@@ -327,12 +321,12 @@ class BatchMachine(Generic[T]):
             return "shutdown"
         if self._taken < self._manual_to:
             return "manual"
-        if now >= self._since + self._delay:
+        if now >= self._since + self.max_batch_delay:
             return "time"
         return None
 
     def _take(self, reason: Reason, now: float) -> Flush[T]:
-        count = min(len(self._waiting), self._max_items)
+        count = min(len(self._waiting), self.max_batch_size)
         size, sizes = 0, self._sizes
         if sizes is not None:
             fitting, size = sizes.fitting(count)
@@ -390,8 +384,8 @@ class BatchMachine(Generic[T]):
         """The next time at which to call ``poll`` and ``overdue``; None when neither is needed."""
         self.has_new_deadline = False
         times = [flush.began_at + self.flush_timeout for flush in self._running.values() if not flush.is_overdue]
-        if self._waiting and len(self._running) < self._slots:
-            times.append(self._since + self._delay)
+        if self._waiting and len(self._running) < self.slots:
+            times.append(self._since + self.max_batch_delay)
         return min(times, default=None)
 
     def overdue(self, now: float) -> list[Flush[T]]:

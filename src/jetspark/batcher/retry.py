@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 from jetspark.batcher.effects import Random, SinkSteps, Write
 from jetspark.core.backoff import Backoff
@@ -13,7 +13,7 @@ from jetspark.core.numbers import seconds_above_0, share, whole
 from jetspark.core.step_runner import ReadClock, Sleep
 from jetspark.errors import CircuitOpen, ConfigError, JetSparkError
 
-__all__ = ["IsRetryable", "Retry", "is_retryable"]
+__all__ = ["IsRetryable", "Retry", "RetryKeywords", "is_retryable"]
 
 IsRetryable: TypeAlias = Callable[[Exception], bool]
 """Returns True if the same write may succeed later."""
@@ -58,15 +58,25 @@ def is_retryable(error: Exception, own: IsRetryable | None = None, sink: object 
     return not isinstance(error, _FINAL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retry:
-    """Repeats a write after waits that double, bounded by attempts and by time."""
+class RetryKeywords(TypedDict, total=False):
+    """The fields of :class:`Retry`, as keywords of a sink."""
 
     attempts: int
     first_wait_s: float
     max_wait_s: float
     max_total_s: float
     jitter: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """Repeats a write after waits that double, bounded by attempts and by time."""
+
+    attempts: int = 5
+    first_wait_s: float = 0.1
+    max_wait_s: float = 5.0
+    max_total_s: float = 60.0
+    jitter: float = 0.5
     """Largest share by which a wait is shortened at random: 0 keeps the full wait, 1 may skip it."""
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from jetspark.batcher.jetstream_sinks import (
 )
 from jetspark.batcher.metered import Meter, Observer, SinkStats
 from jetspark.batcher.rate_limit import TokenBucket
-from jetspark.batcher.retry import IsRetryable, Retry, is_retryable
+from jetspark.batcher.retry import IsRetryable, Retry, RetryKeywords, is_retryable
 from jetspark.core.arguments import flag, function, unfit
 from jetspark.core.connection import Connection
 from jetspark.publish.fast_options import FastPublisherKeywords
@@ -68,10 +68,11 @@ class WrapperBase(Generic[S]):
 class RetrySinkBase(WrapperBase[S]):
     """Repeats failed writes that may succeed later, after waits that double, with jitter.
 
-    It gives up, with the last error, after ``attempts`` writes, or when the next write would begin more than
-    ``max_total_s`` after the first: choose less than the batcher's ``flush_timeout``. The waits are ``first_wait_s``,
-    twice that, and so on up to ``max_wait_s``, each multiplied by a random factor between ``1 - jitter`` and 1. An
-    error with ``retry_in_s``, such as :class:`~jetspark.CircuitOpen`, adds that.
+    It gives up, with the last error, after ``attempts`` (5) writes, or when the next write would begin more than
+    ``max_total_s`` (60) after the first: choose less than the batcher's ``flush_timeout``. The waits are
+    ``first_wait_s`` (0.1), twice that, and so on up to ``max_wait_s`` (5), each multiplied by a random factor between
+    ``1 - jitter`` and 1; ``jitter`` is 0.5 by default. An error with ``retry_in_s``, such as
+    :class:`~jetspark.CircuitOpen`, adds that.
 
     A final error is raised at once. The first of these decides: the function ``is_retryable``, the error's own
     ``is_retryable`` (attribute or method), the sink's ``is_retryable(error)``. Otherwise an error of JetSpark is final
@@ -86,22 +87,12 @@ class RetrySinkBase(WrapperBase[S]):
         self,
         sink: S,
         *,
-        attempts: int = 5,
-        first_wait_s: float = 0.1,
-        max_wait_s: float = 5.0,
-        max_total_s: float = 60.0,
-        jitter: float = 0.5,
         is_retryable: IsRetryable | None = None,
         clock: Clock | None = None,
+        **options: Unpack[RetryKeywords],
     ) -> None:
         super().__init__(sink, is_retryable, clock)
-        self._retry = Retry(
-            attempts=attempts,
-            first_wait_s=first_wait_s,
-            max_wait_s=max_wait_s,
-            max_total_s=max_total_s,
-            jitter=jitter,
-        )
+        self._retry = Retry(**options)
 
     def _steps(self, batch: Sequence[Any]) -> SinkSteps:
         return self._retry.write(batch, self.is_retryable)

@@ -228,7 +228,7 @@ def _ownership(one: AppSpec, other: AppSpec) -> Iterator[Lint]:
 
 
 def _two_classes(contract: Contract, theirs: Contract, other: AppSpec) -> str:
-    def qualified_name(kind: type) -> str:
+    def qualified_name(kind: type[object]) -> str:
         return f"{kind.__module__}.{kind.__qualname__}"
 
     ours, others = qualified_name(contract.kind), qualified_name(theirs.kind)

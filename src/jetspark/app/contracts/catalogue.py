@@ -214,12 +214,12 @@ class Decoding(NamedTuple):
 class Catalogue:
     """The event types of an application, each version once."""
 
-    def __init__(self, *kinds: type) -> None:
+    def __init__(self, *kinds: type[object]) -> None:
         self._contracts: dict[tuple[str, int], Contract] = {}
         self._readings: dict[tuple[str, int], Decoding] | None = None
         self.add(*kinds)
 
-    def add(self, *kinds: type) -> None:
+    def add(self, *kinds: type[object]) -> None:
         """Add classes; a class that is present already changes nothing.
 
         Raises:

@@ -27,7 +27,7 @@ class EventMeta(msgspec.StructMeta):
         mcls,
         name: str,
         bases: tuple[type, ...],
-        namespace: dict[str, Any],
+        namespace: dict[str, object],
         *,
         type: str | None = None,
         version: int = 1,

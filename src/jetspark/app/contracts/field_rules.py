@@ -77,7 +77,7 @@ _SORTED = (
 _IN_SUBJECT = (str, int, bool, uuid.UUID, datetime.date)
 
 
-def check_fields(kind: type) -> None:
+def check_fields(kind: type[object]) -> None:
     """Check the fields of an event class, nested ones included.
 
     Raises:
@@ -157,7 +157,7 @@ def _means_money(word: str) -> bool:
     return not MONEY_WORDS.isdisjoint(singulars)
 
 
-def check_in_subject(kind: type, name: str, where: str) -> None:
+def check_in_subject(kind: type[object], name: str, where: str) -> None:
     """Check that a field can be part of a subject or key: it is there, has a value, and one spelling.
 
     Raises:
@@ -180,21 +180,21 @@ def check_in_subject(kind: type, name: str, where: str) -> None:
             )
 
 
-def field_names(kind: type) -> tuple[str, ...]:
+def field_names(kind: type[object]) -> tuple[str, ...]:
     """The fields of a Struct or of a pydantic model, in order."""
     if issubclass(kind, msgspec.Struct):
         return kind.__struct_fields__
     return tuple(getattr(kind, "model_fields", ()))
 
 
-def private_fields(kind: type) -> frozenset[str]:
+def private_fields(kind: type[object]) -> frozenset[str]:
     """The fields marked ``Private``."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return frozenset(name for name in field_names(kind) if _is_marked(_marks(hints[name])[1], "x-private"))
 
 
 def _leaves(
-    kind: object, path: str, seen: frozenset[Any], marks: tuple[object, ...] = ()
+    kind: object, path: str, seen: frozenset[object], marks: tuple[object, ...] = ()
 ) -> Iterator[tuple[str, Any, Any]]:
     """Every part of an annotation, with the path to it and its ``Annotated`` metadata."""
     kind, more = _marks(kind)
@@ -240,7 +240,7 @@ def _is_marked(marks: tuple[object, ...], word: str) -> bool:
     return any(isinstance(mark, msgspec.Meta) and word in (mark.extra_json_schema or {}) for mark in marks)
 
 
-def _alternatives(annotation: object) -> Iterator[Any]:
+def _alternatives(annotation: object) -> Iterator[object]:
     if get_origin(annotation) in (Union, types.UnionType):
         for each in get_args(annotation):
             yield from _alternatives(each)

@@ -62,7 +62,7 @@ class DeadLetterFilter:
         return cls(handler=handler, where=tuple(pairs))
 
     @classmethod
-    def of(cls, handler: str | None, values: Mapping[str, Any], fields: Sequence[str] = FIELDS) -> DeadLetterFilter:
+    def of(cls, handler: str | None, values: Mapping[str, object], fields: Sequence[str] = FIELDS) -> DeadLetterFilter:
         """From keywords; None stands for any value.
 
         Raises:

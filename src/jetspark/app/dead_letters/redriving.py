@@ -441,7 +441,7 @@ async def _explain_none(js: JetStream, app: AppSpec, chosen: DeadLetterFilter) -
     return "there are no dead letters"
 
 
-async def is_any(items: AsyncIterator[Any]) -> bool:
+async def is_any(items: AsyncIterator[object]) -> bool:
     """True if there is at least one. Only the first is read."""
     async with aclosing(cast("AsyncGenerator[Any, None]", items)) as found:
         async for _ in found:

@@ -177,7 +177,7 @@ class KeyRepairs:
         return not readers or any(_has_before_it(info, message.sequence) for info in readers)
 
 
-async def side_by_side(work: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T]) -> list[R]:
+async def side_by_side(work: Callable[[T], Coroutine[object, None, R]], items: Iterable[T]) -> list[R]:
     """Do the same for many items, a bounded number at a time; returns the results in order."""
     left, results = list(items), list[R]()
     for start in range(0, len(left), AT_ONCE):

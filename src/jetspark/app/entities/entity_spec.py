@@ -12,7 +12,7 @@ from jetspark.app.contracts.faults import error_text, user_errors
 from jetspark.app.contracts.field_rules import check_sets
 from jetspark.app.contracts.tokens import escape, unescape
 from jetspark.app.finite_json import check_finite
-from jetspark.app.projections.projection_spec import ProjectionSpec
+from jetspark.app.projections.projection_spec import ProjectionArguments, ProjectionSpec
 from jetspark.app.topology.names import check_app_name, escape_token, is_hash
 from jetspark.errors import ConfigError, InvalidEvent
 
@@ -50,10 +50,10 @@ class EntityFold:
     stored one.
     """
 
-    def __init__(self, name: str, kind: type, events: Sequence[type]) -> None:
+    def __init__(self, name: str, kind: type[object], events: Sequence[type[object]]) -> None:
         try:
             # A projection needs a bucket's name; this one is never created, since only the fold is used.
-            self.spec = ProjectionSpec(name, kind, events=events, bucket="none")
+            self.spec = ProjectionSpec(name, kind, ProjectionArguments(events=events, bucket="none"))
         except ConfigError as error:
             raise ConfigError(str(error).replace("projection", "entities, fold of", 1)) from error
         correct = getattr(kind(), "correct", None)
@@ -62,7 +62,7 @@ class EntityFold:
         self.correct: Callable[[str, Any, Any], Iterable[Any]] | None = correct
 
     @property
-    def events(self) -> tuple[type, ...]:
+    def events(self) -> tuple[type[object], ...]:
         return self.spec.events
 
     def tokens_of(self, event: object) -> tuple[tuple[str, str], ...]:
@@ -84,8 +84,8 @@ class EntitySpec:
         state_subjects: StateSubjects,
         *,
         truth: Truth = "state",
-        events: Sequence[type] = (),
-        fold: type | None = None,
+        events: Sequence[type[object]] = (),
+        fold: type[object] | None = None,
     ) -> None:
         self.name = check_app_name(name)
         self.state = state

@@ -150,7 +150,7 @@ class Context:
         """A key for an effect outside, the same for each attempt, for services that accept idempotency keys."""
         return derived_id(self.decoded.id, f"{self._handler}:once:{name}", 0)
 
-    async def publish(self, event: Any, *, cancels: str | None = None) -> PubAck:
+    async def publish(self, event: object, *, cancels: str | None = None) -> PubAck:
         """Publish an event that this one led to.
 
         Its id comes from its ``event_id()``, or is derived from this event and the number of the call. So a retry
@@ -171,13 +171,18 @@ class Context:
     async def _send_ending(self, timer: str, encoded: Encoded) -> PubAck:
         return await self.timers.publish_ending(timer, encoded)
 
-    def encode(self, event: Any) -> Encoded:
+    def encode(self, event: object) -> Encoded:
         """The message that :meth:`publish` would send. It counts as a call of ``publish``."""
         self._count += 1
         return self.encode_as(event, derived_id(self.decoded.id, self._handler, self._count))
 
     async def schedule(
-        self, event: Any, *, at: datetime.datetime | None = None, after: Seconds | None = None, name: str | None = None
+        self,
+        event: object,
+        *,
+        at: datetime.datetime | None = None,
+        after: Seconds | None = None,
+        name: str | None = None,
     ) -> str:
         """Schedule an event that this one led to; returns the name of its timer.
 
@@ -197,7 +202,7 @@ class Context:
         self._timers += 1
         id = derived_id(self.decoded.id, f"{self._handler}:timer", self._timers)
 
-        def encode_one(event: Any, time: datetime.datetime | None) -> Encoded:
+        def encode_one(event: object, time: datetime.datetime | None) -> Encoded:
             return self.encode_as(event, id, time)
 
         timers = self._timers_of(encode_one)
@@ -251,7 +256,7 @@ class Context:
             self._app, self.stream, self._js, encode, self._clock, from_leader=True, server_now=self._server_now
         )
 
-    def _encode(self, event: Any, id: str, time: datetime.datetime | None = None) -> Encoded:
+    def _encode(self, event: object, id: str, time: datetime.datetime | None = None) -> Encoded:
         cause = self.decoded
         return encode(
             event,
@@ -264,7 +269,7 @@ class Context:
             traceparent=cause.traceparent,
         )
 
-    def encode_as(self, event: Any, id: str, time: datetime.datetime | None = None) -> Encoded:
+    def encode_as(self, event: object, id: str, time: datetime.datetime | None = None) -> Encoded:
         """The message of an event that this one led to; ``id`` is for an event without an id of its own."""
         own = self._declared(event).id_of
         return self._encode(event, (own(event) if own is not None else None) or id, time)
@@ -274,7 +279,7 @@ class Context:
         count = self._changes[subject] = self._changes.get(subject, 0) + 1
         return derived_id(self.decoded.id, f"{self._handler}:change:{subject}", count)
 
-    def _encode_new(self, event: Any, time: datetime.datetime | None = None) -> Encoded:
+    def _encode_new(self, event: object, time: datetime.datetime | None = None) -> Encoded:
         return self.encode_as(event, self.new_id(), time)
 
     async def send(self, encoded: Encoded) -> PubAck:
@@ -283,14 +288,26 @@ class Context:
 
     @overload
     async def once(
-        self, name: str, function: Callable[..., Awaitable[Any]], *arguments: Any, result_type: type[R], **named: Any
+        self,
+        name: str,
+        function: Callable[..., Awaitable[object]],
+        *arguments: object,
+        result_type: type[R],
+        **named: object,
     ) -> R: ...
 
     @overload
-    async def once(self, name: str, function: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T: ...
+    async def once(
+        self, name: str, function: Callable[..., Awaitable[T]], *arguments: object, **named: object
+    ) -> T: ...
 
     async def once(
-        self, name: str, function: Callable[..., Awaitable[Any]], *arguments: Any, result_type: Any = None, **named: Any
+        self,
+        name: str,
+        function: Callable[..., Awaitable[object]],
+        *arguments: object,
+        result_type: object = None,
+        **named: object,
     ) -> Any:
         """Call ``function`` once and record its result as JSON; later attempts return the recorded result.
 
@@ -329,10 +346,10 @@ class Context:
 class Dependencies:
     """The objects that the lifespans yielded, found by type."""
 
-    def __init__(self, objects: Sequence[Any] = ()) -> None:
+    def __init__(self, objects: Sequence[object] = ()) -> None:
         self._objects = list(objects)
 
-    def find(self, wanted: Any, handler: str, parameter: str) -> Any:
+    def find(self, wanted: object, handler: str, parameter: str) -> Any:
         """The one object of a type, or of a type's name if the type is not known.
 
         Raises:
@@ -353,8 +370,8 @@ class Dependencies:
 
 
 def plan_arguments(
-    function: Callable[..., Any], handler: str, dependencies: Dependencies
-) -> tuple[bool, dict[str, Any]]:
+    function: Callable[..., object], handler: str, dependencies: Dependencies
+) -> tuple[bool, dict[str, object]]:
     """Look up a handler's arguments; returns True if it takes its context, and the arguments by name.
 
     The class ``Context`` stands for the context, which is different for each event.
@@ -369,7 +386,7 @@ def plan_arguments(
     return Context in wanted.values(), named
 
 
-def injected_parameters(function: Callable[..., Any], where: str) -> dict[str, Any]:
+def injected_parameters(function: Callable[..., object], where: str) -> dict[str, object]:
     """The parameters of a handler besides its event: ``Context``, a type, or a type's name if it is not known.
 
     Raises:
@@ -379,7 +396,7 @@ def injected_parameters(function: Callable[..., Any], where: str) -> dict[str, A
         hints = typing.get_type_hints(function)
     except (NameError, TypeError):
         hints = {}  # types that exist only inside a function: found by their names
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         wanted = hints.get(parameter.name, parameter.annotation)
         is_context = wanted is Context or wanted == "Context"
@@ -398,7 +415,7 @@ def injected_parameters(function: Callable[..., Any], where: str) -> dict[str, A
 
 
 @asynccontextmanager
-async def open_lifespans(functions: Sequence[Callable[[], AsyncIterator[Any]]]) -> AsyncIterator[Dependencies]:
+async def open_lifespans(functions: Sequence[Callable[[], AsyncIterator[object]]]) -> AsyncIterator[Dependencies]:
     """Run each lifespan up to its ``yield``; at the end run the rest of each, in reverse order."""
     async with AsyncExitStack() as stack:
         found: list[Any] = []
@@ -414,7 +431,7 @@ async def open_lifespans(functions: Sequence[Callable[[], AsyncIterator[Any]]]) 
         yield Dependencies(found)
 
 
-async def _end_lifespan(steps: AsyncIterator[Any]) -> None:
+async def _end_lifespan(steps: AsyncIterator[object]) -> None:
     # Resumed without an error: the code after the ``yield`` cleans up, however the application ended.
     try:
         await anext(steps)

@@ -24,7 +24,7 @@ from jetspark.app.contracts.envelope import Decoded
 from jetspark.app.handlers.consumers import advisory_consumer
 from jetspark.app.handlers.crash_records import ReaderDied
 from jetspark.app.handlers.inheritance import FILTERS_EVERY_S, filters_of, watch_filters
-from jetspark.app.handlers.lanes import WorkItem, WorkSource
+from jetspark.app.handlers.lanes import Tries, WorkItem, WorkSource
 from jetspark.app.handlers.partitions import copied_from, without_server_headers
 from jetspark.app.handlers.procedures import give_up_undelivered
 from jetspark.app.handlers.reading import HandlerReading
@@ -223,15 +223,9 @@ class AdvisoryReader:
         """
         if source.is_retry:
             original = await self._worker.store.whole(StoredEvent.of(stored.headers, stored.data))
-            item = WorkItem(
-                original.key,
-                original.origin.sequence,
-                source=source_of(stored.subject),
-                attempts=original.attempts,
-                redrives=original.redrives,
-                partition=source.partition,
-            )
-            item.original = original
+            tries = Tries(source_of(stored.subject), original.attempts, original.redrives)
+            item = WorkItem(original.key, original.origin.sequence, tries=tries)
+            item.original, item.partition = original, source.partition
             if died is not None:
                 item.event = died
             elif original.is_body_omitted:
@@ -250,7 +244,8 @@ class AdvisoryReader:
         is_other = isinstance(event, Decoded) and event.contract.kind not in self._worker.kinds
         if is_other or not self._worker.is_wanted(subject):
             return None  # the consumer has no filter, or another type has the same subject
-        item = WorkItem(key, origin.sequence, event=event, partition=source.partition)
+        item = WorkItem(key, origin.sequence, event=event)
+        item.partition = source.partition
         item.original = StoredEvent(
             handler=self._worker.spec.name,
             key=key,

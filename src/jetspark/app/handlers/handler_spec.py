@@ -33,7 +33,7 @@ REMEMBER_S = 7 * 86400.0
 """How long the records of completed effects are kept."""
 
 Idempotence: TypeAlias = Literal["none", "transaction"]
-HandlerFunction: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
+HandlerFunction: TypeAlias = Callable[..., Coroutine[object, None, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class HandlerSpec:
     """The declaration of a handler: the events it reads, how it runs, and what happens when it fails."""
 
     function: HandlerFunction
-    events: tuple[type, ...]
+    events: tuple[type[object], ...]
     """The event types it handles, versions below theirs included."""
     durable: str
     """The name of its consumer, and its own."""
@@ -199,7 +199,7 @@ class WorkflowOptions(TypedDict, total=False):
     filtered: bool | None
 
 
-def check_options(durable: str, options: Mapping[str, Any], known: type) -> None:
+def check_options(durable: str, options: Mapping[str, object], known: type[object]) -> None:
     names = known.__required_keys__ | known.__optional_keys__  # type: ignore[attr-defined]  # a TypedDict
     unknown = sorted(set(options) - names)
     if unknown:

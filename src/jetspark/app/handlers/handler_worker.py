@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
-import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from jetspark.aio.client import Client
 from jetspark.aio.clock import rng as loop_rng
 from jetspark.aio.context import context_of
 from jetspark.aio.step_runner import run_steps
 from jetspark.app.clock import utc_now
-from jetspark.app.contracts.catalogue import Catalogue, contract_of
+from jetspark.app.contracts.catalogue import contract_of
 from jetspark.app.denial_watch import DenialWatch, denial_in
 from jetspark.app.handlers.context import Dependencies
 from jetspark.app.handlers.given_up import AdvisoryReader, ConsumerSource
@@ -89,10 +88,6 @@ class HandlerWorker:
         client: Client,
         store: HandlerStore,
         dependencies: Dependencies,
-        *,
-        catalogue: Catalogue,
-        clock: Callable[[], datetime.datetime] = utc_now,
-        rng: random.Random | None = None,
     ) -> None:
         self.app, self.spec, self.client, self.store = app, spec, client, store
         limits = HandlerLimits(
@@ -108,18 +103,17 @@ class HandlerWorker:
             has_dead_letters=spec.dead_letter,
         )
         self._loop = asyncio.get_running_loop()
-        rng = rng or loop_rng()
-        self.machine = HandlerMachine(limits, spec.retry, rng.random, spec.breaker)
+        self.machine = HandlerMachine(limits, spec.retry, loop_rng().random, spec.breaker)
         self.room = Room(self.machine)
-        self.catalogue = catalogue
+        self.catalogue = app.catalogue
         self.kinds = frozenset(spec.events)
         self.is_wanted = on_one_of([contract_of(kind).subject.filter for kind in spec.events])
         """True for the subjects of its events. Its consumer may have a wider filter."""
         self.is_stopping = False
         self.log = logging.getLogger(f"jetspark.app.{app.name}.{spec.name}")
-        self._calls = HandlerCalls(app, spec, store, dependencies, clock, self.log)
+        self._calls = HandlerCalls(app, spec, store, dependencies, utc_now, self.log)
         self._calls.is_ending = self._is_ending
-        self._main: asyncio.Task[Any] | None = None
+        self._main: asyncio.Task[object] | None = None
         self._has_failed = False
         self.reports = HandlerReports(app, spec, app.observers, self.log) if app.observers else None
         members = Members(store.records, spec.name, spec.takeover_s) if spec.partitions is not None else None
@@ -240,7 +234,7 @@ class HandlerWorker:
         await self._calls.close()
         await self._within_bound(*(intake.give_back(running=True) for intake in intakes))
 
-    async def _within_bound(self, *work: Coroutine[Any, Any, None]) -> None:
+    async def _within_bound(self, *work: Coroutine[object, None, None]) -> None:
         """Await requests of an orderly end for a bounded time. Without them, events are redelivered after ack_wait."""
         tasks = [asyncio.ensure_future(each) for each in work]
         if tasks:

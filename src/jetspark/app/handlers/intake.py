@@ -33,7 +33,7 @@ from jetspark.app.handlers.inheritance import (
     tidy_retries,
     watch_filters,
 )
-from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.lanes import Tries, WorkItem
 from jetspark.app.handlers.machine import PROGRESS_PART
 from jetspark.app.handlers.partitions import PIN_GROUP, copied_from
 from jetspark.app.handlers.reading import HandlerReading
@@ -326,7 +326,8 @@ class Intake:
         original = None if side == "stream" else StoredEvent.of(readable(message.raw_headers), message.data)
         attempts = 0 if original is None else original.attempts
         delivered = message.metadata.delivered
-        item = WorkItem(None, 0, message, delivered=delivered, attempts=attempts, partition=self.partition)
+        item = WorkItem(None, 0, message, delivered=delivered, tries=Tries(attempts=attempts))
+        item.partition = self.partition
         item.original = original
         return item
 
@@ -554,16 +555,8 @@ class Intake:
         if not self._worker.is_wanted(subject):
             return message.ack()  # an event of other handlers: the consumer has no filter
         event, key = known or self._read(subject, message.data, message.raw_headers)
-        item = WorkItem(
-            key,
-            sequence,
-            message,
-            event,
-            size_bytes=message.size_bytes,
-            delivered=delivered,
-            partition=self.partition,
-        )
-        item.intake = self
+        item = WorkItem(key, sequence, message, event, size_bytes=message.size_bytes, delivered=delivered)
+        item.intake, item.partition = self, self.partition
         return message.ack() if self._machine.receive(item, now) == "done" else None
 
     async def _original(self, message: JetStreamMessage) -> StoredEvent | None:
@@ -602,12 +595,9 @@ class Intake:
             event,
             size_bytes=message.size_bytes,
             delivered=message.metadata.delivered,
-            source=source_of(message.subject),
-            attempts=original.attempts,
-            redrives=original.redrives,
-            partition=self.partition,
+            tries=Tries(source_of(message.subject), original.attempts, original.redrives),
         )
-        item.original, item.intake = original, self
+        item.original, item.intake, item.partition = original, self, self.partition
         received = self._machine.receive(item, now)
         if received == "new":
             self._worker.room.add_retry(item)

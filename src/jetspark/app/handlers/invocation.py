@@ -6,7 +6,7 @@ import asyncio
 import datetime
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jetspark.aio.context import context_of
 from jetspark.app.causes import current_cause
@@ -131,7 +131,7 @@ class HandlerCalls:
             await self._forget_cancels(task, before)
         return raised
 
-    async def _forget_cancels(self, task: asyncio.Task[Any], before: int) -> None:
+    async def _forget_cancels(self, task: asyncio.Task[object], before: int) -> None:
         """Let the runner continue, after the time-out or the handler's own code has cancelled it."""
         while task.cancelling() > before:
             task.uncancel()
@@ -141,7 +141,7 @@ class HandlerCalls:
             if self.is_ending():
                 raise
 
-    def _raised(self, task: asyncio.Task[Any], item: WorkItem, error: BaseException, before: int) -> BaseException:
+    def _raised(self, task: asyncio.Task[object], item: WorkItem, error: BaseException, before: int) -> BaseException:
         """The error to decide on; raises ``error`` if the worker is to end.
 
         ``SystemExit`` and ``GeneratorExit`` of a handler are errors like others: they would end one worker after the
@@ -208,7 +208,7 @@ class HandlerCalls:
                 await context.send(encoded)
             return
 
-    def _encoded(self, context: Context, result: Any) -> list[Encoded]:
+    def _encoded(self, context: Context, result: object) -> list[Encoded]:
         """Encode the events that a handler has returned; if one cannot be published, none is.
 
         Raises:
@@ -236,7 +236,7 @@ class HandlerCalls:
         if self._committer is not None:
             await self._committer.close()
 
-    def _named(self, context: Context | None) -> dict[str, Any]:
+    def _named(self, context: Context | None) -> dict[str, object]:
         if context is None:
             return self._arguments
         return {name: context if value is Context else value for name, value in self._arguments.items()}
@@ -260,7 +260,7 @@ class HandlerCalls:
         return Context(decoded, item, self._surroundings)
 
 
-def _is_current(task: asyncio.Task[Any]) -> bool:
+def _is_current(task: asyncio.Task[object]) -> bool:
     """True if the task runs. A coroutine that is being closed does not run in its task."""
     try:
         return asyncio.current_task() is task
@@ -268,7 +268,7 @@ def _is_current(task: asyncio.Task[Any]) -> bool:
         return False
 
 
-def returned_events(result: Any) -> list[Any]:
+def returned_events(result: object) -> list[object]:
     """The events that a handler has returned, as a list."""
     if result is None:
         return []

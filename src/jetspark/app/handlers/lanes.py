@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from jetspark.aio.stream_message import JetStreamMessage
     from jetspark.app.contracts.envelope import Decoded
     from jetspark.app.stored_events import DeadLetterRef, StoredEvent
 
-__all__ = ["ItemReader", "Lane", "Lanes", "RunningCode", "WorkItem", "WorkSource"]
+__all__ = ["ItemReader", "Lane", "Lanes", "RunningCode", "Tries", "WorkItem", "WorkSource"]
 
 WorkSource: TypeAlias = Literal["stream", "retry", "redrive"]
 
@@ -45,6 +45,14 @@ class ItemReader(Protocol):
 
     def expect_again(self, item: WorkItem) -> None:
         """The worker returned the item to the server: hold back later events of its key until it is redelivered."""
+
+
+class Tries(NamedTuple):
+    """The attempts and redrives of an event so far, according to the message that contains it."""
+
+    source: WorkSource = "stream"
+    attempts: int = 0
+    redrives: int = 0
 
 
 class WorkItem:
@@ -89,10 +97,7 @@ class WorkItem:
         *,
         size_bytes: int = 0,
         delivered: int = 1,
-        source: WorkSource = "stream",
-        attempts: int = 0,
-        redrives: int = 0,
-        partition: int | None = None,
+        tries: Tries | None = None,
     ) -> None:
         self.key = key
         self.sequence = sequence
@@ -103,22 +108,24 @@ class WorkItem:
         """The error if the message cannot be decoded; None if it was not read."""
         self.size_bytes = size_bytes
         self.delivered = delivered
-        self.source: WorkSource = source
-        self.attempts = attempts
-        """Starts, the present one included."""
-        self.carried = attempts
-        """Attempts made before, according to the message."""
+        self.source: WorkSource = "stream"
+        self.attempts = self.carried = self.redrives = 0
+        """Starts, the present one included; attempts made before, according to the message; and redrives."""
+        self.identity: Hashable = sequence
+        if tries is not None:
+            self.source, self.attempts, self.redrives = tries
+            self.carried = self.attempts
+            if self.source != "stream":
+                # The retry stream may have several messages of one event, one after the other.
+                self.identity = (self.source, sequence, self.attempts, self.redrives)
         self.original: StoredEvent | None = None
         """The event as it was first published, if this is a message of the retry stream."""
-        self.redrives = redrives
-        # The retry stream may have several messages of one event, one after the other.
-        self.identity: Hashable = sequence if source == "stream" else (source, sequence, attempts, redrives)
         self.lane: Lane | None = None
         self.letter: DeadLetterRef | None = None
         """The dead letter that a redrive was found to handle again, before it ran."""
         self.came_at = self.touched_at = self.heard_at = 0.0
         """When it was received, when the last ``in_progress`` was sent, and when the last confirmed one was sent."""
-        self.partition = partition
+        self.partition: int | None = None
         self.intake: ItemReader | None = None
         self.generation = 0
         self.is_behind = False

@@ -86,10 +86,10 @@ class OnceRecords:
         self,
         context: Context,
         name: str,
-        function: Callable[..., Awaitable[Any]],
-        arguments: tuple[Any, ...],
-        named: dict[str, Any],
-        result_type: Any = None,
+        function: Callable[..., Awaitable[object]],
+        arguments: tuple[object, ...],
+        named: dict[str, object],
+        result_type: object = None,
     ) -> Any:
         key = once_key(self._handler, context.event_id, text("once: name", name))
         # Calls wait for each other: a claim of this process excludes neither a second call of the same attempt nor a
@@ -112,9 +112,9 @@ class OnceRecords:
         key: str,
         context: Context,
         name: str,
-        function: Callable[..., Awaitable[Any]],
-        arguments: tuple[Any, ...],
-        named: dict[str, Any],
+        function: Callable[..., Awaitable[object]],
+        arguments: tuple[object, ...],
+        named: dict[str, object],
     ) -> Any:
         """The result as it is recorded, so that all attempts get the same value."""
         claimed = await self._claim(key)
@@ -146,7 +146,7 @@ class OnceRecords:
             raise await self._unusable(key, claimed, name, value, why) from error
         return recorded
 
-    async def _unusable(self, key: str, revision: int, name: str, value: Any, why: str) -> ConfigError:
+    async def _unusable(self, key: str, revision: int, name: str, value: object, why: str) -> ConfigError:
         """Record that the effect is done and has no result that can be recorded; returns the error of each attempt."""
         reason = (
             f"once({name!r}): its result of type {type(value).__name__} is {why}. The effect is done and not repeated; "
@@ -202,11 +202,13 @@ class OnceRecords:
 
 
 class _Recorded:
-    def __init__(self, result: Any) -> None:
+    def __init__(self, result: object) -> None:
         self.result = result
 
 
-async def call_effect(function: Callable[..., Awaitable[T]], arguments: tuple[Any, ...], named: dict[str, Any]) -> T:
+async def call_effect(
+    function: Callable[..., Awaitable[T]], arguments: tuple[object, ...], named: dict[str, object]
+) -> T:
     """Call an effect; returns its result.
 
     A function that is not async has had its effect by the call. To refuse its result would repeat the effect.
@@ -353,7 +355,7 @@ class EffectTransaction:
         return events
 
 
-def as_returned(name: str, result: Any, function: Callable[..., Any], result_type: Any = None) -> Any:
+def as_returned(name: str, result: object, function: Callable[..., object], result_type: object = None) -> Any:
     """Convert a recorded result to the type that the function returned, if that type is known.
 
     Args:
@@ -377,7 +379,7 @@ def as_returned(name: str, result: Any, function: Callable[..., Any], result_typ
         return result
 
 
-def _with_each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _with_each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     """A JSON object; the keys 1 and "1" of a dict have the same name there, and one of their values would be lost."""
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -387,7 +389,7 @@ def _with_each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _takes(function: Callable[..., Any], name: str) -> bool:
+def _takes(function: Callable[..., object], name: str) -> bool:
     """True if the function has a parameter of this name."""
     code = getattr(function, "__code__", None)
     if code is not None and not hasattr(function, "__wrapped__"):  # a tenth of the time of a signature

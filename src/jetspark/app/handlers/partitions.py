@@ -68,7 +68,7 @@ def partition_consumer(handler: str, partition: int) -> str:
 
 
 def partition_transforms(
-    app: str, handler: str, partitions: int, events: Sequence[type], key: object
+    app: str, handler: str, partitions: int, events: Sequence[type[object]], key: object
 ) -> list[SubjectTransform]:
     """How the server makes the subjects of a partitioned handler.
 

@@ -6,7 +6,7 @@ pass it, and it has to be in order when newer code that can decode it handles it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jetspark.app.contracts.catalogue import Catalogue, contract_of
 from jetspark.app.contracts.envelope import Decoded, RawHeaders, decode, read_key
@@ -84,7 +84,7 @@ def _checked(event: Decoded | Exception, key: str | None) -> tuple[Decoded | Exc
     return event if isinstance(event, Exception) else Reject(f"it cannot be kept in order: {fault}"), None
 
 
-def _as_text(key: Any) -> str | None:
+def _as_text(key: object) -> str | None:
     """A key as text: as it is in a subject, where it can be in one."""
     if key is None or key.__class__ is str:
         return key

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from jetspark.app.contracts.envelope import Decoded
 from jetspark.app.handlers.handler_steps import CloseDeadLetter, HandlerStep, ReportDropped, WriteDeadLetter
@@ -134,7 +134,7 @@ class HandlerReports:
     def paused(self, seconds: float) -> None:
         self._call("on_paused", self._spec.name, seconds)
 
-    def _call(self, method: str, *arguments: Any) -> None:
+    def _call(self, method: str, *arguments: object) -> None:
         for index, observer in enumerate(self._observers):
             try:
                 getattr(observer, method)(*arguments)

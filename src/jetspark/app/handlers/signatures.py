@@ -32,7 +32,7 @@ _NEVER_EVENTS = {bool, int, float, complex, str, bytes, bytearray, dict, set, fr
 _CONTAINERS = (list, tuple, set, frozenset, dict, msgspec.Struct)
 
 
-def check_events(where: str, events: Sequence[Any]) -> None:
+def check_events(where: str, events: Sequence[object]) -> None:
     """Check the types of events that a handler takes.
 
     Raises:
@@ -45,7 +45,7 @@ def check_events(where: str, events: Sequence[Any]) -> None:
         contract_of(kind)
 
 
-def check_key(where: str, key: Any, events: Sequence[type[Any]]) -> None:
+def check_key(where: str, key: object, events: Sequence[type[object]]) -> None:
     """Check a key: a field that every event has, or a function that takes an event.
 
     Raises:
@@ -81,7 +81,7 @@ def _check_key_function(where: str, key: Callable[..., Any]) -> None:
         )
 
 
-def _check_key_field(where: str, key: str, kind: type[Any]) -> None:
+def _check_key_field(where: str, key: str, kind: type[object]) -> None:
     hint = _hints(kind).get(key, Any)
     for each in _alternatives(hint):
         plain = typing.get_origin(each) or each
@@ -93,7 +93,9 @@ def _check_key_field(where: str, key: str, kind: type[Any]) -> None:
             )
 
 
-def check_function(where: str, function: Any, events: Sequence[type[Any]], *, is_batch: bool) -> None:
+def check_function(
+    where: str, function: Callable[..., object], events: Sequence[type[object]], *, is_batch: bool
+) -> None:
     """Check a handler's function: an async function of the event, with a type for each other parameter.
 
     Raises:
@@ -120,7 +122,11 @@ def check_function(where: str, function: Any, events: Sequence[type[Any]], *, is
 
 
 def _check_first(
-    where: str, function: Any, first: inspect.Parameter, events: Sequence[type[Any]], is_batch: bool
+    where: str,
+    function: Callable[..., object],
+    first: inspect.Parameter,
+    events: Sequence[type[object]],
+    is_batch: bool,
 ) -> None:
     """Check that the first parameter's annotation, as far as it can be looked up, allows every event."""
     hint = _hints(function).get(first.name, Any)
@@ -143,7 +149,7 @@ def _check_first(
             raise wrong
 
 
-def _check_result(where: str, function: Any) -> None:
+def _check_result(where: str, function: Callable[..., object]) -> None:
     """Check that the annotation of the result, as far as it can be looked up, allows what can be published.
 
     A wrong result fails only after the handler has done its work, for every event. Classes without a contract pass:
@@ -160,20 +166,20 @@ def _check_result(where: str, function: Any) -> None:
                 raise ConfigError(f"{where}: it returns `{shown}`: expected an event, a list of events, or None")
 
 
-def _item_kinds(hint: Any) -> list[Any]:
+def _item_kinds(hint: object) -> list[Any]:
     """The classes of the items of a list or tuple."""
     items = [inner for item in typing.get_args(hint) for inner in _alternatives(item)]
     return [typing.get_origin(item) or item for item in items]
 
 
-def _is_subclass(event: type[Any], kind: type[Any]) -> bool:
+def _is_subclass(event: type[object], kind: type[object]) -> bool:
     try:
         return issubclass(event, kind)
     except TypeError:  # a protocol with attributes
         return True
 
 
-def _takes(function: Callable[..., Any], count: int) -> bool:
+def _takes(function: Callable[..., object], count: int) -> bool:
     try:
         inspect.signature(function).bind(*[None] * count)
     except TypeError:
@@ -183,14 +189,14 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
-def _hints(thing: Any) -> dict[str, Any]:
+def _hints(thing: object) -> dict[str, Any]:
     try:
         return typing.get_type_hints(thing)
     except (NameError, TypeError):
         return {}
 
 
-def _alternatives(hint: Any) -> list[Any]:
+def _alternatives(hint: object) -> list[Any]:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return [inner for each in typing.get_args(hint) for inner in _alternatives(each)]
     return [hint]

@@ -21,12 +21,12 @@ the copy is what ``apply`` of the looked-up projection makes of exactly the even
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import msgspec
@@ -44,7 +44,7 @@ from jetspark.errors import ConfigError
 from jetspark.jetstream.kv import KVConfig
 from jetspark.state.changes import DELETE
 
-__all__ = ["Invariant", "LookupSpec", "LookupStates", "ProjectionSpec", "make_spec"]
+__all__ = ["Invariant", "LookupSpec", "LookupStates", "ProjectionArguments", "ProjectionSpec", "make_spec"]
 
 Invariant: TypeAlias = Callable[[Any], object]
 """Takes a state; returns False, or raises, if it must not be."""
@@ -71,34 +71,37 @@ class StateTooLarge(Exception):
     """A new state is larger than the bucket accepts."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectionArguments:
+    """The arguments of ``App.projection``; :class:`ProjectionSpec` checks them."""
+
+    events: Sequence[type[object]]
+    bucket: KVConfig | str
+    version: int = 1
+    invariants: Sequence[Invariant] = ()
+    window: Window | None = None
+    lookups: Sequence[ProjectionSpec] = ()
+    filtered: bool = False
+    unique_ids: int | None = None
+
+
 class ProjectionSpec:
     """The declaration of one projection; see ``App.projection``."""
 
     apply_arguments: typing.ClassVar[tuple[str, ...]] = ("state", "event")
     """Parameters of ``apply``; it may have one more, the key."""
 
-    def __init__(
-        self,
-        name: str,
-        kind: type[Any],
-        *,
-        events: Sequence[type[Any]],
-        bucket: KVConfig | str,
-        version: int = 1,
-        invariants: Sequence[Invariant] = (),
-        window: Window | None = None,
-        filtered: bool = False,
-        unique_ids: int | None = None,
-    ) -> None:
+    def __init__(self, name: str, kind: type[object], options: ProjectionArguments) -> None:
         self.name = check_app_name(name)
         own = f"projection {name!r}: "
-        self.filtered = flag(f"{own}filtered", filtered)
-        self.events = tuple(iterate(f"{own}events", events, "a list of types of events"))
+        version, window = options.version, options.window
+        self.filtered = flag(f"{own}filtered", options.filtered)
+        self.events = tuple(iterate(f"{own}events", options.events, "a list of types of events"))
         if not self.events:
             raise ConfigError(f"projection {name!r}: events=[]: expected at least one type of event")
         for event in self.events:
             contract_of(event)
-        self.bucket = KVConfig.of(bucket)
+        self.bucket = KVConfig.of(options.bucket)
         if self.bucket.ttl_s:
             raise ConfigError(
                 f"projection {name!r}: ttl_s={self.bucket.ttl_s} of bucket {self.bucket.bucket}: expected none, since "
@@ -108,14 +111,14 @@ class ProjectionSpec:
             raise ConfigError(f"projection {name!r}: version={version!r}: expected a whole number, 1 or more")
         self.version = version
         functions = "a list of functions of a state"
-        self.invariants = tuple(iterate(f"{own}invariants", invariants, functions))
+        self.invariants = tuple(iterate(f"{own}invariants", options.invariants, functions))
         for invariant in self.invariants:
             if not callable(invariant):
-                raise unfit(f"{own}invariants", invariants, functions)
+                raise unfit(f"{own}invariants", options.invariants, functions)
         if window is not None and not isinstance(window, Window):
             raise ConfigError(f"projection {name!r}: window={window!r}: expected a Window, such as Window(size_s=3600)")
         self.window = window
-        self.unique_ids = _unique_ids(own, unique_ids, self.bucket)
+        self.unique_ids = _unique_ids(own, options.unique_ids, self.bucket)
         """Number of recent event ids stored with each key; 0 for a projection that folds repeated events again."""
         self.plain_mark = "" if self.unique_ids else str(version)
         """The mark of a state that is not stuck; empty with ``unique_ids``, where every mark differs."""
@@ -137,13 +140,17 @@ class ProjectionSpec:
         except TypeError as error:
             raise ConfigError(f"{own}state: {state}: expected a type that JSON can be decoded into: {error}") from error
         check_sets(state, f"{own}state")
+        # Iterables are replaced by tuples, because renewed copies read the options again.
+        self.options = replace(
+            options, events=self.events, bucket=self.bucket, invariants=self.invariants, lookups=tuple(options.lookups)
+        )
 
     @property
     def is_keyed_by_events(self) -> bool:
         """True without a ``key`` method: the key of an event is the key of its class."""
         return not hasattr(self._fold, "key")
 
-    def keys_of(self, event: Any) -> tuple[str, ...]:
+    def keys_of(self, event: object) -> tuple[str, ...]:
         """The keys that an event concerns, in bucket spelling, each once.
 
         Raises:
@@ -159,7 +166,7 @@ class ProjectionSpec:
             return tuple(dict.fromkeys(_token(text_of(each)) for each in found))
         return (_token(text_of(found)),)
 
-    def plain_keys_of(self, events: Sequence[Any]) -> list[str] | None:
+    def plain_keys_of(self, events: Sequence[object]) -> list[str] | None:
         """The results of :meth:`windowed_keys_of` for many events, if each has exactly one plain key.
 
         None if events must be asked one by one: an event has no key, several keys, a key that needs escaping, or a
@@ -184,7 +191,7 @@ class ProjectionSpec:
             return None
         return keys
 
-    def windowed_keys_of(self, event: Any, sent: datetime.datetime | None, stored_us: int) -> tuple[str, ...]:
+    def windowed_keys_of(self, event: object, sent: datetime.datetime | None, stored_us: int) -> tuple[str, ...]:
         """The keys that an event concerns, with their windows if the projection has windows; see :class:`Window`."""
         keys = self.keys_of(event)
         if self.window is None or not keys:
@@ -194,7 +201,7 @@ class ProjectionSpec:
             return (f"{keys[0]}.{parts[0]}",)
         return tuple(f"{key}.{part}" for key in keys for part in parts)
 
-    def bucket_key(self, key: Any) -> str:
+    def bucket_key(self, key: object) -> str:
         """The bucket spelling of a user's key: the value that ``key`` returned, or its text.
 
         With windows it is ``<key>.<window>``, or a tuple of the key and its window, which may be a moment in it.
@@ -228,7 +235,7 @@ class ProjectionSpec:
         except ConfigError:
             return name
 
-    def fold(self, key: str, value: bytes | None, event: Any) -> bytes | None:
+    def fold(self, key: str, value: bytes | None, event: object) -> bytes | None:
         """Apply an event to a state; returns the new state as canonical JSON, or None if the key has no state now.
 
         Args:
@@ -242,7 +249,7 @@ class ProjectionSpec:
             return self._made(value, self._apply(state, event, self.key_text(key)))
         return self._made(value, self._apply(state, event))
 
-    def _made(self, value: bytes | None, new: Any) -> bytes | None:
+    def _made(self, value: bytes | None, new: object) -> bytes | None:
         """Check and encode the result of ``apply``."""
         if new is DELETE:
             return None
@@ -279,19 +286,6 @@ class ProjectionSpec:
             return self.plain_mark
         return str(Mark(self.version, parked, self.unique_ids, ids))
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The arguments of the declaration, without name and class."""
-        return {
-            "events": self.events,
-            "bucket": self.bucket,
-            "version": self.version,
-            "invariants": self.invariants,
-            "window": self.window,
-            "filtered": self.filtered,
-            "unique_ids": self.unique_ids or None,
-        }
-
     def renewed(self) -> ProjectionSpec:
         """The same projection, with a new object of its class."""
         return make_spec(self.name, self.kind, self.options)
@@ -308,26 +302,24 @@ class ProjectionSpec:
         spec.max_state_bytes = limit
         return spec
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[..., ProjectionSpec], tuple[str, type[object], ProjectionArguments]]:
         return make_spec, (self.name, self.kind, self.options)
 
     @property
     def bucket_config(self) -> KVConfig:
         """The bucket's configuration with batches enabled: stores use fast ingest, repairs an atomic batch."""
-        return dataclasses.replace(self.bucket, allow_batched=True, allow_atomic=True)
+        return replace(self.bucket, allow_batched=True, allow_atomic=True)
 
     def __repr__(self) -> str:
         return f"<Projection {self.name} version {self.version}: bucket {self.bucket.bucket}>"
 
 
-def make_spec(name: str, kind: type[Any], options: dict[str, Any]) -> ProjectionSpec:
+def make_spec(name: str, kind: type[object], options: ProjectionArguments) -> ProjectionSpec:
     """Create a :class:`ProjectionSpec`, or a :class:`LookupSpec` if there are lookups."""
-    if not options.get("lookups"):
-        return ProjectionSpec(name, kind, **{each: value for each, value in options.items() if each != "lookups"})
-    return LookupSpec(name, kind, **options)
+    return (LookupSpec if options.lookups else ProjectionSpec)(name, kind, options)
 
 
-def _unique_ids(own: str, unique_ids: Any, bucket: KVConfig) -> int:
+def _unique_ids(own: str, unique_ids: object, bucket: KVConfig) -> int:
     """How many ids each key keeps.
 
     Raises:
@@ -363,7 +355,7 @@ def _token(key: str) -> str:
     return token
 
 
-def _keys_of_kinds(name: str, events: Sequence[type[Any]]) -> Callable[[Any], str | None]:
+def _keys_of_kinds(name: str, events: Sequence[type[object]]) -> Callable[[Any], str | None]:
     """The key function of a projection without a ``key`` method.
 
     Raises:
@@ -456,8 +448,9 @@ class LookupSpec(ProjectionSpec):
 
     apply_arguments = ("state", "event", "lookup")
 
-    def __init__(self, name: str, kind: type[Any], *, lookups: Sequence[ProjectionSpec], **options: Any) -> None:
-        super().__init__(name, kind, **options)
+    def __init__(self, name: str, kind: type[object], options: ProjectionArguments) -> None:
+        super().__init__(name, kind, options)
+        lookups = self.options.lookups
         if self.window is not None or any(each.window is not None for each in lookups):
             raise ConfigError(
                 f"projection {name!r}: lookups= is not supported with window=, neither here nor in a looked-up "
@@ -475,17 +468,17 @@ class LookupSpec(ProjectionSpec):
         }
         self.events = tuple(dict.fromkeys([*self.events, *self._lookers]))
 
-    def keys_of(self, event: Any) -> tuple[str, ...]:
+    def keys_of(self, event: object) -> tuple[str, ...]:
         """The keys of an event in this projection and in the looked-up projections."""
         found = super().keys_of(event) if type(event) in self._own else ()
         for spec in self._lookers.get(type(event), ()):
             found += spec.keys_of(event)
         return tuple(dict.fromkeys(found))
 
-    def plain_keys_of(self, events: Sequence[Any]) -> list[str] | None:
+    def plain_keys_of(self, events: Sequence[object]) -> list[str] | None:
         return None  # an event may have keys of several projections
 
-    def fold(self, key: str, value: bytes | None, event: Any) -> bytes | None:
+    def fold(self, key: str, value: bytes | None, event: object) -> bytes | None:
         """Apply an event to the state and the copies; ``apply`` sees the copies as they were before the event."""
         held = _JoinedValue() if value is None else _decode(value)
         copies: dict[str, bytes | None] = {name: self._copy_of(name, *each) for name, each in held.lookups.items()}
@@ -523,8 +516,3 @@ class LookupSpec(ProjectionSpec):
 
     def has_state(self, value: bytes | None) -> bool:
         return value is not None and _decode(value).state != _NOTHING
-
-    @property
-    def options(self) -> dict[str, Any]:
-        own = tuple(kind for kind in self.events if kind in self._own)
-        return {**super().options, "events": own, "lookups": tuple(self.lookups.values())}

@@ -14,7 +14,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from jetspark.aio.context import context_of
 from jetspark.aio.jetstream import JetStream
@@ -307,7 +307,7 @@ class ProjectionWorker:
 
 
 @asynccontextmanager
-async def _beside(work: Sequence[Coroutine[Any, Any, None]]) -> AsyncIterator[list[asyncio.Task[None]]]:
+async def _beside(work: Sequence[Coroutine[object, None, None]]) -> AsyncIterator[list[asyncio.Task[None]]]:
     """Run coroutines as tasks that are cancelled at the end of the block."""
     tasks = [asyncio.create_task(each) for each in work]
     try:

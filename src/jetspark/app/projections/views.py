@@ -169,7 +169,7 @@ class Views:
         self._app, self._js = app, js
         self._followers: dict[str, _Follower] = {}
 
-    def view(self, projection: str | type[Any]) -> View[Any]:
+    def view(self, projection: str | type[object]) -> View[Any]:
         """
         Raises:
             ConfigError: The application has no such projection, or several of this class.
@@ -181,7 +181,7 @@ class Views:
             follower = self._followers[name] = _Follower(self._js, self._app.name, spec)
         return View(self._app, self._js, spec, follower)
 
-    def _spec_of(self, projection: str | type[Any]) -> ProjectionSpec:
+    def _spec_of(self, projection: str | type[object]) -> ProjectionSpec:
         projections = self._app.projections
         if isinstance(projection, str):
             found = [projections[projection]] if projection in projections else []
@@ -223,7 +223,7 @@ class View(Generic[S]):
     @overload
     async def get(
         self,
-        key: Any,
+        key: object,
         default: None = None,
         *,
         at_least: int | None = None,
@@ -234,7 +234,7 @@ class View(Generic[S]):
     @overload
     async def get(
         self: View[T | None],
-        key: Any,
+        key: object,
         default: D,
         *,
         at_least: int | None = None,
@@ -244,7 +244,7 @@ class View(Generic[S]):
 
     async def get(
         self,
-        key: Any,
+        key: object,
         default: Any = None,
         *,
         at_least: int | None = None,
@@ -275,7 +275,7 @@ class View(Generic[S]):
             entry = await self.entry(key, at_least=at_least, timeout=timeout)
         return default if entry.state is None else entry.state
 
-    async def entry(self, key: Any, *, at_least: int | None = None, timeout: float | None = None) -> ViewEntry[S]:
+    async def entry(self, key: object, *, at_least: int | None = None, timeout: float | None = None) -> ViewEntry[S]:
         """Like :meth:`get`, with sequence and revision of the state, and why its key is stuck."""
         name = self._spec.bucket_key(key)
         wanted = 0 if at_least is None else whole("at_least", at_least, low=0, high=UINT64)
@@ -308,7 +308,7 @@ class View(Generic[S]):
         position = await self._position(direct=None)
         return ViewPosition(0) if position is None else ViewPosition(position.sequence, position.missed)
 
-    async def wait_for(self, key: Any, condition: Callable[[S], object], *, timeout: float | None = None) -> S:
+    async def wait_for(self, key: object, condition: Callable[[S], object], *, timeout: float | None = None) -> S:
         """The first state of a key for which ``condition`` is true; without a state ``condition`` gets None.
 
         Raises:
@@ -336,7 +336,7 @@ class View(Generic[S]):
         what = f"the state of key {key!r} of projection {self.name!r}"
         return await self._until_found(found, what, limit_s, clock.now())
 
-    async def watch(self, *keys: Any) -> AsyncGenerator[ViewEntry[S], None]:
+    async def watch(self, *keys: object) -> AsyncGenerator[ViewEntry[S], None]:
         """Yields the present states of all or some keys, then every change, until the connection is closed.
 
         States that follow each other within milliseconds may be stored as one. After a swap the present states of the
@@ -439,7 +439,7 @@ class View(Generic[S]):
     def _limit_s(self, timeout: float | None) -> float:
         return timeout_of(timeout, self._context.timeout_s)
 
-    async def _within(self, limit_s: float, what: str, work: Coroutine[Any, Any, T], spent_s: float = 0.0) -> T:
+    async def _within(self, limit_s: float, what: str, work: Coroutine[object, None, T], spent_s: float = 0.0) -> T:
         """Await ``work`` within ``limit_s``, of which ``spent_s`` have passed."""
         try:
             async with asyncio.timeout(max(0.0, limit_s - spent_s)):
@@ -450,7 +450,7 @@ class View(Generic[S]):
             raise RequestTimeout(what, limit_s) from None
 
     async def _until_found(
-        self, look: Callable[[], Coroutine[Any, Any, T]], what: str, limit_s: float, began_at: float
+        self, look: Callable[[], Coroutine[object, None, T]], what: str, limit_s: float, began_at: float
     ) -> T:
         """Await ``look``; repeat it within the limit while the server does not answer."""
 
@@ -480,7 +480,7 @@ class View(Generic[S]):
         key, parked = self._spec.key_text(name), parked_of(current)
         return ViewEntry(key, cast("S", state), current.sequence, current.revision, parked)
 
-    async def _as_of(self, key: Any, sequence: int) -> ViewEntry[S]:
+    async def _as_of(self, key: object, sequence: int) -> ViewEntry[S]:
         name = self._spec.bucket_key(key)
         # The position is read before the state, which comes from the leader: so the state has all events up to it.
         position = await self._position()
@@ -547,7 +547,7 @@ class ViewReplica(Generic[S]):
 
     def __init__(self, view: View[S]) -> None:
         self._view = view
-        self._states: dict[str, tuple[Current, Any]] = {}
+        self._states: dict[str, tuple[Current, object]] = {}
         self.position = 0
         """Position of the projection; every state up to it is in the copy."""
         self._moved = asyncio.Event()
@@ -588,12 +588,12 @@ class ViewReplica(Generic[S]):
             self._task.result()
 
     @overload
-    def get(self, key: Any, default: None = None) -> S: ...
+    def get(self, key: object, default: None = None) -> S: ...
 
     @overload
-    def get(self: ViewReplica[T | None], key: Any, default: D) -> T | D: ...
+    def get(self: ViewReplica[T | None], key: object, default: D) -> T | D: ...
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    def get(self, key: object, default: Any = None) -> Any:
         """The state of a key; ``default`` if the key has no state."""
         self._check_is_followed()
         name = self._view.spec.bucket_key(key)
@@ -637,7 +637,7 @@ class ViewReplica(Generic[S]):
 
     async def _follow(self, ready: asyncio.Future[None]) -> None:
         # The copy is replaced when all present entries of a bucket were read; until then it stays as it was.
-        states: dict[str, tuple[Current, Any]] = {}
+        states: dict[str, tuple[Current, object]] = {}
         position, is_whole = 0, False
         try:
             async with aclosing(self._view._changes()) as changes:

@@ -162,7 +162,7 @@ async def rebuild(
     projection: str,
     options: RebuildOptions | None = None,
     *,
-    on_progress: Callable[[ReplayRecord], Any] = lambda record: None,
+    on_progress: Callable[[ReplayRecord], object] = lambda record: None,
     engine: FoldEngine | None = None,
 ) -> RebuildOutcome:
     """Fold the whole history of a projection into a bucket beside the live one, and optionally verify and swap it.
@@ -375,7 +375,7 @@ class _Rebuild:
         extent: Extent,
         job: ReplayJob,
         outcome: RebuildOutcome,
-        on_progress: Callable[[ReplayRecord], Any],
+        on_progress: Callable[[ReplayRecord], object],
         base: StateBase | None = None,
     ) -> None:
         """``base`` has the states to copy before the first event is folded."""

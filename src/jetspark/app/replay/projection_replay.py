@@ -179,8 +179,8 @@ async def run_replay(
     request: ReplayRequest | None = None,
     options: ReplayOptions | None = None,
     *,
-    on_plan: Callable[[ReplayPlan], Any] = lambda plan: None,
-    on_progress: Callable[[ReplayRecord], Any] = lambda record: None,
+    on_plan: Callable[[ReplayPlan], object] = lambda plan: None,
+    on_progress: Callable[[ReplayRecord], object] = lambda record: None,
     engine: FoldEngine | None = None,
 ) -> ReplayRecord:
     """Apply the events of a range to the keys that lack them. Live engines may run.
@@ -216,10 +216,10 @@ async def repair_keys(
     js: JetStream,
     app: HasSpec,
     projection: str,
-    keys: Iterable[Any],
+    keys: Iterable[object],
     *,
     rate: float | None = None,
-    on_progress: Callable[[ReplayRecord], Any] = lambda record: None,
+    on_progress: Callable[[ReplayRecord], object] = lambda record: None,
 ) -> ReplayRecord:
     """Fold keys again from their first event, and store the result, also for parked keys and keys of other programs.
 
@@ -342,8 +342,8 @@ async def _replay(
     job: ReplayJob,
     extent: Extent,
     fold: FoldOptions,
-    on_plan: Callable[[ReplayPlan], Any],
-    on_progress: Callable[[ReplayRecord], Any],
+    on_plan: Callable[[ReplayPlan], object],
+    on_progress: Callable[[ReplayRecord], object],
 ) -> None:
     record = job.record
     plan = await _new_plan(history, record.bucket, extent, record.request)
@@ -364,7 +364,7 @@ async def _repair(
     job: ReplayJob,
     extent: Extent,
     fold: FoldOptions,
-    on_progress: Callable[[ReplayRecord], Any],
+    on_progress: Callable[[ReplayRecord], object],
 ) -> None:
     record, spec = job.record, history.spec
     keys = record.request.bucket_keys(spec)
@@ -387,7 +387,7 @@ async def _repair(
 class _PeriodicSaves:
     """Saves the sequence that was read, once a second."""
 
-    def __init__(self, job: ReplayJob, on_progress: Callable[[ReplayRecord], Any]) -> None:
+    def __init__(self, job: ReplayJob, on_progress: Callable[[ReplayRecord], object]) -> None:
         self._job, self._on_progress = job, on_progress
         self._saved_at = clock.now()
 

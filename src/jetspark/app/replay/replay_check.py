@@ -49,7 +49,7 @@ CHILD = (
 class NotReplayable(AssertionError):
     """Two folds of the same events have different states. ``index`` is the first event after which they differ."""
 
-    def __init__(self, projection: str, index: int, event: Any, reason: str) -> None:
+    def __init__(self, projection: str, index: int, event: object, reason: str) -> None:
         super().__init__(f"projection {projection!r}, events[{index}] = {event!r}: {reason}")
         self.projection, self.index, self.event, self.reason = projection, index, event, reason
 
@@ -89,7 +89,7 @@ class ReplayCheckOptions:
 def check_replay(
     app: HasSpec,
     projection: str,
-    events: Iterable[Any],
+    events: Iterable[object],
     options: ReplayCheckOptions | None = None,
     *,
     times: Iterable[datetime.datetime] | None = None,
@@ -138,7 +138,7 @@ class _StoredEvents(list[Any]):
     def __init__(
         self,
         source: str,
-        events: Iterable[Any],
+        events: Iterable[object],
         times: Iterable[datetime.datetime] | None,
         ids: Iterable[str] | None,
     ) -> None:

@@ -278,7 +278,7 @@ def handler_record_key(handler: str, id: str) -> str:
     return f"replay.{handler}.{id}"
 
 
-OnUnreadable: TypeAlias = Callable[[str, ProtocolError], Any]
+OnUnreadable: TypeAlias = Callable[[str, ProtocolError], object]
 """Called with the key and the error of each record that cannot be decoded."""
 
 

@@ -13,7 +13,7 @@ from jetspark.app.testing.reliability import (
     check_reliability,
 )
 from jetspark.app.testing.steps import STEPS
-from jetspark.app.testing.workflow_checking import WorkflowProblem, WorkflowReport, check_workflow
+from jetspark.app.testing.workflow_checking import WorkflowProblem, WorkflowReport, WorkflowSearch, check_workflow
 from jetspark.app.testing.workflow_model import RunView
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "UnreliableHandler",
     "WorkflowProblem",
     "WorkflowReport",
+    "WorkflowSearch",
     "check_contracts",
     "check_reliability",
     "check_replay",

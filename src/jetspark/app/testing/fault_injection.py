@@ -121,7 +121,7 @@ def watched_app(app: App, at_run: Callable[[StepMoment, str, Any], object]) -> A
 
 def _watched(function: HandlerFunction, name: str, at_run: Callable[[StepMoment, str, Any], Any]) -> HandlerFunction:
     @functools.wraps(function)  # by its signature it is given what it wants
-    async def run(event: Any, *arguments: Any, **named: Any) -> object:
+    async def run(event: object, *arguments: object, **named: object) -> object:
         await at_run("before", name, event)
         result = await function(event, *arguments, **named)
         await at_run("after", name, event)

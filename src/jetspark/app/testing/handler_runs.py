@@ -20,7 +20,7 @@ from jetspark.app.contracts.envelope import Decoded, Encoded, decode, encode
 from jetspark.app.handlers.context import Context, Dependencies, HandlerSurroundings, plan_arguments
 from jetspark.app.handlers.handler_spec import HandlerFunction, HandlerSpec
 from jetspark.app.handlers.invocation import returned_events
-from jetspark.app.handlers.lanes import WorkItem
+from jetspark.app.handlers.lanes import Tries, WorkItem
 from jetspark.app.handlers.once import EffectTransaction, OnceRecords, call_effect
 from jetspark.app.handlers.retry import GiveUp, RetryPolicy, Skip, WaitHere, WaitLong, decide, deciding_error
 from jetspark.app.testing.memory_bucket import MemoryBucket
@@ -235,7 +235,7 @@ class _SingleRun:
             records.as_kv(), self._spec.name, self._server_now, lease_s=LEASE_S, remember_s=self._spec.remember_s
         )
         once.calls = self.result.effects
-        item = WorkItem(decoded.key, 1, delivered=self._attempt, attempts=self._attempt)
+        item = WorkItem(decoded.key, 1, delivered=self._attempt, tries=Tries(attempts=self._attempt))
         surroundings = HandlerSurroundings(
             app=self._app_name,
             handler=self._spec.name,

@@ -17,10 +17,26 @@ from jetspark.app.commands.command_spec import Command
 from jetspark.app.testing.workflow_model import Answers, Arrival, Broken, ModelRun, Move, RunView, WorkflowModel
 from jetspark.app.workflows.command_events import CommandAnswered
 
-__all__ = ["WorkflowProblem", "WorkflowReport", "check_workflow"]
+__all__ = ["WorkflowProblem", "WorkflowReport", "WorkflowSearch", "check_workflow"]
 
 MAX_STEPS = 200
 """A random history that is longer has no end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowSearch:
+    """The histories that ``check_workflow`` checks."""
+
+    in_order: bool = False
+    """Events arrive in the given order. Timers and answers may still come at any time between them."""
+    duplicates: int = 1
+    """The largest number of events delivered twice in one history."""
+    max_states: int = 10_000
+    """Moments to visit exhaustively; beyond that, histories are sampled."""
+    histories: int = 1_000
+    """The number of random histories, if there are more moments."""
+    seed: int = 0
+    """The seed of the sample."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,12 +81,8 @@ def check_workflow(
     *,
     invariants: Sequence[Callable[[RunView], object]] = (),
     answers: Answers | None = None,
-    in_order: bool = False,
-    duplicates: int = 1,
     must_end: bool = True,
-    max_states: int = 10_000,
-    histories: int = 1_000,
-    seed: int = 0,
+    search: WorkflowSearch | None = None,
 ) -> WorkflowReport:
     """Have one run of a workflow go through everything that can happen, without a server.
 
@@ -83,21 +95,18 @@ def check_workflow(
         answers: By type of published event or sent command, a function that returns the alternative results. For an
             event these are events, lists of them, or None; for a command replies, or ``Refused(reason)``. By default
             commands are decided without a reply, or refused.
-        in_order: Events arrive in the given order. Timers and answers may still come at any time between them.
-        duplicates: The largest number of events delivered twice in one history.
         must_end: Report runs that can no longer reach their end.
-        max_states: Moments to visit exhaustively; beyond that, histories are sampled.
-        histories: The number of random histories, if there are more moments.
-        seed: The seed of the sample.
+        search: The histories to check; by default :class:`WorkflowSearch`'s own defaults.
 
     Raises:
         WorkflowProblem: Something is wrong; the message is the shortest history that was found.
         ConfigError: The workflow does not exist, or the events do not belong to one of its runs.
     """
-    checker = _Checker(WorkflowModel(app, name, answers or {}, in_order=in_order), invariants, must_end)
-    begin = checker.model.begin(events, duplicates)
-    if not checker.visit_all(begin, max_states):
-        checker.try_at_random(begin, histories, random.Random(seed))
+    search = search or WorkflowSearch()
+    checker = _Checker(WorkflowModel(app, name, answers or {}, in_order=search.in_order), invariants, must_end)
+    begin = checker.model.begin(events, search.duplicates)
+    if not checker.visit_all(begin, search.max_states):
+        checker.try_at_random(begin, search.histories, random.Random(search.seed))
     return checker.report
 
 

@@ -180,11 +180,11 @@ class WorkflowSpec:
     def __init__(
         self,
         name: str,
-        kind: type,
+        kind: type[object],
         *,
         app: str,
         key: str | Callable[[Any], object],
-        events: Iterable[type] | None,
+        events: Iterable[type[object]] | None,
         version: int,
     ) -> None:
         self.name, self.version = check_app_name(name), version
@@ -215,7 +215,7 @@ class WorkflowSpec:
         """A field of the events, or a function of an event."""
         # An answer has the run that it is for, whatever the key is called.
         check_key(f"workflow {name!r}", key, [each for each in self.events if not issubclass(each, CommandAnswered)])
-        self.kind: type = kind
+        self.kind: type[object] = kind
         self._workflow: Any = kind()
         state = hints.get(parameters[1], Any)
         self._decode = msgspec.json.Decoder(state).decode
@@ -459,10 +459,10 @@ def _hints(react: object, name: str) -> dict[str, object]:
         raise ConfigError(f"workflow {name!r}: react names a type that is not known here: {error}") from error
 
 
-def _kinds(hint: object) -> tuple[type, ...]:
+def _kinds(hint: object) -> tuple[type[object], ...]:
     alternatives = typing.get_args(hint) or (hint,)
     return tuple(each for each in alternatives if isinstance(each, type) and _is_event(each))
 
 
-def _is_event(kind: type) -> bool:
+def _is_event(kind: type[object]) -> bool:
     return "__contract__" in vars(kind) or kind is CommandAnswered
