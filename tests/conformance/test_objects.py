@@ -676,7 +676,7 @@ async def test_a_long_put_whose_chunks_were_taken_for_orphans_fails(
             asyncio.run_coroutine_threadsafe(remove(), loop).result(PATIENCE_S)
 
         with pytest.raises(
-            jetspark.ConnectionLost, match=r"3000 chunks became \d+ before .* purged them; put it again"
+            jetspark.ConnectionLost, match=r"3000 chunks became \d+ before .* were purged; put it again"
         ):
             await store.put("a", _interrupted(driver, 3000, purge), chunk_bytes=CHUNK)
         assert await store.get_bytes("a") == b"before"

@@ -359,7 +359,7 @@ def test_a_start_that_was_asked_for_by_its_place_or_time_can_be_lost(
     reader = BatchReader(options(server, full.name, **{start: value}), SCHEMA)
     partitions = reader.partitions()
     fill(js, full, 30)
-    with pytest.raises(DataLoss, match="the first there is is 81"):
+    with pytest.raises(DataLoss, match="the first stored one is 81"):
         read_all(reader, partitions)
 
 

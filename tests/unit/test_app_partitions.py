@@ -113,7 +113,7 @@ def machine_of(**limits: object) -> HandlerMachine:
 
 def test_a_retry_that_is_released_twice_gives_its_room_back_once() -> None:
     machine = HandlerMachine(HandlerLimits(max_messages=16), RetryPolicy(), lambda: 0.0)
-    room, retry = Room(machine), WorkItem(None, 1, size_bytes=10, redrives=1)
+    room, retry = Room(machine), WorkItem(None, 1, size_bytes=10)
     room.add_retry(retry)
     room.drop_retry(retry)
     free = room.free("retries", 1)
